@@ -26,7 +26,7 @@ from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
-from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward, this_thread
+from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, this_thread
 from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]
@@ -148,7 +148,7 @@ class EditRun:
 
     # -- calls -------------------------------------------------------------------------------------------
 
-    def left(self, thread: Thread, module: nn.Module, output: object) -> None:
+    def left(self, thread: ThreadState, module: nn.Module, output: object) -> None:
         """Do nothing: what a module hands on stays as it is."""
 
     def entered(self, module: nn.Module) -> None:
@@ -159,7 +159,7 @@ class EditRun:
         elif path in self._wanted and looks_like_attention(module):
             self._ran[path] += 1
 
-    def wants(self, thread: Thread) -> Wanted | None:
+    def wants(self, thread: ThreadState) -> Wanted | None:
         """The edits for the call that the running module makes; None without any."""
         path = thread.path(self)
         if path is None:
@@ -196,7 +196,7 @@ class EditRun:
             self._keeper = Keeper("factors", copy=False)
         return self._keeper
 
-    def _found(self, at: CallPlace, evidence: Evidence, thread: Thread, *, crosses: bool) -> CallPlace:
+    def _found(self, at: CallPlace, evidence: Evidence, thread: ThreadState, *, crosses: bool) -> CallPlace:
         """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
         known = self._places.get(at.name)
         if known is not None and known.number == at.number:
@@ -224,7 +224,7 @@ class EditRun:
 
     # -- what is seen beside the edited calls ------------------------------------------------------------
 
-    def take(self, thread: Thread, source: ObservedCall) -> None:
+    def take(self, thread: ThreadState, source: ObservedCall) -> None:
         """Refuse a call of a named module that can only be watched."""
         path = thread.path(self)
         if path is None or source.is_editable or path not in self._wanted or self.refusal is not None:
@@ -235,16 +235,16 @@ class EditRun:
             "model.set_attn_implementation('sdpa') or regard.huggingface.enable(model))"
         )
 
-    def unread(self, thread: Thread, reason: str) -> None:
+    def unread(self, thread: ThreadState, reason: str) -> None:
         """Remember something in a named module that cannot even be watched."""
         path = thread.path(self)
         if path in self._wanted:
             self._unread[path, reason] += 1
 
-    def refuse(self, thread: Thread, frame: Frame) -> None:
+    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
         """Nothing: attention in blocks was remembered by `unread`."""
 
-    def other(self, thread: Thread, reason: str) -> None:
+    def other(self, thread: ThreadState, reason: str) -> None:
         """Nothing: what only looks like attention is none."""
 
     def withdraw(self, token: object, reason: str) -> None:

@@ -25,7 +25,7 @@ from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 from regard.inspection.capture.snapshot import copied
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import DenseBias
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
@@ -85,7 +85,7 @@ class Edited(ObservedCall):
 class _CallEdits:
     """The edits of one call, from the outermost `with` inwards."""
 
-    def __init__(self, thread: Thread) -> None:
+    def __init__(self, thread: ThreadState) -> None:
         self._thread = thread
         found = [editor.wants(thread) for editor in thread.editors]
         self.wanted = [one for one in found if isinstance(one, Wanted)]
@@ -127,7 +127,11 @@ class _CallEdits:
 
 
 def _unedited(
-    thread: Thread, observe: FunctionObserver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    thread: ThreadState,
+    observe: FunctionObserver,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Run a call as it is; it is observed only if somebody watches."""
     if len(thread.editors) == len(thread.watches):
@@ -136,7 +140,7 @@ def _unedited(
     return observe(thread, func, args, kwargs)
 
 
-def edit_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def edit_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run F.scaled_dot_product_attention edited."""
     edits = _CallEdits(thread)
     if not edits.wanted:
@@ -201,7 +205,9 @@ def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
     return replace(call, mask=mask, bias=DenseBias(bias).bind(call.sizes, device))
 
 
-def edit_multi_head(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def edit_multi_head(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run F.multi_head_attention_forward edited: projections, attention, and the projection of the output."""
     edits = _CallEdits(thread)
     if not edits.wanted:
@@ -237,7 +243,7 @@ def edit_multi_head(thread: Thread, func: Callable[..., Any], args: tuple[Any, .
     return output, dense.mean(-3) if given["average_attn_weights"] else dense
 
 
-def edit_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def edit_attention(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `regard.attention` edited."""
     edits = _CallEdits(thread)
     if not edits.wanted:

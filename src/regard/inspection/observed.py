@@ -19,7 +19,7 @@ from regard.inspection.capture.output_gradients import ITSELF, NO_GRAPH, called
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward
+from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
@@ -125,10 +125,10 @@ class Record:
         if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
             self.recomputed[path] += 1
 
-    def left(self, thread: Thread, module: nn.Module, output: Any) -> None:
+    def left(self, thread: ThreadState, module: nn.Module, output: Any) -> None:
         """Do nothing: a watch leaves every output as it is."""
 
-    def take(self, thread: Thread, source: ObservedCall) -> None:
+    def take(self, thread: ThreadState, source: ObservedCall) -> None:
         """Keep a call, if it is wanted. No error here may disturb the model."""
         path = thread.path(self)
         with self._lock:
@@ -202,14 +202,14 @@ class Record:
     def _call(self, path: str, index: int) -> Observed:
         return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
-    def unread(self, thread: Thread, reason: str) -> None:
+    def unread(self, thread: ThreadState, reason: str) -> None:
         """Remember something unreadable, such as a softmax in blocks."""
         path = thread.path(self)
         if path is not None and self.wanted(path):
             with self._lock:
                 self.unreadable[path, reason] += 1
 
-    def refuse(self, thread: Thread, frame: Frame) -> None:
+    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
         """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
         path = self.paths.get(id(frame.module))
         with self._lock:
@@ -217,7 +217,7 @@ class Record:
                 if call.name == path and call.at > frame.taken and call.is_stored and call.map is not None:
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
-    def other(self, thread: Thread, reason: str) -> None:
+    def other(self, thread: ThreadState, reason: str) -> None:
         """Remember something that only looks like attention."""
         path = thread.path(self)
         if path is not None and self.wanted(path):

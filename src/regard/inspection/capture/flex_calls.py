@@ -20,7 +20,7 @@ from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_value
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import predicate
@@ -188,7 +188,7 @@ def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
     return function if not buffers else lambda *places: function(*places, *buffers)
 
 
-def observe_flex(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
     result = func(*args, **kwargs)
     thread.handed.add(result[0].data_ptr())
@@ -196,7 +196,7 @@ def observe_flex(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...]
     return result
 
 
-def give_flex(thread: Thread, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
+def give_flex(thread: ThreadState, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
     """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
     query, key, value, score_mod, block_mask, scale, _, *buffers = args
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ArgumentError
 from regard.inspection.capture.module_kinds import TORCHS, forward_of, is_plain
 from regard.inspection.capture.protocols import Observers, Watcher
-from regard.inspection.capture.thread_state import Frame, Thread, _local, is_in_backward, this_thread
-from regard.inspection.capture.torch_mode import _take_out
+from regard.inspection.capture.thread_state import LOCAL, RunningModule, ThreadState, is_in_backward, this_thread
+from regard.inspection.capture.torch_mode import take_out
 from regard.torch_private import FOR_ATTENTION, forget_global_hook
 
 FUSED_SUBCLASS = (
@@ -57,7 +57,7 @@ def _uninstall() -> None:
 
 @_for_attention
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
-    thread: Thread | None = getattr(_local, "thread", None)
+    thread: ThreadState | None = getattr(LOCAL, "thread", None)
     if thread is None or not thread.watches:
         return
     if thread.mode.compiled:
@@ -68,7 +68,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return
-    thread.stack.append(Frame(module, thread.taken, thread.hidden))
+    thread.stack.append(RunningModule(module, thread.taken, thread.hidden))
     if thread.editors and is_in_backward():
         thread.begin_recomputation()
     may_hide = isinstance(module, TORCHS) and thread.may_hide(module)
@@ -85,7 +85,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     Returns:
         What goes on in the place of the output; None if the output does.
     """
-    thread: Thread | None = getattr(_local, "thread", None)
+    thread: ThreadState | None = getattr(LOCAL, "thread", None)
     if thread is None:
         return None
     if thread.plain is not None:
@@ -101,7 +101,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     return _end(thread, module, args, *rest) if thread.stack else None
 
 
-def _end(thread: Thread, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module that has a frame."""
     # An exception in another hook may have left modules on the stack, or may have kept this one from it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
@@ -119,7 +119,7 @@ def _end(thread: Thread, module: nn.Module, args: tuple[Any, ...], *rest: Any) -
         if frame.was_hidden != thread.hidden:
             thread.hide(frame.was_hidden)
         if frame.is_recomputed:
-            _take_out(thread.mode)
+            take_out(thread.mode)
     if len(rest) == 2:
         for editor in thread.editors:
             if editor.refusal is not None:
@@ -128,7 +128,9 @@ def _end(thread: Thread, module: nn.Module, args: tuple[Any, ...], *rest: Any) -
     return thread.left(module, rest[1] if len(rest) == 2 else None)
 
 
-def _finish(thread: Thread, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _finish(
+    thread: ThreadState, frame: RunningModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
     """Observe a module whose forward has returned."""
     module = frame.module
     if isinstance(module, TORCHS):
@@ -145,12 +147,12 @@ class Entries:
     """The threads in which one watch is open, and the mark that each needs to leave it."""
 
     def __init__(self) -> None:
-        self._open: dict[Thread, int] = {}
+        self._open: dict[ThreadState, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def enter(self, watch: Watcher, observers: Observers) -> Thread:
+    def enter(self, watch: Watcher, observers: Observers) -> ThreadState:
         """Open the watch in this thread.
 
         Raises:
@@ -165,7 +167,7 @@ class Entries:
         self._open[thread] = thread.enter(watch, observers)
         return thread
 
-    def leave(self, watch: Watcher) -> Thread:
+    def leave(self, watch: Watcher) -> ThreadState:
         """Close the watch in this thread; if it is not open here, where it was opened last.
 
         A generator that is watched may be ended by another thread than the one that began it.

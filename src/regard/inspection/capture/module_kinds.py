@@ -13,7 +13,7 @@ def forward_of(module: nn.Module) -> object:
     return getattr(type(module), "forward", None)
 
 
-def _calls_super(function: object) -> bool:
+def calls_super(function: object) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and "__class__" in code.co_freevars
 

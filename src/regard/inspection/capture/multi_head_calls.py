@@ -26,7 +26,7 @@ from regard.inspection.capture.observed_call import CallVectors, ObservedCall, R
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.snapshot import Kept
-from regard.inspection.capture.thread_state import Frame, Thread
+from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.maps.call_values import widened
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.masks.basic import lengths as lengths_mask
@@ -404,7 +404,9 @@ def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwarg
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
-def observe_function(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_function(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
     output = func(*args, **kwargs)
     thread.try_to(_give, thread, func, args, kwargs, output[0])
@@ -412,12 +414,12 @@ def observe_function(thread: Thread, func: Callable[..., Any], args: tuple[Any, 
 
 
 def _give(
-    thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> None:
     thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
 
 
-def projected_call(thread: Thread, given: Mapping[str, Any], output: Tensor | None) -> Projected:
+def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
     """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
@@ -425,7 +427,12 @@ def projected_call(thread: Thread, given: Mapping[str, Any], output: Tensor | No
 
 
 def observe_module(
-    thread: Thread, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    thread: ThreadState,
+    frame: RunningModule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> None:
     """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
     if thread.taken == frame.taken:
@@ -435,7 +442,12 @@ def observe_module(
 
 
 def observe_encoder_layer(
-    thread: Thread, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    thread: ThreadState,
+    frame: RunningModule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> None:
     """Hand a call of nn.TransformerEncoderLayer to the watches, if it ran fused."""
     if thread.taken != frame.taken:
@@ -450,7 +462,12 @@ def observe_encoder_layer(
 
 
 def observe_encoder(
-    thread: Thread, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    thread: ThreadState,
+    frame: RunningModule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> None:
     """Do nothing. nn.TransformerEncoder is observed through its layers.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.inspection.capture.contractions import Contraction, Labels
 from regard.inspection.capture.provenance import Trace, is_learned
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +138,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def judged(thread: Thread, product: ValueProduct, trace: Trace) -> Verdict:
+def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
     """Weigh what is known of a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)
@@ -168,7 +168,7 @@ def judged(thread: Thread, product: ValueProduct, trace: Trace) -> Verdict:
     return Verdict()
 
 
-def _is_like_a_parameter(thread: Thread, values: Tensor) -> bool:
+def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:
     """Whether values are laid out as a parameter of the model (a scaled or cast embedding)."""
     if values.dim() != 2 or not thread.stack:
         return False
@@ -176,7 +176,7 @@ def _is_like_a_parameter(thread: Thread, values: Tensor) -> bool:
     return any(p.shape in shapes for p in thread.stack[0].module.parameters())
 
 
-def _sizes_say_channel(thread: Thread, product: ValueProduct) -> bool:
+def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
     """Whether the sizes of a module's input say that the keys are its channels, and the features its positions.
 
     This is asked only where no projection tells.

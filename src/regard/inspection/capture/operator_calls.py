@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture.functions import OWN, name_of, namespace_of
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.torch_private import HigherOrderOperator, tree_leaves
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
@@ -24,7 +24,9 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 """Dtypes of positions and masks; bytes may be quantized queries, keys and values."""
 
 
-def observe_operator(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_operator(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run an operator as the function that it is; name it if it is somebody's own."""
     observers = thread.observers
     if not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN:
@@ -61,7 +63,7 @@ def _is_ours() -> bool:
     return False
 
 
-def _name(thread: Thread, func: Any) -> None:
+def _name(thread: ThreadState, func: Any) -> None:
     if isinstance(func, HigherOrderOperator):
         name, namespace = f"torch.ops.higher_order.{func.name()}", "higher_order"
     else:

@@ -24,7 +24,7 @@ from regard.inspection.capture.observed_call import CallVectors, ObservedCall, R
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.stored_weights import StoredSource, stored
-from regard.inspection.capture.thread_state import Frame, Thread
+from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.inspection.capture.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -128,7 +128,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
 
 
-def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_product(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run a product, and look whether an operand is made of weights."""
     result = func(*args, **kwargs)
     if thread.traces:
@@ -138,7 +140,7 @@ def observe_product(thread: Thread, func: Callable[..., Any], args: tuple[Any, .
     return result
 
 
-def observe_plain(thread: Thread, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Look at a plain module that ran without our mode: remember projections, and follow traced tensors."""
     kind = type(module)
     if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
@@ -160,7 +162,7 @@ class _Named:
         self.__name__ = name
 
 
-def observe_sum_of_spread(thread: Thread, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
+def observe_sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
     """Weights times values were summed over the keys: that is a product too."""
     weights, values = trace.of
     if trace.key not in dims or len(dims) > 1:
@@ -180,7 +182,7 @@ def observe_sum_of_spread(thread: Thread, trace: Trace, dims: set[int], result: 
 
 
 def _multiplied(
-    thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
     contraction = read_contraction(name_of(func), args, kwargs)
     if contraction is None:
@@ -198,7 +200,7 @@ def _multiplied(
         _one(thread, contraction, *weights[0], result)
 
 
-def _several(thread: Thread, contraction: Contraction, weights: list[tuple[int, Trace]], result: Tensor) -> None:
+def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Trace]], result: Tensor) -> None:
     """Weights times weights: the result maps the first's queries to the last's keys."""
     origins = tuple(dict.fromkeys(origin for _, trace in weights for origin in trace.origins))
     summed = any(label not in contraction.output for n, _ in weights for label in contraction.labels[n])
@@ -211,7 +213,7 @@ def _several(thread: Thread, contraction: Contraction, weights: list[tuple[int, 
     thread.traces.put(result, made if key is not None else replace(made, lost_in="a product of weights"))
 
 
-def _one(thread: Thread, contraction: Contraction, n: int, trace: Trace, result: Tensor) -> None:
+def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, result: Tensor) -> None:
     labels = contraction.labels[n]
     if trace.key is None:
         if trace.is_product:
@@ -252,7 +254,7 @@ PRODUCT = (
 
 
 def _attended(
-    thread: Thread,
+    thread: ThreadState,
     contraction: Contraction,
     n: int,
     trace: Trace,
@@ -295,7 +297,7 @@ def _attended(
         thread.traces.put(result, made)
 
 
-def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: Thread) -> bool:
+def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
     """Whether weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
@@ -329,7 +331,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))
 
 
-def _lost(thread: Thread, contraction: Contraction, n: int, trace: Trace) -> None:
+def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Trace) -> None:
     """Weights whose keys are not one axis any more were multiplied: attention in blocks, or a router's choice."""
     if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
         return
@@ -342,7 +344,7 @@ def _lost(thread: Thread, contraction: Contraction, n: int, trace: Trace) -> Non
     _refuse_blocks(thread, trace.origins, f" after {trace.lost_in}" if trace.lost_in else "")
 
 
-def _refuse_blocks(thread: Thread, origins: tuple[SoftmaxOrigin, ...], after: str = "") -> None:
+def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], after: str = "") -> None:
     if (frame := thread.innermost()) is not None:
         frame.is_in_blocks = True
     for origin in origins:
@@ -352,7 +354,7 @@ def _refuse_blocks(thread: Thread, origins: tuple[SoftmaxOrigin, ...], after: st
             thread.unread(f"a softmax {shape} that is not multiplied with values as it stands{after} (in blocks?)")
 
 
-def _name(thread: Thread, trace: Trace, reason: str) -> None:
+def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
     """Name weights that are no attention for what they are."""
     for origin in trace.origins:
         origin.is_taken = True
@@ -360,7 +362,7 @@ def _name(thread: Thread, trace: Trace, reason: str) -> None:
 
 
 def _output_multiplied(
-    thread: Thread, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
+    thread: ThreadState, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
 ) -> None:
     """An attention's output whose queries are summed over at once: the queries were no positions, but landmarks."""
     label = contraction.labels[n][trace.key] if trace.key is not None else None
@@ -383,7 +385,7 @@ LOW_RANK = (
 )
 
 
-def close(thread: Thread, frame: Frame) -> None:
+def close(thread: ThreadState, frame: RunningModule) -> None:
     """Report the softmaxes of a module that ended, if nothing that lives is made of them, and no product took them up.
 
     Those that live on belong to the module around it.
@@ -401,7 +403,7 @@ def close(thread: Thread, frame: Frame) -> None:
     thread.traces.leave(len(thread.stack))
 
 
-def _report(thread: Thread, origin: SoftmaxOrigin) -> None:
+def _report(thread: ThreadState, origin: SoftmaxOrigin) -> None:
     origin.tensor = None
     if thread.is_in_attention():
         after = f"; it went into {origin.went_into}" if origin.went_into else ""

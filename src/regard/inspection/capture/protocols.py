@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.inspection.capture.module_kinds import _calls_super, forward_of
+from regard.inspection.capture.module_kinds import calls_super, forward_of
 from regard.inspection.capture.observed_call import ObservedCall
 
 if TYPE_CHECKING:
-    from regard.inspection.capture.thread_state import Frame, Thread
+    from regard.inspection.capture.thread_state import RunningModule, ThreadState
 
-FunctionObserver = Callable[["Thread", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+FunctionObserver = Callable[["ThreadState", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
 
-ModuleObserver = Callable[["Thread", "Frame", nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+ModuleObserver = Callable[["ThreadState", "RunningModule", nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 """Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""
 
 
@@ -32,23 +32,23 @@ class Observers(NamedTuple):
     """Observes `torch.ops.*`: torch's own functions under other names, and operators that nobody can look into."""
     traced: FunctionObserver
     """Observes every other function while a tensor is traced."""
-    plain: "Callable[[Thread, nn.Module, tuple[Any, ...], Any], None]"
+    plain: "Callable[[ThreadState, nn.Module, tuple[Any, ...], Any], None]"
     """Observes a plain module, in which no function was seen, after it has run."""
-    compiled: "Callable[[Thread, tuple[Any, ...], Tensor, nn.Module | None], None]"
+    compiled: "Callable[[ThreadState, tuple[Any, ...], Tensor, nn.Module | None], None]"
     """Called with the arguments and the output of FlexAttention's operator, if it ran compiled in a module."""
-    close: "Callable[[Thread, Frame], None]"
+    close: "Callable[[ThreadState, RunningModule], None]"
     """Called when a module ends, before it is taken off the stack."""
 
     def may_run_fused(self, module: nn.Module) -> bool:
         """Whether torch may run one of `TORCHS` in one operator, which it does only if no function mode is active."""
         forward = forward_of(module)
-        if forward not in self.modules and not _calls_super(forward):
+        if forward not in self.modules and not calls_super(forward):
             return False
         takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         return not (module.training or takes_gradients)
 
 
-def _run(thread: "Thread", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(thread: "ThreadState", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
@@ -73,22 +73,22 @@ class Watcher(Protocol):
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
 
-    def left(self, thread: "Thread", module: nn.Module, output: Any) -> Any:
+    def left(self, thread: "ThreadState", module: nn.Module, output: Any) -> Any:
         """Called when the forward of a module has ended, with its output, or None if it raised.
 
         What is handed back goes on in the place of the output; None leaves the output as it is.
         """
 
-    def take(self, thread: "Thread", source: ObservedCall) -> None:
+    def take(self, thread: "ThreadState", source: ObservedCall) -> None:
         """Called with each attention call that was observed."""
 
-    def unread(self, thread: "Thread", reason: str) -> None:
+    def unread(self, thread: "ThreadState", reason: str) -> None:
         """Called if a running module does something like attention that cannot be read."""
 
-    def refuse(self, thread: "Thread", frame: "Frame") -> None:
+    def refuse(self, thread: "ThreadState", frame: "RunningModule") -> None:
         """Called when a module ends that attended in blocks: none of its softmaxes is a map by itself."""
 
-    def other(self, thread: "Thread", reason: str) -> None:
+    def other(self, thread: "ThreadState", reason: str) -> None:
         """Called if a running module does something that looks like attention and is none."""
 
     def withdraw(self, token: object, reason: str) -> None:
@@ -105,5 +105,5 @@ class Editor(Watcher, Protocol):
     refusal: RegardError | None
     """Why a module that ran cannot be edited; it is raised when that module ends."""
 
-    def wants(self, thread: "Thread") -> object | None:
+    def wants(self, thread: "ThreadState") -> object | None:
         """What those functions need to know of the call that the running module makes; None if it is not edited."""

@@ -13,7 +13,7 @@ from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import as_autocast, canonical
 
@@ -67,7 +67,9 @@ class Own(ObservedCall):
         return CallVectors(*self.vectors)
 
 
-def observe_attention(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_attention(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})

@@ -20,7 +20,7 @@ from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_values import CallValues
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, causal
@@ -260,19 +260,21 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
     return query, key
 
 
-def observe_sdpa(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
     thread.try_to(_give, thread, args, kwargs, output, kernel)
     return output
 
 
-def _give(thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse) -> None:
+def _give(
+    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse
+) -> None:
     thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel))
 
 
 def laid_out_by_heads(
-    thread: Thread, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
+    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
 ) -> Sdpa:
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout.
 

@@ -14,21 +14,21 @@ from regard.inspection.capture.axes import reduced_dims
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.product_calls import observe_sum_of_spread
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 from regard.inspection.capture.traced_calls import trace_results
 from regard.torch_private import counted_version
 
 Positional = tuple[Any, ...]
 
 
-def observe_softmax(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_softmax(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a softmax, and trace its result: it may turn out to be attention."""
     result = func(*args, **kwargs)
     thread.try_to(_softmax, thread, name_of(func), args, kwargs, result)
     return result
 
 
-def _softmax(thread: Thread, name: str, args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
+def _softmax(thread: ThreadState, name: str, args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
     scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if name == "gumbel_softmax":
@@ -46,7 +46,7 @@ def _softmax(thread: Thread, name: str, args: Positional, kwargs: dict[str, Any]
         begin(thread, f"the model's own {name}", result, dim, scores, kind)
 
 
-def _name_one_row(thread: Thread, what: str) -> None:
+def _name_one_row(thread: ThreadState, what: str) -> None:
     """Say that a row of weights without a dimension of queries was made, which is not followed."""
     if thread.is_in_attention():
         thread.unread(f"{what} was made, which is not followed: give it a dimension of queries, scores[None]")
@@ -54,7 +54,9 @@ def _name_one_row(thread: Thread, what: str) -> None:
         thread.other(f"{what}: one query's attention, a router or classifier?")
 
 
-def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: Any = "weights") -> None:
+def begin(
+    thread: ThreadState, how: str, result: Tensor, dim: int, scores: Tensor | None, kind: Any = "weights"
+) -> None:
     """Begin to trace weights that sum to 1 along an axis."""
     axis = dim % result.dim()
     channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
@@ -70,19 +72,19 @@ def begin(thread: Thread, how: str, result: Tensor, dim: int, scores: Tensor | N
         frame.pending.append(origin)
 
 
-def _beside(thread: Thread, result: Tensor) -> Tensor:
+def _beside(thread: ThreadState, result: Tensor) -> Tensor:
     """Weights as they are, in a tensor of our own: the traces of `result` end when the model lets go of it."""
     return result.view_as(result) if any(watch.keeps_graph for watch in thread.watches) else result.detach()
 
 
-def observe_exponential(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_exponential(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run an exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     result = func(*args, **kwargs)
     thread.try_to(_exponential, thread, args, result)
     return result
 
 
-def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
+def _exponential(thread: ThreadState, args: Positional, result: Tensor) -> None:
     trace = thread.traces.of(args[0]) if args else None
     if trace is None or trace.kind != "logs":
         if isinstance(result, Tensor):
@@ -100,13 +102,13 @@ def _exponential(thread: Thread, args: Positional, result: Tensor) -> None:
         frame.pending.append(origin)
 
 
-def follow_exponential(thread: Thread, result: Tensor) -> None:
+def follow_exponential(thread: ThreadState, result: Tensor) -> None:
     """Trace an exponential, in case it is divided by its sum later."""
     if result.dim() > 1 and result.is_floating_point():
         thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
 
 
-def observe_sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_sum(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a sum, and remember of what it is: numbers that are divided by their own sum are weights."""
     result = func(*args, **kwargs)
     if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
@@ -114,7 +116,9 @@ def observe_sum(thread: Thread, func: Callable[..., Any], args: Positional, kwar
     return result
 
 
-def _sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
+def _sum(
+    thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], result: Tensor
+) -> None:
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)
     beside = thread.traces.of(result)
@@ -131,7 +135,7 @@ def _sum(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dic
     thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
 
 
-def observe_quotient(thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_quotient(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
     """Run a quotient, a product of numbers or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         return func(*args, **kwargs)
@@ -146,7 +150,7 @@ def observe_quotient(thread: Thread, func: Callable[..., Any], args: Positional,
 
 
 def _quotient(
-    thread: Thread, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], sums: Trace,
+    thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], sums: Trace,
     numerator: Trace | None, result: Tensor,
 ) -> None:  # fmt: skip
     itself, summed, is_log = sums.of
@@ -163,7 +167,7 @@ def _quotient(
         begin(thread, how, result, sums.key, None, "logs" if is_log else "weights")
 
 
-def _again(thread: Thread, trace: Trace, axis: int, result: Tensor) -> None:
+def _again(thread: ThreadState, trace: Trace, axis: int, result: Tensor) -> None:
     """Weights that were divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
     thread.traces.put(

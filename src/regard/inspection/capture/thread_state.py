@@ -13,7 +13,7 @@ from regard.inspection.capture.module_kinds import looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.protocols import NO_OBSERVERS, Editor, Observers, Watcher
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
-from regard.inspection.capture.torch_mode import _Functions, _take_out
+from regard.inspection.capture.torch_mode import FunctionMode, take_out
 from regard.torch_private import (
     get_function_mode,
     get_function_modes,
@@ -23,7 +23,7 @@ from regard.torch_private import (
 )
 
 
-class Frame:
+class RunningModule:
     """A module whose forward is running."""
 
     __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
@@ -40,14 +40,14 @@ class Frame:
         """Whether the module multiplied values with parts of a softmax."""
 
 
-class Thread:
+class ThreadState:
     """One thread: its watches, its stack of modules, and the mode through which it sees functions called."""
 
     def __init__(self) -> None:
         self.watches: list[Watcher] = []
         self.editors: list[Editor] = []
         """Those of the watches that edit, the outermost first."""
-        self.stack: list[Frame] = []
+        self.stack: list[RunningModule] = []
         self.plain: nn.Module | None = None
         """The plain module that is running. It has no frame, because most modules of a model are plain."""
         self._may_see = False
@@ -56,7 +56,7 @@ class Thread:
         self.meant: nn.Module | None = None
         self.is_reading = False
         """Whether a watch reads a call now: the functions that it calls are not the model's."""
-        self.mode = _Functions(self)
+        self.mode = FunctionMode(self)
         self.hidden = False
         self.observers = NO_OBSERVERS
         self.traces = Traces()
@@ -86,7 +86,7 @@ class Thread:
         self.watches.remove(watch)
         if not self.watches:
             # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
-            _take_out(self.mode)
+            take_out(self.mode)
             self.hidden, self.plain = False, None
             self.traces.clear()
             self.mode.compiled.clear()
@@ -182,7 +182,7 @@ class Thread:
             watch.unread(self, reason)
         self.meant = None
 
-    def refuse(self, frame: Frame) -> None:
+    def refuse(self, frame: RunningModule) -> None:
         """Tell every watch that a module attended in blocks."""
         for watch in self.watches:
             watch.refuse(self, frame)
@@ -210,7 +210,7 @@ class Thread:
             if module is not None:
                 self.try_to(self.observers.compiled, self, args, output, module)
 
-    def innermost(self) -> Frame | None:
+    def innermost(self) -> RunningModule | None:
         """The running module whose code this is; an nn.Softmax is passed over, because the module around calls it."""
         frames = [frame for frame in self.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
         return frames[-1] if frames else None
@@ -232,14 +232,14 @@ def _frame_of_model(running: FrameType | None) -> FrameType | None:
     return running
 
 
-_local = threading.local()
+LOCAL = threading.local()
 
 
-def this_thread() -> Thread:
+def this_thread() -> ThreadState:
     """The state of the current thread."""
-    if not hasattr(_local, "thread"):
-        _local.thread = Thread()
-    return _local.thread
+    if not hasattr(LOCAL, "thread"):
+        LOCAL.thread = ThreadState()
+    return LOCAL.thread
 
 
 def is_in_backward() -> bool:

@@ -18,7 +18,7 @@ from regard.torch_private import (
 )
 
 if TYPE_CHECKING:
-    from regard.inspection.capture.thread_state import Thread
+    from regard.inspection.capture.thread_state import ThreadState
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 """The kinds of functions that are operators of torch or of somebody else."""
@@ -33,10 +33,10 @@ To ask for the kind takes a tenth of the time that `isinstance` takes with the c
 """
 
 
-class _Functions(TorchFunctionMode):
+class FunctionMode(TorchFunctionMode):
     """Hands the functions that have an observer to it, in place of running them."""
 
-    def __init__(self, thread: "Thread") -> None:
+    def __init__(self, thread: "ThreadState") -> None:
         super().__init__()
         self._thread = thread
         self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
@@ -71,7 +71,7 @@ class _Functions(TorchFunctionMode):
         return observe(thread, func, args, kwargs or {})
 
 
-def _take_out(mode: TorchFunctionMode) -> None:
+def take_out(mode: TorchFunctionMode) -> None:
     """Take a mode off torch's stack, also from below modes that were entered after it."""
     above = []
     while (top := get_function_mode()) is not None and top is not mode:

@@ -9,13 +9,13 @@ from torch import Tensor
 from regard.inspection.capture.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.inspection.capture.functions import is_in_place, name_of
 from regard.inspection.capture.provenance import Trace
-from regard.inspection.capture.thread_state import Thread
+from regard.inspection.capture.thread_state import ThreadState
 
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""
 
 
-def observe_traced(thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_traced(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run any function, and trace its results if an argument is traced."""
     result = func(*args, **kwargs)
     if result is None or isinstance(result, Tensor | tuple | list):
@@ -24,7 +24,7 @@ def observe_traced(thread: Thread, func: Callable[..., Any], args: tuple[Any, ..
 
 
 def trace_results(
-    thread: Thread, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     """Trace the results of a function that ran, if an argument is traced."""
     found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
@@ -52,7 +52,7 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor
 
 
 def _follow_one(
-    thread: Thread, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    thread: ThreadState, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
     found: list[tuple[Tensor, Trace]], result: Tensor, place: int,
 ) -> None:  # fmt: skip
     traces = thread.traces
@@ -122,7 +122,7 @@ def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
                     origin.tensor = None
 
 
-def _written_into(thread: Thread, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
+def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
     """Weights that are written into a part of a larger tensor make that one of weights."""
     tensor, trace = found[-1]
     if trace.kind != "weights" or tensor is target:

@@ -13,7 +13,7 @@ from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.output_gradients import ITSELF
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.thread_state import Frame, Thread, is_in_backward, this_thread
+from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, this_thread
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
 from regard.inspection.door.layer_cache import LayerCache, layer_cache
@@ -40,7 +40,7 @@ class Door:
         # A map is read before the model goes on, so that nothing has to be copied.
         self._keeper = Keeper("summary", copy=False)
         self._entered = Entries()
-        self._thread: Thread | None = None
+        self._thread: ThreadState | None = None
         self._mark = 0
         self._ran = False
         self._hooks: list[RemovableHandle] = []
@@ -96,7 +96,7 @@ class Door:
         """Remember that the model ran."""
         self._ran = self._ran or id(module) in self.paths
 
-    def take(self, thread: Thread, source: ObservedCall) -> None:
+    def take(self, thread: ThreadState, source: ObservedCall) -> None:
         """Call the function, and cut what it does not keep.
 
         Raises:
@@ -140,7 +140,7 @@ class Door:
                 # Held only while they may be needed: else two caches would be in memory.
                 here.forget()
 
-    def left(self, thread: Thread, module: nn.Module, output: Any) -> Any:
+    def left(self, thread: ThreadState, module: nn.Module, output: Any) -> Any:
         """Cut the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
         try:
             for cut in self._running.tokens.values():
@@ -154,16 +154,16 @@ class Door:
                 self._running.close()
         return None
 
-    def unread(self, thread: Thread, reason: str) -> None:
+    def unread(self, thread: ThreadState, reason: str) -> None:
         """Remember what cannot be read."""
         path = thread.path(self)
         if path is not None and self._wanted(path):
             self.missed.append((path, reason))
 
-    def other(self, thread: Thread, reason: str) -> None:
+    def other(self, thread: ThreadState, reason: str) -> None:
         """Pass over what only looks like attention."""
 
-    def refuse(self, thread: Thread, frame: Frame) -> None:
+    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
         """Remember a module that attends in blocks."""
         self.missed.append((self.paths.get(id(frame.module), ""), "attends in blocks: its softmaxes are no maps"))
 
@@ -302,7 +302,7 @@ def _with(
 class _Forward:
     """One run of the outermost module: what it has cut, so that it can be put back if the function raises."""
 
-    def __init__(self, frame: Frame | None) -> None:
+    def __init__(self, frame: RunningModule | None) -> None:
         self.frame = frame
         self.layers: dict[str, LayerCache] = {}
         """The caches of the layers whose attention runs now, by path."""

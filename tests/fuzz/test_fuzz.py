@@ -77,13 +77,13 @@ def _turned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = regard.inspection.observed.Record.take
+    real = regard.inspection.observed.Record.after
 
-    def take(self: Any, thread: Any, source: Any) -> None:
-        real(self, thread, source)
+    def after(self: Any, path: Any, call: Any, when: Any) -> None:
+        real(self, path, call, when)
         torch.rand(1)
 
-    monkeypatch.setattr("regard.inspection.observed.Record.take", take)
+    monkeypatch.setattr("regard.inspection.observed.Record.after", after)
 
 
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:

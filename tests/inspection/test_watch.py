@@ -17,8 +17,8 @@ import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.inspection.capture import factors as factors_module
 from regard.inspection.capture import kernel_lse as lse_module
-from regard.inspection.capture.observers import OBSERVERS
-from regard.inspection.capture.thread_state import this_thread
+from regard.inspection.capture.module_hooks import this_thread
+from regard.inspection.capture.observers import FUNCTIONS
 from regard.inspection.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5
@@ -666,7 +666,7 @@ def test_plain_modules_run_as_if_there_were_no_watch(monkeypatch: pytest.MonkeyP
 
     calls: list[Any] = []
     model = Model()
-    monkeypatch.setitem(OBSERVERS.functions, F.linear, count)
+    monkeypatch.setitem(FUNCTIONS, F.linear, count)
     q = torch.randn(1, 1, 3, 4)
     model.hooked.register_forward_pre_hook(lambda *_: [F.scaled_dot_product_attention(q, q, q)].clear())
     with torch.no_grad(), regard.watch(model) as seen:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import RLock, get_ident
+from threading import RLock
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,17 +16,17 @@ from regard.edits.edited_weights import EditedCall
 from regard.edits.functions import EDITABLE, Wanted
 from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.inspection.audit.roles import is_cross
 from regard.inspection.capture.evidence import Evidence
+from regard.inspection.capture.interceptor import Interceptor
 from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_kinds import TORCHS, looks_like_attention
 from regard.inspection.capture.module_names import chooser
 from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
-from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, this_thread
+from regard.inspection.capture.thread_state import is_in_backward
 from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]
@@ -60,13 +60,10 @@ class EditsOfName:
         return cls(name, chooser(path, modules), call, given)
 
 
-class EditRun:
+class EditRun(Interceptor):
     """A run with edits: a context manager, and what it knows of the calls that it has edited."""
 
-    keeps_graph = False
-    """An edit keeps no maps."""
-    functions = EDITABLE
-    """The functions that can be edited."""
+    changes = EDITABLE
 
     def __init__(self, modules: dict[str, nn.Module], named: list[EditsOfName]) -> None:
         self.modules, self._named = modules, named
@@ -75,7 +72,6 @@ class EditRun:
         around = with_parents(self._wanted)
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
         """The modules that torch may run fused, and must not, because attention in them is edited."""
-        self.refusal: RegardError | None = None
         self._keeper = Keeper("factors", copy=False)
         self._asked = 0
         self._count: Counter[str] = Counter()
@@ -111,23 +107,17 @@ class EditRun:
     # -- entering ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "EditRun":
-        self._enter()
+        self._entered.enter(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._leave()
+        self._entered.leave(self)
         if kind is not None:
             return
         if self.refusal is not None:
             raise self.refusal
         if not self._entered and (missed := self._not_reached()):
             raise ArgumentError(f"{'; '.join(missed)}")
-
-    def _enter(self) -> None:
-        self._entered.enter(self, OBSERVERS).editors.append(self)
-
-    def _leave(self) -> None:
-        self._entered.leave(self).editors.remove(self)
 
     @contextmanager
     def attach(self) -> Iterator["EditRun"]:
@@ -136,20 +126,10 @@ class EditRun:
         Raises:
             ArgumentError: the run itself is not entered, or edits in this thread already.
         """
-        if not self._entered or self in this_thread().editors:
-            raise ArgumentError(
-                "attach() belongs into another thread than the one whose `with regard.edit(...)` is open"
-            )
-        self._enter()
-        try:
+        with self._entered.attach(self, "regard.edit"):
             yield self
-        finally:
-            self._leave()
 
     # -- calls -------------------------------------------------------------------------------------------
-
-    def left(self, thread: ThreadState, module: nn.Module, output: object) -> None:
-        """Do nothing: what a module hands on stays as it is."""
 
     def entered(self, module: nn.Module) -> None:
         """Count the runs of modules that look like attention; a new run of the model has new masks."""
@@ -159,11 +139,8 @@ class EditRun:
         elif path in self._wanted and looks_like_attention(module):
             self._ran[path] += 1
 
-    def wants(self, thread: ThreadState) -> Wanted | None:
+    def before(self, path: str, when: Moment) -> Wanted | None:
         """The edits for the call that the running module makes; None without any."""
-        path = thread.path(self)
-        if path is None:
-            return None
         with self._lock:
             # Blocks that a backward pass runs again repeat the latest call of their module.
             again = is_in_backward() and self._count[path] > 0
@@ -186,7 +163,7 @@ class EditRun:
                 return at
             crosses = crosses or is_cross(path, self.modules[path]) or call.sizes.queries > call.sizes.keys
             with self._lock:
-                return self._found(at, Evidence(call.query, call.key, key), thread, crosses=crosses)
+                return self._found(at, Evidence(call.query, call.key, key), when, crosses=crosses)
 
         return Wanted(edits, self._masks(), placed, self._done)
 
@@ -196,13 +173,13 @@ class EditRun:
             self._keeper = Keeper("factors", copy=False)
         return self._keeper
 
-    def _found(self, at: CallPlace, evidence: Evidence, thread: ThreadState, *, crosses: bool) -> CallPlace:
+    def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
         """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
         known = self._places.get(at.name)
         if known is not None and known.number == at.number:
             return known
         prints = evidence.printed()
-        self._sequences.add(at.name, at.number, prints, Moment(get_ident(), thread.taken + 1, thread.begun(self)))
+        self._sequences.add(at.name, at.number, prints, when._replace(at=when.at + 1))
         sequence = next(s for s in reversed(self._sequences.of[at.name]) if s.steps[-1].call == at.number)
         step, filled = sequence.steps[-1], at.sizes.keys if prints is None else prints.filled
         asked = self._queries.get(sequence, 0)
@@ -224,31 +201,20 @@ class EditRun:
 
     # -- what is seen beside the edited calls ------------------------------------------------------------
 
-    def take(self, thread: ThreadState, source: ObservedCall) -> None:
+    def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         """Refuse a call of a named module that can only be watched."""
-        path = thread.path(self)
-        if path is None or source.is_editable or path not in self._wanted or self.refusal is not None:
+        if path is None or call.is_editable or path not in self._wanted or self.refusal is not None:
             return
         self.refusal = ArgumentError(
-            f"{path or 'the model itself'!r} attends by {source.how}, which can be watched, but not edited: edit other "
+            f"{path or 'the model itself'!r} attends by {call.how}, which can be watched, but not edited: edit other "
             "modules, or let it call F.scaled_dot_product_attention (for transformers' models "
             "model.set_attn_implementation('sdpa') or regard.huggingface.enable(model))"
         )
 
-    def unread(self, thread: ThreadState, reason: str) -> None:
+    def unread(self, path: str, reason: str) -> None:
         """Remember something in a named module that cannot even be watched."""
-        path = thread.path(self)
         if path in self._wanted:
             self._unread[path, reason] += 1
-
-    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
-        """Nothing: attention in blocks was remembered by `unread`."""
-
-    def other(self, thread: ThreadState, reason: str) -> None:
-        """Nothing: what only looks like attention is none."""
-
-    def withdraw(self, token: object, reason: str) -> None:
-        """Nothing: it was no attention."""
 
     # -- reading -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from regard.inspection.capture.folded_heads import Folding
 from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.protocols import FunctionObserver
+from regard.inspection.capture.observers import FunctionObserver
 from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
@@ -87,8 +87,7 @@ class _CallEdits:
 
     def __init__(self, thread: ThreadState) -> None:
         self._thread = thread
-        found = [editor.wants(thread) for editor in thread.editors]
-        self.wanted = [one for one in found if isinstance(one, Wanted)]
+        self.wanted = [one for one in thread.before() if isinstance(one, Wanted)]
         self._changing: list[tuple[Wanted, CallPlace]] = []
 
     @property

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,13 +12,14 @@ from torch import nn
 from regard.errors import GradientError, ShapeError
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, undisturbed, with_graph
+from regard.inspection.capture.interceptor import Interceptor
 from regard.inspection.capture.module_kinds import looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.output_gradients import ITSELF, NO_GRAPH, called
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
-from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
+from regard.inspection.capture.thread_state import is_in_backward
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Source
 from regard.maps.summary_source import Summarize, SummarySource
@@ -70,11 +70,10 @@ class Observed:
         self.map, self.softmax, self.factors, self.notes = None, None, None, [reason]
 
 
-class Record:
+class Record(Interceptor):
     """The calls that one watch has observed, in their order, and what it has passed over.
 
-    Threads report to it through the methods of `Watcher` (`entered`, `take` and `unread`); `Seen` and the report
-    read it.
+    `Seen` and the report read it.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class Record:
         verify: bool,
         summary: Summarize | None = None,
     ) -> None:
-        # The modules are held, because `paths` knows them by id, and Python gives a freed id to another object.
         self.modules = modules
         self.wanted = wanted
         """Whether the module of a path was asked for."""
         self.keeper = keeper
+        self.keeps_graph = keeper.graph
         self.calls: list[Observed] = []
         self.sequences = Sequences()
         """Which calls of each module continue one another."""
@@ -113,11 +112,6 @@ class Record:
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
 
-    @property
-    def keeps_graph(self) -> bool:
-        """Whether the maps carry gradients."""
-        return self.keeper.graph
-
     def entered(self, module: nn.Module) -> None:
         """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
@@ -125,12 +119,8 @@ class Record:
         if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
             self.recomputed[path] += 1
 
-    def left(self, thread: ThreadState, module: nn.Module, output: Any) -> None:
-        """Do nothing: a watch leaves every output as it is."""
-
-    def take(self, thread: ThreadState, source: ObservedCall) -> None:
+    def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         """Keep a call, if it is wanted. No error here may disturb the model."""
-        path = thread.path(self)
         with self._lock:
             if path is None:
                 self.outside += 1
@@ -139,7 +129,7 @@ class Record:
             elif is_in_backward():
                 self.recomputed.setdefault(path, 1)
             else:
-                self._keep(path, source, Moment(threading.get_ident(), thread.taken, thread.begun(self)))
+                self._keep(path, call, when)
 
     def _keep(self, path: str, source: ObservedCall, when: Moment) -> None:
         index = self.count[path]
@@ -202,25 +192,23 @@ class Record:
     def _call(self, path: str, index: int) -> Observed:
         return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
-    def unread(self, thread: ThreadState, reason: str) -> None:
+    def unread(self, path: str, reason: str) -> None:
         """Remember something unreadable, such as a softmax in blocks."""
-        path = thread.path(self)
-        if path is not None and self.wanted(path):
+        if self.wanted(path):
             with self._lock:
                 self.unreadable[path, reason] += 1
 
-    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
+    def refuse(self, module: nn.Module, since: int) -> None:
         """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
-        path = self.paths.get(id(frame.module))
+        path = self.paths.get(id(module))
         with self._lock:
             for call in self.calls:
-                if call.name == path and call.at > frame.taken and call.is_stored and call.map is not None:
+                if call.name == path and call.at > since and call.is_stored and call.map is not None:
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
-    def other(self, thread: ThreadState, reason: str) -> None:
+    def other(self, path: str, reason: str) -> None:
         """Remember something that only looks like attention."""
-        path = thread.path(self)
-        if path is not None and self.wanted(path):
+        if self.wanted(path):
             with self._lock:
                 self.others[path, reason] += 1
 

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
 from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_names import Names, chooser, not_seen
-from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.retention import Keeper, Where
-from regard.inspection.capture.thread_state import this_thread
 from regard.inspection.generations import OfRuns, joined_map, separate
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
@@ -139,7 +137,7 @@ class Seen:
     # -- watching ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Seen":
-        self._entered.enter(self.record, OBSERVERS)
+        self._entered.enter(self.record)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -152,11 +150,7 @@ class Seen:
         Raises:
             ArgumentError: the watch itself is not entered, or it watches this thread already.
         """
-        if not self._entered or self.record in this_thread().watches:
-            raise ArgumentError(
-                "attach() belongs into another thread than the one whose `with regard.watch(...)` is open"
-            )
-        with self:
+        with self._entered.attach(self.record, "regard.watch"):
             yield self
 
     # -- reading -----------------------------------------------------------------------------------------

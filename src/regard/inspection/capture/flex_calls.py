@@ -196,6 +196,18 @@ def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any,
     return result
 
 
+def hand_on_compiled(thread: ThreadState) -> None:
+    """Hand on the compiled calls that were recorded, as calls of the running module."""
+    calls, module = list(thread.compiled), thread.stack[-1].module if thread.stack else None
+    thread.compiled.clear()
+    # What torch runs without compiling it for good is recorded too, and was seen already.
+    calls = [(args, output) for args, output in calls if output.data_ptr() not in thread.handed]
+    thread.handed.clear()
+    for args, output in calls:
+        if module is not None:
+            thread.try_to(give_flex, thread, args, output, module)
+
+
 def give_flex(thread: ThreadState, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
     """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
     query, key, value, score_mod, block_mask, scale, _, *buffers = args

@@ -5,29 +5,43 @@ run slower, and its output would differ in its last bits.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
-from regard.inspection.capture.module_kinds import TORCHS, forward_of, is_plain
-from regard.inspection.capture.protocols import Observers, Watcher
-from regard.inspection.capture.thread_state import LOCAL, RunningModule, ThreadState, is_in_backward, this_thread
-from regard.inspection.capture.torch_mode import take_out
+from regard.inspection.capture.flex_calls import hand_on_compiled
+from regard.inspection.capture.interceptor import Interceptor
+from regard.inspection.capture.module_kinds import (
+    FUSED_FORWARDS,
+    FUSED_SUBCLASS,
+    TORCHS,
+    forward_of,
+    is_plain,
+    may_run_fused,
+)
+from regard.inspection.capture.observers import MODULES
+from regard.inspection.capture.product_calls import close, observe_plain
+from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, take_out
+from regard.inspection.capture.torch_mode import FunctionMode
 from regard.torch_private import FOR_ATTENTION, forget_global_hook
 
-FUSED_SUBCLASS = (
-    "torch may have run it fused, and its own forward says nothing of queries and keys: watch it with gradients on, "
-    "or in train() mode, where it is not fused"
-)
-"""The report's reason for subclasses of torch's layers that call the forward of their base."""
-
+_local = threading.local()
 _lock = threading.Lock()
-
 _handles: list[RemovableHandle] = []
-
 _users = 0
+
+
+def this_thread() -> ThreadState:
+    """The state of the current thread."""
+    if not hasattr(_local, "thread"):
+        thread = ThreadState()
+        thread.mode = FunctionMode(thread)
+        _local.thread = thread
+    return _local.thread
 
 
 def _for_attention(hook: Any) -> Any:
@@ -57,11 +71,11 @@ def _uninstall() -> None:
 
 @_for_attention
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
-    thread: ThreadState | None = getattr(LOCAL, "thread", None)
+    thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
         return
-    if thread.mode.compiled:
-        thread.hand_on()
+    if thread.compiled:
+        hand_on_compiled(thread)
     if thread.plain is not None:
         # An exception in another hook has kept us from seeing its end; or it calls this module (a gated norm).
         thread.end_plain()
@@ -85,7 +99,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     Returns:
         What goes on in the place of the output; None if the output does.
     """
-    thread: ThreadState | None = getattr(LOCAL, "thread", None)
+    thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None:
         return None
     if thread.plain is not None:
@@ -93,7 +107,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         try:
             if is_this and len(rest) == 2:
                 # Our mode is still off: it would see each question that is asked of a tensor here.
-                thread.observers.plain(thread, module, args, rest[1])
+                observe_plain(thread, module, args, rest[1])
         finally:
             thread.end_plain()
         if is_this:
@@ -109,8 +123,8 @@ def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: A
     while thread.stack[-1].module is not module:
         thread.stack.pop()
     frame = thread.stack[-1]
-    if thread.mode.compiled:
-        thread.hand_on()
+    if thread.compiled:
+        hand_on_compiled(thread)
     try:
         if len(rest) == 2:
             _finish(thread, frame, args, *rest)
@@ -134,13 +148,13 @@ def _finish(
     """Observe a module whose forward has returned."""
     module = frame.module
     if isinstance(module, TORCHS):
-        observe = thread.observers.modules.get(forward_of(module))
-        if observe is not None:
+        forward = forward_of(module)
+        if (observe := MODULES.get(forward)) is not None:
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
-        elif thread.observers.may_run_fused(module) and thread.taken == frame.taken:
+        elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
     if frame.pending or frame.is_in_blocks or thread.traces:
-        thread.try_to(thread.observers.close, thread, frame)
+        thread.try_to(close, thread, frame)
 
 
 class Entries:
@@ -152,7 +166,7 @@ class Entries:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def enter(self, watch: Watcher, observers: Observers) -> ThreadState:
+    def enter(self, watch: Interceptor) -> ThreadState:
         """Open the watch in this thread.
 
         Raises:
@@ -164,10 +178,10 @@ class Entries:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
-        self._open[thread] = thread.enter(watch, observers)
+        self._open[thread] = thread.enter(watch)
         return thread
 
-    def leave(self, watch: Watcher) -> ThreadState:
+    def leave(self, watch: Interceptor) -> ThreadState:
         """Close the watch in this thread; if it is not open here, where it was opened last.
 
         A generator that is watched may be ended by another thread than the one that began it.
@@ -180,3 +194,20 @@ class Entries:
         thread.leave(watch, mark)
         _uninstall()
         return thread
+
+    @contextmanager
+    def attach(self, watch: Interceptor, opened_by: str) -> Iterator[None]:
+        """Open the interceptor in another thread too.
+
+        Raises:
+            ArgumentError: it is open in no thread, or in this one already.
+        """
+        if not self._open or watch in this_thread().watches:
+            raise ArgumentError(
+                f"attach() belongs into another thread than the one whose `with {opened_by}(...)` is open"
+            )
+        self.enter(watch)
+        try:
+            yield
+        finally:
+            self.leave(watch)

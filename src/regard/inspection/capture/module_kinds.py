@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+import torch
 from torch import nn
 
 from regard.inspection.capture.provenance import Traces
@@ -13,7 +14,7 @@ def forward_of(module: nn.Module) -> object:
     return getattr(type(module), "forward", None)
 
 
-def calls_super(function: object) -> bool:
+def _calls_super(function: object) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and "__class__" in code.co_freevars
 
@@ -26,6 +27,25 @@ def looks_like_attention(module: nn.Module) -> bool:
 
 TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """The modules that torch may run fused."""
+
+FUSED_FORWARDS = frozenset(kind.forward for kind in TORCHS)
+"""Their forward functions: a subclass with a forward of its own is not mistaken for its base."""
+
+FUSED_SUBCLASS = (
+    "torch may have run it fused, and its own forward says nothing of queries and keys: watch it with gradients on, "
+    "or in train() mode, where it is not fused"
+)
+"""The report's reason for subclasses of torch's layers that call the forward of their base."""
+
+
+def may_run_fused(module: nn.Module) -> bool:
+    """Whether torch may run one of `TORCHS` in one operator, which it does only if no function mode is active."""
+    forward = forward_of(module)
+    if forward not in FUSED_FORWARDS and not _calls_super(forward):
+        return False
+    takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    return not (module.training or takes_gradients)
+
 
 PLAIN = frozenset({
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,

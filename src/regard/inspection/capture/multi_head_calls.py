@@ -21,7 +21,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted, with_graph
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import GivenMask, both
-from regard.inspection.capture.module_hooks import FUSED_SUBCLASS
+from regard.inspection.capture.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sdpa_calls import masked
@@ -457,20 +457,5 @@ def observe_encoder_layer(
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)
-    elif thread.observers.may_run_fused(module):
+    elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)
-
-
-def observe_encoder(
-    thread: ThreadState,
-    frame: RunningModule,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    """Do nothing. nn.TransformerEncoder is observed through its layers.
-
-    It is in the table because it asks the same question as its layers, whether they run fused, before it packs a
-    padded batch.
-    """

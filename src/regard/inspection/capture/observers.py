@@ -1,22 +1,23 @@
 """The one table of the functions and modules that are observed, each with its observer."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.functional import attention
 from regard.inspection.capture.contractions import READERS
-from regard.inspection.capture.flex_calls import give_flex, observe_flex
+from regard.inspection.capture.flex_calls import observe_flex
 from regard.inspection.capture.functions import name_of
 from regard.inspection.capture.multi_head_calls import (
-    observe_encoder,
     observe_encoder_layer,
     observe_function,
     observe_module,
 )
-from regard.inspection.capture.operator_calls import observe_operator
-from regard.inspection.capture.product_calls import close, observe_plain, observe_product
-from regard.inspection.capture.protocols import FunctionObserver, Observers
+from regard.inspection.capture.operator_calls import is_own, observe_operator, observe_own
+from regard.inspection.capture.product_calls import observe_product
 from regard.inspection.capture.regard_calls import observe_attention
 from regard.inspection.capture.sdpa_calls import observe_sdpa
 from regard.inspection.capture.softmax_calls import (
@@ -25,8 +26,13 @@ from regard.inspection.capture.softmax_calls import (
     observe_softmax,
     observe_sum,
 )
-from regard.inspection.capture.traced_calls import observe_traced
+from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.torch_private import flex_attention_operator
+
+FunctionObserver = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
+ModuleObserver = Callable[[ThreadState, RunningModule, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""
 
 BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("softmax", "log_softmax", "gumbel_softmax", "normalize"), observe_softmax),
@@ -50,23 +56,25 @@ def _written_out() -> dict[object, FunctionObserver]:
     return found
 
 
-OBSERVERS = Observers(
-    functions={
-        **_written_out(),
-        attention: observe_attention,
-        F.scaled_dot_product_attention: observe_sdpa,
-        F.multi_head_attention_forward: observe_function,
-        flex_attention_operator: observe_flex,
-    },
-    modules={
-        nn.MultiheadAttention.forward: observe_module,
-        nn.TransformerEncoderLayer.forward: observe_encoder_layer,
-        nn.TransformerEncoder.forward: observe_encoder,
-    },
-    by_name={**BY_NAME, "scaled_dot_product_attention": observe_sdpa},
-    operators=observe_operator,
-    traced=observe_traced,
-    plain=observe_plain,
-    compiled=give_flex,
-    close=close,
-)
+FUNCTIONS: dict[object, FunctionObserver] = {
+    **_written_out(),
+    attention: observe_attention,
+    F.scaled_dot_product_attention: observe_sdpa,
+    F.multi_head_attention_forward: observe_function,
+    flex_attention_operator: observe_flex,
+}
+"""The observer of each function."""
+
+MODULES: dict[object, ModuleObserver] = {
+    nn.MultiheadAttention.forward: observe_module,
+    nn.TransformerEncoderLayer.forward: observe_encoder_layer,
+}
+"""The observer of each module that torch may run fused, by its forward function."""
+
+
+def of_operator(func: Any) -> FunctionObserver:
+    """The observer of one of `torch.ops.*`: torch's own functions under other names, or an operator of others."""
+    if not is_own(func):
+        return observe_operator
+    name = name_of(func)
+    return observe_sdpa if name == "scaled_dot_product_attention" else BY_NAME.get(name, observe_own)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.inspection.capture.functions import OWN, name_of, namespace_of
 from regard.inspection.capture.thread_state import ThreadState
+from regard.inspection.capture.traced_calls import observe_traced
 from regard.torch_private import HigherOrderOperator, tree_leaves
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
@@ -27,19 +28,23 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 def observe_operator(
     thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run an operator as the function that it is; name it if it is somebody's own."""
-    observers = thread.observers
-    if not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN:
-        observe = observers.by_name.get(name_of(func))
-        if observe is None:
-            if any(part in name_of(func) for part in ATTENTION):
-                thread.try_to(_name, thread, func)
-            observe = observers.traced
-        return observe(thread, func, args, kwargs)
+    """Run an operator into which nobody can look, and name it."""
     result = func(*args, **kwargs)
     if not _is_of_positions((args, kwargs, result)):
         thread.try_to(_name, thread, func)
     return result
+
+
+def observe_own(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator of torch that is none of the functions in the table; name it if it attends."""
+    if any(part in name_of(func) for part in ATTENTION):
+        thread.try_to(_name, thread, func)
+    return observe_traced(thread, func, args, kwargs)
+
+
+def is_own(func: Any) -> bool:
+    """Whether an operator is one of torch's own functions under another name."""
+    return not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN
 
 
 def _is_of_positions(given: object) -> bool:

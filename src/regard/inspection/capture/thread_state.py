@@ -1,19 +1,20 @@
 """The state of each thread: its watches, the stack of modules that it is running, and what it hands to the watches."""
 
 import sys
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import FunctionError
-from regard.inspection.capture.module_kinds import looks_like_attention
+from regard.inspection.capture.interceptor import Interceptor
+from regard.inspection.capture.module_kinds import looks_like_attention, may_run_fused
 from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.protocols import NO_OBSERVERS, Editor, Observers, Watcher
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
-from regard.inspection.capture.torch_mode import FunctionMode, take_out
+from regard.inspection.capture.sequences import Moment
 from regard.torch_private import (
     get_function_mode,
     get_function_modes,
@@ -44,9 +45,10 @@ class ThreadState:
     """One thread: its watches, its stack of modules, and the mode through which it sees functions called."""
 
     def __init__(self) -> None:
-        self.watches: list[Watcher] = []
-        self.editors: list[Editor] = []
-        """Those of the watches that edit, the outermost first."""
+        self.watches: list[Interceptor] = []
+        """The interceptors that are open here, the outermost first."""
+        self.editors: list[Interceptor] = []
+        """Those that may change calls."""
         self.stack: list[RunningModule] = []
         self.plain: nn.Module | None = None
         """The plain module that is running. It has no frame, because most modules of a model are plain."""
@@ -56,40 +58,44 @@ class ThreadState:
         self.meant: nn.Module | None = None
         self.is_reading = False
         """Whether a watch reads a call now: the functions that it calls are not the model's."""
-        self.mode = FunctionMode(self)
+        self.mode: TorchFunctionMode
+        """The mode through which functions are seen; set when the thread's state is made."""
+        self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
+        """The arguments and outputs of compiled calls of FlexAttention that were not handed on yet."""
         self.hidden = False
-        self.observers = NO_OBSERVERS
         self.traces = Traces()
         self.handed: set[int] = set()
         """The addresses of the outputs of calls of FlexAttention that were seen as they ran."""
 
-    def enter(self, watch: Watcher, observers: Observers) -> int:
-        """Begin to report to a watch. The observers of the first watch serve all watches of the thread.
+    def enter(self, watch: Interceptor) -> int:
+        """Begin to report to an interceptor.
 
         Returns:
             The mark that `leave` needs.
         """
-        if not self.watches:
-            self.observers = observers
-            # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
-            if not any(mode is self.mode for mode in get_function_modes()):
-                push_function_mode(self.mode)
+        # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
+        if not self.watches and not any(mode is self.mode for mode in get_function_modes()):
+            push_function_mode(self.mode)
         self.watches.append(watch)
+        if watch.changes:
+            self.editors.append(watch)
         return len(self.stack)
 
-    def leave(self, watch: Watcher, mark: int) -> None:
-        """Stop reporting to a watch, and remove the modules that an interrupt left on the stack."""
+    def leave(self, watch: Interceptor, mark: int) -> None:
+        """Stop reporting to an interceptor, and remove the modules that an interrupt left on the stack."""
         if len(self.stack) > mark:
             was_hidden = self.stack[mark].was_hidden
             del self.stack[mark:]
             self.hide(was_hidden)
         self.watches.remove(watch)
+        if watch.changes:
+            self.editors.remove(watch)
         if not self.watches:
             # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
             take_out(self.mode)
             self.hidden, self.plain = False, None
             self.traces.clear()
-            self.mode.compiled.clear()
+            self.compiled.clear()
 
     def hide(self, hidden: bool) -> None:
         """Take our function mode off torch's stack, or put it back.
@@ -128,13 +134,13 @@ class ThreadState:
         """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
         if self.editors and any(id(module) in editor.unfused for editor in self.editors):
             return False
-        return self.observers.may_run_fused(module)
+        return may_run_fused(module)
 
-    def begun(self, watch: Watcher) -> int | None:
+    def begun(self, watch: Interceptor) -> int | None:
         """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
-    def path(self, watch: Watcher) -> str | None:
+    def path(self, watch: Interceptor) -> str | None:
         """The path of the innermost running module that the watch knows; None outside its model.
 
         The module is found as the `self` of a running function, so that a method (a decoder's step) counts like a call.
@@ -148,13 +154,26 @@ class ThreadState:
             running = running.f_back
         return None
 
+    def moment(self, watch: Interceptor) -> Moment:
+        """The time of the latest call that was observed."""
+        return Moment(get_ident(), self.taken, self.begun(watch))
+
+    def before(self) -> list[object]:
+        """The changes of the call that is about to run, by each interceptor that changes it, the outermost first."""
+        found = []
+        for editor in self.editors:
+            path = self.path(editor)
+            if path is not None and (change := editor.before(path, self.moment(editor))) is not None:
+                found.append(change)
+        return found
+
     def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
-        """Hand a call to every watch, as a call of the running module or of `module`."""
+        """Hand a call to every interceptor, as a call of the running module or of `module`."""
         self.taken += 1
         self.meant, self.is_reading = module, True
         try:
             for watch in tuple(self.watches):
-                watch.take(self, source)
+                watch.after(self.path(watch), source, self.moment(watch))
         finally:
             self.meant, self.is_reading = None, False
 
@@ -171,7 +190,7 @@ class ThreadState:
         """Tell every watch that a module has ended; returns what a watch puts in the place of its output."""
         changed = None
         for watch in tuple(self.watches):
-            handed = watch.left(self, module, output if changed is None else changed)
+            handed = watch.left(module, output if changed is None else changed)
             changed = changed if handed is None else handed
         return changed
 
@@ -179,36 +198,27 @@ class ThreadState:
         """Tell every watch that something cannot be read, in the running module or in `module`."""
         self.meant = module
         for watch in self.watches:
-            watch.unread(self, reason)
+            if (path := self.path(watch)) is not None:
+                watch.unread(path, reason)
         self.meant = None
 
     def refuse(self, frame: RunningModule) -> None:
         """Tell every watch that a module attended in blocks."""
         for watch in self.watches:
-            watch.refuse(self, frame)
+            watch.refuse(frame.module, frame.taken)
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
         """Tell every watch that something only looked like attention, in the running module or in `module`."""
         self.meant = module
         for watch in self.watches:
-            watch.other(self, reason)
+            if (path := self.path(watch)) is not None:
+                watch.other(path, reason)
         self.meant = None
 
     def withdraw(self, token: object, reason: str) -> None:
         """Tell every watch that a call that it took is no attention."""
         for watch in self.watches:
             watch.withdraw(token, reason)
-
-    def hand_on(self) -> None:
-        """Hand on what compiled calls have left, as calls of the running module."""
-        calls, module = list(self.mode.compiled), self.stack[-1].module if self.stack else None
-        self.mode.compiled.clear()
-        # What torch runs without compiling it for good is recorded too, and was seen already.
-        calls = [(args, output) for args, output in calls if output.data_ptr() not in self.handed]
-        self.handed.clear()
-        for args, output in calls:
-            if module is not None:
-                self.try_to(self.observers.compiled, self, args, output, module)
 
     def innermost(self) -> RunningModule | None:
         """The running module whose code this is; an nn.Softmax is passed over, because the module around calls it."""
@@ -232,16 +242,17 @@ def _frame_of_model(running: FrameType | None) -> FrameType | None:
     return running
 
 
-LOCAL = threading.local()
-
-
-def this_thread() -> ThreadState:
-    """The state of the current thread."""
-    if not hasattr(LOCAL, "thread"):
-        LOCAL.thread = ThreadState()
-    return LOCAL.thread
-
-
 def is_in_backward() -> bool:
     """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
     return graph_task_id() != -1
+
+
+def take_out(mode: TorchFunctionMode) -> None:
+    """Take a mode off torch's stack, also from below modes that were entered after it."""
+    above = []
+    while (top := get_function_mode()) is not None and top is not mode:
+        above.append(pop_function_mode())
+    if top is mode:
+        pop_function_mode()
+    for other in reversed(above):
+        push_function_mode(other)

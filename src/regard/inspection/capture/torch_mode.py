@@ -1,24 +1,20 @@
 """The torch function mode through which a thread sees the functions that its model calls."""
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from regard.inspection.capture.observers import FUNCTIONS, of_operator
+from regard.inspection.capture.thread_state import ThreadState
+from regard.inspection.capture.traced_calls import observe_traced
 from regard.torch_private import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
     flex_attention_operator,
-    get_function_mode,
-    pop_function_mode,
-    push_function_mode,
 )
-
-if TYPE_CHECKING:
-    from regard.inspection.capture.thread_state import ThreadState
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 """The kinds of functions that are operators of torch or of somebody else."""
@@ -36,11 +32,10 @@ To ask for the kind takes a tenth of the time that `isinstance` takes with the c
 class FunctionMode(TorchFunctionMode):
     """Hands the functions that have an observer to it, in place of running them."""
 
-    def __init__(self, thread: "ThreadState") -> None:
+    def __init__(self, thread: ThreadState) -> None:
         super().__init__()
         self._thread = thread
-        self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
-        """The arguments and outputs of compiled calls of FlexAttention, which were not handed on yet."""
+        self._compiled = thread.compiled
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -50,33 +45,22 @@ class FunctionMode(TorchFunctionMode):
             if func is flex_attention_operator:
                 # torch's compiler traces this line too: its code will do so after each run of the kernel. The other
                 # results must not be asked for, because a kernel that returns them is another one.
-                self.compiled.append((args, result[0]))
+                self._compiled.append((args, result[0]))
             return result
         thread = self._thread
-        observe = thread.observers.functions.get(func)
+        observe = FUNCTIONS.get(func)
         if observe is None and type(func) in NATIVE and not thread.traces.alive and not thread.editors:
             # Most functions go this way: each line here is run some hundred times in a small model.
             return func(*args, **kwargs) if kwargs else func(*args)
         if thread.is_reading or not thread.watches:
             return func(*args, **(kwargs or {}))
-        if thread.editors and (edit := thread.editors[0].functions.get(func)) is not None:
-            return edit(thread, func, args, kwargs or {})
+        if thread.editors and (change := thread.editors[0].changes.get(func)) is not None:
+            return change(thread, func, args, kwargs or {})
         if observe is None:
             if isinstance(func, OPERATORS):
-                observe = thread.observers.operators
+                observe = of_operator(func)
             elif thread.traces:
-                observe = thread.observers.traced
+                observe = observe_traced
             else:
                 return func(*args, **(kwargs or {}))
         return observe(thread, func, args, kwargs or {})
-
-
-def take_out(mode: TorchFunctionMode) -> None:
-    """Take a mode off torch's stack, also from below modes that were entered after it."""
-    above = []
-    while (top := get_function_mode()) is not None and top is not mode:
-        above.append(pop_function_mode())
-    if top is mode:
-        pop_function_mode()
-    for other in reversed(above):
-        push_function_mode(other)

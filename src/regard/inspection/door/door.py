@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
-from regard.inspection.capture.module_hooks import Entries
+from regard.inspection.capture.interceptor import Interceptor
+from regard.inspection.capture.module_hooks import Entries, this_thread
 from regard.inspection.capture.module_names import Names, chooser
 from regard.inspection.capture.observed_call import ObservedCall, Reading
-from regard.inspection.capture.observers import OBSERVERS
 from regard.inspection.capture.output_gradients import ITSELF
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, this_thread
+from regard.inspection.capture.sequences import Moment
+from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.inspection.door.cut_tokens import CutTokens, layer_of
 from regard.inspection.door.layer_cache import LayerCache, layer_cache
@@ -21,11 +22,8 @@ from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
 from regard.maps.attention_map import AttentionMap
 
 
-class Door:
+class Door(Interceptor):
     """What `on_attention` makes: the model, with a function that is called after each attention call inside `with`."""
-
-    keeps_graph = False
-    """Whether the maps carry gradients."""
 
     def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
         self.model = model
@@ -53,7 +51,7 @@ class Door:
         if self._thread is not None:
             raise ArgumentError("this door is open already: make another one with regard.on_attention(...)")
         self._mark = len(this_thread().stack)
-        self._thread = self._entered.enter(self, OBSERVERS)
+        self._thread = self._entered.enter(self)
         for part in parts_with_positions(self.model):
             self._hooks.append(part.register_forward_pre_hook(self._before_part, with_kwargs=True))
         for module in self.modules.values():
@@ -96,20 +94,19 @@ class Door:
         """Remember that the model ran."""
         self._ran = self._ran or id(module) in self.paths
 
-    def take(self, thread: ThreadState, source: ObservedCall) -> None:
+    def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         """Call the function, and cut what it does not keep.
 
         Raises:
             FunctionError: the function raised, or handed back what cannot be used.
         """
-        path = thread.path(self)
         if path is None or not self._wanted(path) or is_in_backward():
             return
         here = self._running.layer_around(path)
         try:
             with torch.no_grad():
-                reading = source.read(self._keeper, path or ITSELF)
-                vectors = source.query_key_value()
+                reading = call.read(self._keeper, path or ITSELF)
+                vectors = call.query_key_value()
         except Exception as error:
             self.missed.append((path, f"{type(error).__name__}: {error}"))
             return
@@ -140,7 +137,7 @@ class Door:
                 # Held only while they may be needed: else two caches would be in memory.
                 here.forget()
 
-    def left(self, thread: ThreadState, module: nn.Module, output: Any) -> Any:
+    def left(self, module: nn.Module, output: Any) -> Any:
         """Cut the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
         try:
             for cut in self._running.tokens.values():
@@ -150,22 +147,18 @@ class Door:
             self._running.put_back(self._caches)
             raise
         finally:
-            if len(thread.stack) <= self._mark:
+            if self._thread is None or len(self._thread.stack) <= self._mark:
                 self._running.close()
         return None
 
-    def unread(self, thread: ThreadState, reason: str) -> None:
+    def unread(self, path: str, reason: str) -> None:
         """Remember what cannot be read."""
-        path = thread.path(self)
-        if path is not None and self._wanted(path):
+        if self._wanted(path):
             self.missed.append((path, reason))
 
-    def other(self, thread: ThreadState, reason: str) -> None:
-        """Pass over what only looks like attention."""
-
-    def refuse(self, thread: ThreadState, frame: RunningModule) -> None:
+    def refuse(self, module: nn.Module, since: int) -> None:
         """Remember a module that attends in blocks."""
-        self.missed.append((self.paths.get(id(frame.module), ""), "attends in blocks: its softmaxes are no maps"))
+        self.missed.append((self.paths.get(id(module), ""), "attends in blocks: its softmaxes are no maps"))
 
     def withdraw(self, token: object, reason: str) -> None:
         """Remember a call that turned out to be no attention after the function was called."""

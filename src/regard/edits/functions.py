@@ -1,5 +1,6 @@
 """How each function of attention runs edited: its arguments become a call, and the edits change its weights."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -82,68 +83,85 @@ class Edited(ObservedCall):
         return output_error(weights @ value.to(weights.dtype), self.made.output.detach(), value)
 
 
-class _CallEdits:
-    """The edits of one call, from the outermost `with` inwards."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyCall:
+    """A call of a function, ready to run with other weights."""
 
-    def __init__(self, thread: ThreadState) -> None:
-        self._thread = thread
-        self.wanted = [one for one in thread.before() if isinstance(one, Wanted)]
-        self._changing: list[tuple[Wanted, CallPlace]] = []
-
-    @property
-    def keeper(self) -> Keeper:
-        """That of the outermost."""
-        return self.wanted[0].keeper
-
-    def of(self, call: Call, key: Tensor, *, crosses: bool = False, unknown: str = "") -> EditedWeights | None:
-        """What the edits make of the weights of a call; None if they change nothing."""
-        if peek_interpreter_stack() is not None:
-            raise ArgumentError(
-                "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
-                "that could be looked at: use torch.autograd, and a dimension of the batch"
-            )
-        weights = EditedWeights(call)
-        for one in self.wanted:
-            at, before = one.placed(call, key, crosses, unknown), weights
-            for edit in one.edits:
-                weights = edit.apply(weights, at)
-            if weights is before:
-                one.ran(at, None)
-            else:
-                self._changing.append((one, at))
-        return weights if self._changing else None
-
-    def run(
-        self, weights: EditedWeights, values: Tensor, vectors: Vectors, how: str, backend: str | None = None
-    ) -> EditedCall:
-        """Run the edited call, and hand it to the watches."""
-        with without_autocast(vectors[0]):
-            made = weights.run(values, vectors[2], backend)
-        for one, at in self._changing:
-            one.ran(at, made)
-        self._thread.give(Edited(made, weights.call, vectors, f"{how}, edited"))
-        return made
+    call: Call
+    values: Tensor
+    """The canonical values."""
+    vectors: Vectors
+    """Queries, keys and values with their heads, as the watches get them."""
+    how: str
+    output: Callable[[EditedCall], Any]
+    """Turns an edited call into what the function returns."""
+    key: Tensor
+    """The keys as the model gave them."""
+    crosses: bool = False
+    """Whether the keys are known to be of another sequence."""
+    heads_unknown: str = ""
+    """Why heads and batch rows cannot be told apart; empty if they can."""
+    backend: str | None = None
 
 
-def _unedited(
-    thread: ThreadState,
-    observe: FunctionObserver,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a call as it is; it is observed only if somebody watches."""
-    if len(thread.editors) == len(thread.watches):
+Prepare = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], Keeper], ReadyCall]
+"""Reads the arguments of a function: (thread, function, args, kwargs, keeper) -> the call."""
+
+
+def _intercepted(prepare: Prepare, observe: FunctionObserver) -> FunctionObserver:
+    """The interceptor of a function: it runs the call with the edits' weights, or as it is if no edit changes it."""
+
+    def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        wanted = [one for one in thread.before() if isinstance(one, Wanted)]
+        if wanted:
+            ready = prepare(thread, func, args, kwargs, wanted[0].keeper)
+            weights, changing = _edited_weights(ready, wanted)
+            if changing:
+                return ready.output(_run(thread, ready, weights, changing))
+        if len(thread.editors) < len(thread.watches):
+            return observe(thread, func, args, kwargs)
         thread.taken += 1
         return func(*args, **kwargs)
-    return observe(thread, func, args, kwargs)
+
+    return run
 
 
-def edit_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run F.scaled_dot_product_attention edited."""
-    edits = _CallEdits(thread)
-    if not edits.wanted:
-        return _unedited(thread, observe_sdpa, func, args, kwargs)
+Changing = list[tuple[Wanted, CallPlace]]
+
+
+def _edited_weights(ready: ReadyCall, wanted: list[Wanted]) -> tuple[EditedWeights, Changing]:
+    """The weights that the edits leave, and the runs that change them, from the outermost `with` inwards."""
+    if peek_interpreter_stack() is not None:
+        raise ArgumentError(
+            "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
+            "that could be looked at: use torch.autograd, and a dimension of the batch"
+        )
+    weights, changing = EditedWeights(ready.call), Changing()
+    for one in wanted:
+        at, before = one.placed(ready.call, ready.key, ready.crosses, ready.heads_unknown), weights
+        for edit in one.edits:
+            weights = edit.apply(weights, at)
+        if weights is before:
+            one.ran(at, None)
+        else:
+            changing.append((one, at))
+    return weights, changing
+
+
+def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing: Changing) -> EditedCall:
+    """Run the edited call, and hand it to the watches."""
+    with without_autocast(ready.vectors[0]):
+        made = weights.run(ready.values, ready.vectors[2], ready.backend)
+    for one, at in changing:
+        one.ran(at, made)
+    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited"))
+    return made
+
+
+def _ready_sdpa(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+) -> ReadyCall:
+    """F.scaled_dot_product_attention."""
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
     query, key, value = as_autocast(given.query, given.key, given.value)
     value = one_rank(query, value, given.enable_gqa)[1]
@@ -153,17 +171,16 @@ def edit_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ..
         query, key, value, score=ScaledDot(given.scale), normalization=Softmax(), mask=None, bias=None,
         dropout=given.dropout_p,
     )  # fmt: skip
+    call = _under_mask(call, given.attn_mask, keeper, is_causal=given.is_causal)
+
+    def output(made: EditedCall) -> Tensor:
+        whole = given.folding.folded(made.output) if isinstance(given.folding, Folding) else made.output
+        # The layout of the model: its heads may be the rows of the key head that they share.
+        shape = (*(args[0] if args else kwargs["query"]).shape[:-1], whole.shape[-1])
+        return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
+
     unknown = given.folding if isinstance(given.folding, str) else ""
-    call = _under_mask(call, given.attn_mask, edits.keeper, is_causal=given.is_causal)
-    weights = edits.of(call, given.key, unknown=unknown)
-    if weights is None:
-        return _unedited(thread, observe_sdpa, func, args, kwargs)
-    output = edits.run(weights, values, (query, key, value), given.how).output
-    if isinstance(given.folding, Folding):
-        output = given.folding.folded(output)
-    # The layout of the model: its heads may be the rows of the key head that they share.
-    shape = (*(args[0] if args else kwargs["query"]).shape[:-1], output.shape[-1])
-    return output.reshape(shape) if output.numel() == _count(shape) else output
+    return ReadyCall(call, values, (query, key, value), given.how, output, given.key, heads_unknown=unknown)
 
 
 def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,13 +192,6 @@ def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     if torch.equal(grouped, grouped[..., :1, :, :].expand_as(grouped)):
         return key, grouped[..., 0, :, :]
     return key.repeat_interleave(group, dim=-3), value
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
 
 
 def _under_mask(call: Call, mask: Tensor | None, keeper: Keeper, *, is_causal: bool) -> Call:
@@ -204,13 +214,10 @@ def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
     return replace(call, mask=mask, bias=DenseBias(bias).bind(call.sizes, device))
 
 
-def edit_multi_head(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run F.multi_head_attention_forward edited: projections, attention, and the projection of the output."""
-    edits = _CallEdits(thread)
-    if not edits.wanted:
-        return _unedited(thread, observe_function, func, args, kwargs)
+def _ready_multi_head(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+) -> ReadyCall:
+    """F.multi_head_attention_forward: projections, attention, and the projection of the output."""
     given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
     projections = (layer.query, layer.key, layer.value)
@@ -226,46 +233,45 @@ def edit_multi_head(
     else:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
-        call = masked(call, layer.mask(edits.keeper, sizes, dtype), causal(0) if layer.is_causal else None)
-    weights = edits.of(call, key, crosses=given["key"] is not given["query"])
-    if weights is None:
-        return _unedited(thread, observe_function, func, args, kwargs)
-    if not sizes.batch:
-        query, key, value = (t.squeeze(0) for t in (query, key, value))
-    made = edits.run(weights, values, (query, key, value), layer.how)
-    output = made.output.reshape(sizes.flat_batch, *made.output.shape[-3:]).transpose(1, 2).flatten(2)
-    output = F.linear(output, *layer.out).transpose(0, 1)
-    output = output if sizes.batch else output.squeeze(1)
-    if not given["need_weights"]:
-        return output, None
-    dense = made.weights.dense().to(output.dtype)
-    return output, dense.mean(-3) if given["average_attn_weights"] else dense
+        call = masked(call, layer.mask(keeper, sizes, dtype), causal(0) if layer.is_causal else None)
+
+    def output(made: EditedCall) -> tuple[Tensor, Tensor | None]:
+        rows = made.output.reshape(sizes.flat_batch, *made.output.shape[-3:]).transpose(1, 2).flatten(2)
+        rows = F.linear(rows, *layer.out).transpose(0, 1)
+        rows = rows if sizes.batch else rows.squeeze(1)
+        if not given["need_weights"]:
+            return rows, None
+        dense = made.weights.dense().to(rows.dtype)
+        return rows, dense.mean(-3) if given["average_attn_weights"] else dense
+
+    vectors = (query, key, value) if sizes.batch else (query.squeeze(0), key.squeeze(0), value.squeeze(0))
+    return ReadyCall(call, values, vectors, layer.how, output, key, crosses=given["key"] is not given["query"])
 
 
-def edit_attention(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `regard.attention` edited."""
-    edits = _CallEdits(thread)
-    if not edits.wanted:
-        return _unedited(thread, observe_attention, func, args, kwargs)
+def _ready_attention(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+) -> ReadyCall:
+    """`regard.attention`."""
     settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")
     returns_weights = settings.pop("return_weights")
     call, values = make_call(query, key, value, **settings)
-    weights = edits.of(call, key)
-    if weights is None:
-        return _unedited(thread, observe_attention, func, args, kwargs)
-    made = edits.run(weights, values, (query, key, value), "regard.attention", backend)
-    if not returns_weights:
-        return made.output
-    return Attended(made.output, made.weights.with_values(value) if keeps_values else made.weights)
+
+    def output(made: EditedCall) -> Tensor | Attended:
+        if not returns_weights:
+            return made.output
+        return Attended(made.output, made.weights.with_values(value) if keeps_values else made.weights)
+
+    return ReadyCall(call, values, (query, key, value), "regard.attention", output, key, backend=backend)
 
 
+_edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)
 EDITABLE: Mapping[object, FunctionObserver] = {
-    F.scaled_dot_product_attention: edit_sdpa,
-    torch.ops.aten.scaled_dot_product_attention: edit_sdpa,
-    torch.ops.aten.scaled_dot_product_attention.default: edit_sdpa,
-    F.multi_head_attention_forward: edit_multi_head,
-    attention: edit_attention,
+    F.scaled_dot_product_attention: _edit_sdpa,
+    torch.ops.aten.scaled_dot_product_attention: _edit_sdpa,
+    torch.ops.aten.scaled_dot_product_attention.default: _edit_sdpa,
+    F.multi_head_attention_forward: _intercepted(_ready_multi_head, observe_function),
+    attention: _intercepted(_ready_attention, observe_attention),
 }
 """The functions that can be edited."""

@@ -10,12 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard.functional import make_call
-from regard.inspection.audit import facts
-from regard.inspection.audit.facts import facts_of
-from regard.inspection.audit.finding import Finding
-from regard.inspection.audit.mask_kind import kind_of
-from regard.inspection.audit.roles import is_cross
-from regard.inspection.audit.visible import visible
+from regard.inspection.checks import facts
+from regard.inspection.checks.facts import facts_of
+from regard.inspection.checks.finding import Finding
+from regard.inspection.checks.mask_kind import kind_of
+from regard.inspection.checks.roles import is_cross
+from regard.inspection.checks.visible import visible
 from regard.inspection.watch import Seen
 from regard.mechanisms.shapes import Sizes
 

@@ -17,7 +17,6 @@ from regard.edits.functions import EDITABLE, Wanted
 from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError
-from regard.inspection.audit.roles import is_cross
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.interceptor import Interceptor
 from regard.inspection.capture.module_hooks import Entries
@@ -27,6 +26,7 @@ from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
 from regard.inspection.capture.thread_state import is_in_backward
+from regard.inspection.checks.roles import is_cross
 from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.inspection.audit.roles import config_of
 from regard.inspection.capture.module_kinds import looks_like_attention
+from regard.inspection.checks.roles import config_of
 from regard.inspection.watch import refuse_compiled
 
 RUN_BY = ("sdpa", "regard")

@@ -133,7 +133,7 @@ def _inside(path: str, other: str) -> bool:
 def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
     # The audit is loaded when somebody prints a report: `import regard` stays light.
-    from regard.inspection.audit.facts import told
+    from regard.inspection.checks.facts import told
 
     lines = []
     for name in dict.fromkeys(call.name for call in calls):

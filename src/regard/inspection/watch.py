@@ -20,7 +20,7 @@ from regard.maps.summary_source import Summarize
 from regard.torch_private import how_compiled
 
 if TYPE_CHECKING:
-    from regard.inspection.audit.finding import Finding
+    from regard.inspection.checks.finding import Finding
 
 Key = tuple[str, int]
 
@@ -305,7 +305,7 @@ class Seen:
         [('inverted mask', 'error')]
         """
         # The audit is loaded when it is asked for: `import regard` stays light.
-        from regard.inspection.audit.judge import audit
+        from regard.inspection.checks.audit import audit
 
         return audit(self.record, causal=causal, keep=padding)
 

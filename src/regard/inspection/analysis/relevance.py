@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError, TooLargeError
-from regard.inspection.audit.roles import is_cross
+from regard.inspection.checks.roles import is_cross
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.statistics_of_map import DENSE_LIMIT_BYTES

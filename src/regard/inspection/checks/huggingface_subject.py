@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.inspection.audit.roles import is_causal_model, is_pair
-from regard.probes.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
+from regard.inspection.checks.roles import is_causal_model, is_pair
+from regard.inspection.checks.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.errors import ArgumentError
-from regard.probes.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
+from regard.inspection.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
 
 KEEPS = ("attention_mask", "padding_mask", "keep")
 """Masks (B, L) in which True or 1 is a real token,"""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from regard.backends import row_state
 from regard.errors import NotKeptError, RegardError
-from regard.inspection.audit.mask_kind import MaskKind, kind_of
-from regard.inspection.audit.roles import is_cross
-from regard.inspection.audit.visible import Visible, visible, visible_in
 from regard.inspection.capture.factors import undisturbed
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
+from regard.inspection.checks.mask_kind import MaskKind, kind_of
+from regard.inspection.checks.roles import is_cross
+from regard.inspection.checks.visible import Visible, visible, visible_in
 from regard.inspection.observed import Observed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RegardError
-from regard.inspection.audit.finding import Finding, Reason, Severity
+from regard.inspection.checks.differences import Judge, Measure, largest_difference, worst_of
+from regard.inspection.checks.finding import Finding, Reason, Severity
+from regard.inspection.checks.subject import Outputs, Sample, Side, Subject
 from regard.inspection.watch import Seen, watch
-from regard.probes.differences import Judge, Measure, largest_difference, worst_of
-from regard.probes.subject import Outputs, Sample, Side, Subject
 
 SEED = 0
 LEAK = 1e-7

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.inspection.audit.finding import Finding, by_module
-from regard.probes.given_subject import GivenSubject
-from regard.probes.huggingface_subject import HuggingFaceSubject, is_huggingface_model
-from regard.probes.own_subject import OwnSubject, is_own_model
-from regard.probes.subject import Subject
-from regard.probes.trials import Trials
+from regard.inspection.checks.finding import Finding, by_module
+from regard.inspection.checks.given_subject import GivenSubject
+from regard.inspection.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
+from regard.inspection.checks.own_subject import OwnSubject, is_own_model
+from regard.inspection.checks.subject import Subject
+from regard.inspection.checks.trials import Trials
 
 
 @dataclass(frozen=True, slots=True)

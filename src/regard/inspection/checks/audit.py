@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, ShapeError
-from regard.inspection.audit.facts import Facts, facts_of
-from regard.inspection.audit.finding import Finding, Severity, by_module
-from regard.inspection.audit.roles import is_causal, is_cross
+from regard.inspection.checks.facts import Facts, facts_of
+from regard.inspection.checks.finding import Finding, Severity, by_module
+from regard.inspection.checks.roles import is_causal, is_cross
 from regard.inspection.observed import Observed, Record
 
 LEAST = 1e-6

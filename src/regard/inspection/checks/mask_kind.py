@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.inspection.audit.visible import Visible
+from regard.inspection.checks.visible import Visible
 
 Pattern = Literal[
     "none",
@@ -71,7 +71,7 @@ def kind_of(seen: Visible) -> MaskKind:
 
     Where several patterns fit, as for a single query, the simplest is told.
 
-    >>> from regard.inspection.audit.visible import visible
+    >>> from regard.inspection.checks.visible import visible
     >>> from regard.functional import make_call
     >>> import regard
     >>> x = torch.zeros(1, 1, 5, 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from regard.probes.subject import Outputs, Subject
+from regard.inspection.checks.subject import Outputs, Subject
 
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.inspection.checks.subject import Output, Outputs, Sample, Samples, Side, Subject, by_row, padded
 from regard.models.decoder_only import DecoderOnly
 from regard.models.encoder_only import EncoderOnly
 from regard.models.protocol import Seq2Seq
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
-from regard.probes.subject import Output, Outputs, Sample, Samples, Side, Subject, by_row, padded
 
 LENGTHS = {"tokens": (13, 8), "source": (13, 8), "target_input": (11, 6)}
 """The lengths of the made-up sequences, long and short, by the input's name."""

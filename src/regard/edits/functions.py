@@ -104,11 +104,11 @@ class ReadyCall:
     backend: str | None = None
 
 
-Prepare = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], Keeper], ReadyCall]
+ArgumentReader = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], Keeper], ReadyCall]
 """Reads the arguments of a function: (thread, function, args, kwargs, keeper) -> the call."""
 
 
-def _intercepted(prepare: Prepare, observe: FunctionObserver) -> FunctionObserver:
+def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
     """The interceptor of a function: it runs the call with the edits' weights, or as it is if no edit changes it."""
 
     def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

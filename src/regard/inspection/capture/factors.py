@@ -66,7 +66,8 @@ class Factors:
             OverwrittenError: the model has overwritten tensors from which the call is read.
         """
         for kept in self.held:
-            kept.check()
+            if kept.is_stale:
+                kept.check()
         if not isinstance(self._call, Call):
             with self._context():
                 self._call = self._call()
@@ -177,10 +178,10 @@ class Keys:
 
 def undisturbed() -> AbstractContextManager[object]:
     """A context without gradients, autocast and inference tensors, so that a read is exact wherever it happens."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    if not (kinds or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+    is_casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if not (is_casting or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return nullcontext()
-    return _exactly(kinds, torch.no_grad())
+    return _exactly(torch.no_grad())
 
 
 def with_graph() -> AbstractContextManager[object]:
@@ -189,18 +190,18 @@ def with_graph() -> AbstractContextManager[object]:
     The hooks of whoever saves tensors in a way of his own (torch.utils.checkpoint counts what a block has saved) see
     nothing of what is saved here.
     """
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    stack = _exactly(kinds, torch.enable_grad())
+    stack = _exactly(torch.enable_grad())
     stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
     return stack
 
 
-def _exactly(kinds: list[str], gradients: AbstractContextManager[object]) -> ExitStack:
+def _exactly(gradients: AbstractContextManager[object]) -> ExitStack:
     stack = ExitStack()
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(gradients)
-    for kind in kinds:
-        stack.enter_context(torch.autocast(kind, enabled=False))
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.backends.base import Call
-from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted, with_graph
 from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
@@ -154,11 +153,14 @@ class Projected(ObservedCall):
         def build() -> Call:
             # The map may be read where autocast is not what it was during the call.
             with autocast_to(dtype, query.input):
-                q, k = (p.heads(self.num_heads, batch_first=self.batch_first) for p in (query, key))
-            call, _ = make_call(
-                q, k, k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0
+                q = query.heads(self.num_heads, batch_first=self.batch_first)
+                k = key.heads(self.num_heads, batch_first=self.batch_first)
+            # Projected heads are canonical, and torch has checked them.
+            call = Call(
+                query=q, key=k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+                sizes=sizes,
             )  # fmt: skip
-            return masked(replace(call, sizes=sizes), given, causal(0) if self.is_causal else None)
+            return masked(call, given, causal(0) if self.is_causal else None)
 
         factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=keeper.graph)
         beside = kept_values(

@@ -46,7 +46,8 @@ class Kept:
     @property
     def is_stale(self) -> bool:
         """Whether the model has written to the tensor since then."""
-        return self.version is not None and version_counter(self.tensor) != self.version
+        made = self.made
+        return self.version is not None and isinstance(made, Tensor) and version_counter(made) != self.version
 
     def check(self) -> None:
         """Check that the model has not written to the tensor since then.

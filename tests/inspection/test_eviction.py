@@ -96,12 +96,12 @@ def test_a_generation_is_that_of_the_papers_eager_form(model: Any, method: str, 
     model.set_attn_implementation("sdpa")
     enabled = regard.huggingface.enable(model) if implementation == "regard" else None
     try:
-        with regard.on_attention(model, ours()) as door:
+        with regard.on_attention(model, ours()) as hook:
             found = generate(model, prompt())
     finally:
         if enabled is not None:
             enabled.disable()
-    assert door.calls == LAYERS * NEW
+    assert hook.calls == LAYERS * NEW
     assert torch.equal(found.sequences, expected.sequences)
     for one, other in zip(found.logits, expected.logits, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # generate() hands out float32
@@ -211,14 +211,14 @@ def test_a_second_turn(model: Any) -> None:
     model.set_attn_implementation("sdpa")
     ids, cache = prompt(1), transformers.DynamicCache(config=model.config)
     more = torch.randint(3, 61, (1, 4), generator=torch.Generator().manual_seed(3))
-    with regard.on_attention(model, PAGE["snapkv"](BUDGET, WINDOW, width=5)) as door:
+    with regard.on_attention(model, PAGE["snapkv"](BUDGET, WINDOW, width=5)) as hook:
         first = generate(model, ids, past_key_values=cache).sequences
-        seen = door.seen(cache)
+        seen = hook.seen(cache)
         assert seen == PROMPT + NEW - 1
         whole = torch.cat([first, more], 1)
         with pytest.raises(FunctionError, match=f"{PROMPT - BUDGET} tokens came again"):
             generate(model, whole, past_key_values=cache)
-        assert (door.seen(cache), held(cache)) == (seen, [BUDGET + NEW - 1] * LAYERS)
+        assert (hook.seen(cache), held(cache)) == (seen, [BUDGET + NEW - 1] * LAYERS)
         new = whole[:, seen:]
         out = model.generate(
             new, attention_mask=torch.ones_like(whole), past_key_values=cache, max_new_tokens=1, output_logits=True,

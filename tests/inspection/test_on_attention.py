@@ -1,4 +1,4 @@
-"""The door itself: when the function is called and with what, and that a model and its cache survive every mistake."""
+"""The hook itself: when the function is called and with what, and that a model and its cache survive every mistake."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_outputs_are_the_same_bits_if_nothing_is_handed_back(model: Any, impleme
 
     with torch.no_grad():
         plain = model(prompt(), use_cache=False).logits
-        with regard.on_attention(model, function, "model.layers.*.self_attn") as door:
+        with regard.on_attention(model, function, "model.layers.*.self_attn") as hook:
             found = model(prompt(), use_cache=False).logits
     if enabled is not None:
         enabled.disable()
@@ -45,8 +45,8 @@ def test_outputs_are_the_same_bits_if_nothing_is_handed_back(model: Any, impleme
     assert shapes == {
         (weights, None, None, (2, 4, 23, 8)) if implementation == "eager" else (weights, query, key, value)
     }
-    assert (door.calls, door.missed) == (LAYERS, [])
-    assert repr(door) == "Door(LlamaForCausalLM, closed, 3 calls)"
+    assert (hook.calls, hook.missed) == (LAYERS, [])
+    assert repr(hook) == "AttentionHook(LlamaForCausalLM, closed, 3 calls)"
 
 
 def test_the_function_is_called_before_the_next_layer_runs_and_after_its_own_call() -> None:
@@ -92,8 +92,8 @@ def test_regard_attention_by_place_and_by_name(how: str) -> None:
             return regard.attention(x, x, value=x) if how == "by name" else regard.attention(x, x, x)
 
     shapes: list[Any] = []
-    with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as door:
-        door.model(torch.randn(1, 2, 3, 4))
+    with regard.on_attention(Own(), lambda name, weights, *vectors: shapes.append([t.shape for t in vectors])) as hook:
+        hook.model(torch.randn(1, 2, 3, 4))
     assert shapes == [[(1, 2, 3, 4)] * 3]
     with regard.watch(Own()) as seen:
         seen.modules[""](torch.randn(1, 2, 3, 4))
@@ -149,13 +149,13 @@ def test_a_mistake_in_a_later_layer_leaves_the_cache_as_it_was(model: Any, mista
         layers: list[Any] = cache.layers
         before = [(layer.keys.clone(), layer.values.clone()) for layer in layers]
         plain = model(prompt()[:, :1], past_key_values=copy_of(cache, model)).logits
-        with pytest.raises(FunctionError, match=message) as raised, regard.on_attention(model, function) as door:
+        with pytest.raises(FunctionError, match=message) as raised, regard.on_attention(model, function) as hook:
             model(prompt()[:, :1], past_key_values=cache)
         assert "'model.layers.1.self_attn'" in str(raised.value)
         for layer, (keys, values) in zip(layers, before, strict=True):
             assert torch.equal(layer.keys, keys)
             assert torch.equal(layer.values, values)
-        assert (hooks_of(model), door.seen(cache)) == (hooks, PROMPT)
+        assert (hooks_of(model), hook.seen(cache)) == (hooks, PROMPT)
         assert torch.equal(model(prompt()[:, :1], past_key_values=cache).logits, plain)
         # An empty cache is empty again.
         empty = transformers.DynamicCache(config=model.config)
@@ -269,8 +269,8 @@ def test_what_is_refused_at_the_door(model: Any) -> None:
         regard.on_attention(model, nothing, "modle")
     with pytest.raises(ArgumentError, match="compiled"):
         regard.on_attention(torch.compile(model), nothing)  # type: ignore[arg-type]
-    with regard.on_attention(model, nothing) as door, pytest.raises(ArgumentError, match="open already"):
-        door.__enter__()
+    with regard.on_attention(model, nothing) as hook, pytest.raises(ArgumentError, match="open already"):
+        hook.__enter__()
 
 
 def test_an_error_of_the_model_leaves_nothing_behind() -> None:

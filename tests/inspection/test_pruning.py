@@ -123,12 +123,12 @@ def test_torchs_own_encoder(kind: str, padded: bool) -> None:
     kept = torch.tensor([[8, 0, 3, 5], [6, 1, 2, 5]])
     with torch.no_grad():
         plain = model(x, src_key_padding_mask=mask)
-        with regard.on_attention(model, lambda *call: None) as door:
+        with regard.on_attention(model, lambda *call: None) as hook:
             same = model(x, src_key_padding_mask=mask)
         with regard.on_attention(model, only("layers.0", kept)):
             found = model(x, src_key_padding_mask=mask)
         assert torch.equal(plain, same)
-        assert door.calls == 3
+        assert hook.calls == 3
         at = kept.sort(1).values[..., None].expand(-1, -1, 16)
         y = model.layers[0](x, src_key_padding_mask=mask).gather(1, at)
         left = None if mask is None else mask.gather(1, at[..., 0])

@@ -76,7 +76,7 @@ class KeepTokens:
 
 
 OnAttention = Callable[[str, AttentionMap, Tensor | None, Tensor | None, Tensor | None], KeepKeys | KeepTokens | None]
-"""The type of a function at the door: (name, weights, query, key, value) -> what stays; None means everything."""
+"""The type of a function at the hook: (name, weights, query, key, value) -> what stays; None means everything."""
 
 
 def _checked(

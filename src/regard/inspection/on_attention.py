@@ -10,10 +10,10 @@ from regard.inspection.handed_back import OnAttention
 from regard.inspection.watch import refuse_compiled
 
 if TYPE_CHECKING:
-    from regard.inspection.door.door import Door
+    from regard.inspection.pruning.attention_hook import AttentionHook
 
 
-def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -> "Door":
+def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -> "AttentionHook":
     """Call a function after each attention call of a model, before the next layer runs; it may say what stays.
 
         with regard.on_attention(model, function):
@@ -24,7 +24,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     model writes its attention out, query and key are None, and value may be. The function runs without gradients. The
     map can be read until the function returns; to keep maps, use `regard.watch`. The function hands back
 
-    - None: everything stays. The outputs of the model are then the same bits as without the door.
+    - None: everything stays. The outputs of the model are then the same bits as without the hook.
     - `KeepKeys(indices)`: these keys stay in the layer's cache (H2O, TOVA, SnapKV, PyramidKV). The cache has to be a
       `DynamicCache` of transformers, and keys stay where they are in the text: new tokens get the positions that
       follow those of all tokens that the cache has seen.
@@ -48,8 +48,8 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     >>> class Block(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> with on_attention(nn.Sequential(Block()), show) as door:
-    ...     output = door.model(torch.zeros(1, 1, 2, 4))
+    >>> with on_attention(nn.Sequential(Block()), show) as hook:
+    ...     output = hook.model(torch.zeros(1, 1, 2, 4))
     0 torch.Size([1, 1, 2, 2]) tensor([1.5000, 0.5000])
     """
     if not isinstance(model, nn.Module):
@@ -59,7 +59,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     modules = dict(model.named_modules())
     refuse_compiled(modules, "take", "with a function after each call")
     chooser(names, modules)
-    # The door is loaded when it is asked for: `import regard` stays light.
-    from regard.inspection.door.door import Door
+    # The hook is loaded when it is asked for: `import regard` stays light.
+    from regard.inspection.pruning.attention_hook import AttentionHook
 
-    return Door(model, function, names)
+    return AttentionHook(model, function, names)

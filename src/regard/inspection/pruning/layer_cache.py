@@ -2,7 +2,7 @@
 
 Keys that stay keep the positions that they were given, because transformers turns or adds positions before keys are
 cached. What it counts by the length of the cache (the positions of new tokens, the columns of masks) is put right by
-`regard.inspection.door.cut_caches`.
+`regard.inspection.pruning.cut_caches`.
 Source: transformers 5.23, cache_utils.py.
 """
 

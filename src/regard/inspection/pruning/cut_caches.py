@@ -1,6 +1,6 @@
 """Positions and masks of a transformers model whose cache holds fewer keys than it has seen.
 
-transformers counts positions by the length of the cache wherever it is given none. So while a door is open it is given
+transformers counts positions by the length of the cache wherever it is given none. So while a hook is open it is given
 the positions that follow the last ones; and a mask has a column for each key that a layer really holds.
 """
 
@@ -16,7 +16,7 @@ from regard.errors import FunctionError
 
 
 class CutCaches:
-    """What a door knows of each cache from which it dropped keys."""
+    """What a hook knows of each cache from which it dropped keys."""
 
     def __init__(self) -> None:
         self._dropped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""The open door: it hands each attention call to the function, and cuts what the function does not keep."""
+"""The open hook: it hands each attention call to the function, and cuts what the function does not keep."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from regard.inspection.capture.output_gradients import ITSELF
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment
 from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
-from regard.inspection.door.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
-from regard.inspection.door.cut_tokens import CutTokens, layer_of
-from regard.inspection.door.layer_cache import LayerCache, layer_cache
 from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
+from regard.inspection.pruning.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
+from regard.inspection.pruning.cut_tokens import CutTokens, layer_of
+from regard.inspection.pruning.layer_cache import LayerCache, layer_cache
 from regard.maps.attention_map import AttentionMap
 
 
-class Door(Interceptor):
+class AttentionHook(Interceptor):
     """What `on_attention` makes: the model, with a function that is called after each attention call inside `with`."""
 
     def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
@@ -47,9 +47,9 @@ class Door(Interceptor):
 
     # -- opening and closing -----------------------------------------------------------------------------
 
-    def __enter__(self) -> "Door":
+    def __enter__(self) -> "AttentionHook":
         if self._thread is not None:
-            raise ArgumentError("this door is open already: make another one with regard.on_attention(...)")
+            raise ArgumentError("this hook is open already: make another one with regard.on_attention(...)")
         self._mark = len(this_thread().stack)
         self._thread = self._entered.enter(self)
         for part in parts_with_positions(self.model):
@@ -86,7 +86,7 @@ class Door(Interceptor):
     def __repr__(self) -> str:
         """One line."""
         state = "closed" if self._thread is None else "open"
-        return f"Door({type(self.model).__name__}, {state}, {self.calls} calls)"
+        return f"AttentionHook({type(self.model).__name__}, {state}, {self.calls} calls)"
 
     # -- what the thread calls ---------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import FunctionError
-from regard.inspection.door.cut_caches import arguments_of
+from regard.inspection.pruning.cut_caches import arguments_of
 
 LAYERS = (nn.ModuleList, nn.Sequential)
 """The modules that hold layers one after another."""

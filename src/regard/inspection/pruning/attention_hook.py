@@ -16,9 +16,9 @@ from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.sequences import Moment
 from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
-from regard.inspection.pruning.cut_caches import CutCaches, arguments_of, mask_of_layer, parts_with_positions
-from regard.inspection.pruning.cut_tokens import CutTokens, layer_of
 from regard.inspection.pruning.layer_cache import LayerCache, layer_cache
+from regard.inspection.pruning.prune_tokens import PrunedTokens, layer_of
+from regard.inspection.pruning.pruned_caches import PrunedCaches, arguments_of, mask_of_layer, parts_with_positions
 from regard.maps.attention_map import AttentionMap
 
 
@@ -42,7 +42,7 @@ class AttentionHook(Interceptor):
         self._mark = 0
         self._ran = False
         self._hooks: list[RemovableHandle] = []
-        self._caches = CutCaches()
+        self._caches = PrunedCaches()
         self._running = _Forward(None)
 
     # -- opening and closing -----------------------------------------------------------------------------
@@ -140,8 +140,8 @@ class AttentionHook(Interceptor):
     def left(self, module: nn.Module, output: Any) -> Any:
         """Cut the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
         try:
-            for cut in self._running.tokens.values():
-                if output is not None and (changed := cut.leave(module, output)) is not None:
+            for pruned in self._running.tokens.values():
+                if output is not None and (changed := pruned.leave(module, output)) is not None:
                     return changed
         except FunctionError:
             self._running.put_back(self._caches)
@@ -185,13 +185,13 @@ class AttentionHook(Interceptor):
                 "not fit those that stay"
             )
         keys = weights.shape[-1]
-        here.refuse_if_uncut(path, keys)
+        here.refuse_unprunable(path, keys)
         held: Tensor = here.layer.keys
         indices = handed.checked(path, weights, held.shape[0], held.shape[1])
         if indices.shape[-1] == keys:
             return
-        here.cut(path, indices)
-        self._running.cut.append((here, here.before, keys - indices.shape[-1]))
+        here.prune(path, indices)
+        self._running.pruned.append((here, here.before, keys - indices.shape[-1]))
         self._caches.drop(here.layer, keys - indices.shape[-1])
 
     def _keep_tokens(self, path: str, handed: KeepTokens, weights: AttentionMap) -> None:
@@ -210,7 +210,7 @@ class AttentionHook(Interceptor):
         tokens = self._running.tokens
         if id(layers) not in tokens:
             names = {id(one): f"{self.paths[id(layers)]}.{name}".lstrip(".") for name, one in layers.named_children()}
-            tokens[id(layers)] = CutTokens(list(layers.children()), names, queries)
+            tokens[id(layers)] = PrunedTokens(list(layers.children()), names, queries)
         tokens[id(layers)].plan(layer, indices)
         self._running.padding = None
         for here in self._running.visited:
@@ -300,9 +300,9 @@ class _Forward:
         self.layers: dict[str, LayerCache] = {}
         """The caches of the layers whose attention runs now, by path."""
         self.visited: list[LayerCache] = []
-        self.cut: list[tuple[LayerCache, tuple[Tensor, Tensor] | None, int]] = []
+        self.pruned: list[tuple[LayerCache, tuple[Tensor, Tensor] | None, int]] = []
         """What was cut: the layer, its keys and values before this run, and how many keys were dropped."""
-        self.tokens: dict[int, CutTokens] = {}
+        self.tokens: dict[int, PrunedTokens] = {}
         self.padding: Tensor | None = None
         """Which tokens are real, if some are not, and if none of them were cut."""
         self.last: tuple[Any, Tensor | None] | None = None
@@ -316,17 +316,17 @@ class _Forward:
 
     def close(self) -> None:
         """Remove the hooks of layers, and let go of everything."""
-        for cut in self.tokens.values():
-            cut.close()
+        for pruned in self.tokens.values():
+            pruned.close()
         self.tokens.clear()
         self.layers.clear()
         self.visited.clear()
-        self.cut.clear()
+        self.pruned.clear()
         self.frame = self.last = self.padding = None
 
-    def put_back(self, caches: CutCaches) -> None:
+    def put_back(self, caches: PrunedCaches) -> None:
         """Make the caches what they were before this run."""
-        for here, before, dropped in self.cut:
+        for here, before, dropped in self.pruned:
             here.before = before
             caches.drop(here.layer, -dropped)
         for here in reversed(self.visited):

@@ -2,7 +2,7 @@
 
 Keys that stay keep the positions that they were given, because transformers turns or adds positions before keys are
 cached. What it counts by the length of the cache (the positions of new tokens, the columns of masks) is put right by
-`regard.inspection.pruning.cut_caches`.
+`regard.inspection.pruning.pruned_caches`.
 Source: transformers 5.23, cache_utils.py.
 """
 
@@ -38,7 +38,7 @@ class LayerCache:
         """The layer of the cache."""
         return self.cache.layers[self.number]
 
-    def refuse_if_uncut(self, name: str, keys: int) -> None:
+    def refuse_unprunable(self, name: str, keys: int) -> None:
         """Refuse a cache that cannot be cut, or that does not hold the keys of this call.
 
         Raises:
@@ -69,7 +69,7 @@ class LayerCache:
                 "KeepKeys cuts a cache that holds the keys of the call"
             )
 
-    def cut(self, name: str, indices: Tensor) -> None:
+    def prune(self, name: str, indices: Tensor) -> None:
         """Keep the keys and values (B, G, K) of the layer, and let go of the others.
 
         Raises:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.errors import FunctionError
 
 
-class CutCaches:
+class PrunedCaches:
     """What a hook knows of each cache from which it dropped keys."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class CutCaches:
 
     def is_uneven(self, cache: Any) -> bool:
         """Whether the layers of a cache may hold unlike numbers of keys."""
-        return cache in self._uneven or self.is_cut(cache)
+        return cache in self._uneven or self.is_pruned(cache)
 
     def seen(self, cache: Any) -> int:
         """How many tokens a cache has seen."""
         layers = cache.layers
         return int(cache.get_seq_length()) + (self.dropped(layers[0]) if layers else 0)
 
-    def is_cut(self, cache: Any) -> bool:
+    def is_pruned(self, cache: Any) -> bool:
         """Whether keys of this cache were dropped."""
         return any(self.dropped(layer) for layer in cache.layers)
 
@@ -58,7 +58,7 @@ class CutCaches:
         """
         cache = given["past_key_values"]
         positions = given.get("position_ids")
-        if not self.is_cut(cache):
+        if not self.is_pruned(cache):
             # transformers counts right here. What is given is remembered, because padding shifts each sequence.
             self._remember(cache, positions)
             return

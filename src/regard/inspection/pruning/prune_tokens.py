@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import FunctionError
-from regard.inspection.pruning.cut_caches import arguments_of
+from regard.inspection.pruning.pruned_caches import arguments_of
 
 LAYERS = (nn.ModuleList, nn.Sequential)
 """The modules that hold layers one after another."""
@@ -33,7 +33,7 @@ class LazyTokens(Protocol):
         """The same for the tokens (B, K)."""
 
 
-class CutTokens:
+class PrunedTokens:
     """The tokens (B, K) that went on, of the T that the model was given, while the rest of its layers run."""
 
     def __init__(self, layers: Sequence[nn.Module], names: dict[int, str], tokens: int) -> None:
@@ -85,16 +85,16 @@ class CutTokens:
         by_name = arguments_of(layer, args, kwargs)
 
         def changed(key: str, value: Any) -> Any:
-            return value if value is hidden else self._cut(name, key, value)
+            return value if value is hidden else self._pruned(name, key, value)
 
         positional = list(by_name)[: len(args)]
         cut = [changed(key, value) for key, value in zip(positional, args, strict=True)]
         return tuple(cut), {key: changed(key, value) for key, value in kwargs.items()}
 
-    def _cut(self, layer: str, key: str, value: Any) -> Any:
+    def _pruned(self, layer: str, key: str, value: Any) -> Any:
         assert self._kept is not None
         if isinstance(value, tuple | list):
-            return type(value)(self._cut(layer, key, part) for part in value)
+            return type(value)(self._pruned(layer, key, part) for part in value)
         if isinstance(value, Tensor):
             if key in MASKS:
                 return self._mask(value)

@@ -13,7 +13,7 @@ import regard
 from regard.backends import fused
 from regard.backends.fused_plan import Plan, plan
 from regard.edits import AddBias, Edit, Knockout, Reweight
-from regard.edits.knockout import CutBlock
+from regard.edits.knockout import KnockedOutBlock
 
 LENGTH = 150
 
@@ -85,7 +85,7 @@ def test_a_gradient_of_the_log_sum_exp_too(has_bias: bool) -> None:
     q, k, v = (torch.randn(1, 2, LENGTH, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
     rows = torch.zeros(LENGTH, dtype=torch.bool)
     rows[[5, 149]] = True
-    mask = regard.causal(0) & CutBlock.of(rows, (torch.arange(LENGTH) < 3)[None, None, None])
+    mask = regard.causal(0) & KnockedOutBlock.of(rows, (torch.arange(LENGTH) < 3)[None, None, None])
     per_key = torch.randn(1, 2, 1, LENGTH, dtype=torch.float64) if has_bias else None
     found = []
     for backend in ("reference", "fused"):

@@ -8,7 +8,7 @@ import regard
 from regard.edits import Knockout, ReplaceWeights, Reweight
 from regard.edits.base import of_keys
 from regard.edits.call_place import CallPlace
-from regard.edits.knockout import CutEdges
+from regard.edits.knockout import KnockedOutEdges
 from regard.mechanisms.shapes import Sizes
 
 HEADS, LENGTH = 2, 4
@@ -60,6 +60,6 @@ def test_numbers_stay_with_their_keys_when_a_cache_has_let_others_go() -> None:
 
 
 def test_a_function_of_edges_is_asked_for_places_in_the_text() -> None:
-    mask = CutEdges(lambda batch, head, query, key: (query == 5) & (key == 4), 5, 3, None, None)
+    mask = KnockedOutEdges(lambda batch, head, query, key: (query == 5) & (key == 4), 5, 3, None, None)
     zero, key = torch.zeros(1, dtype=torch.long), torch.arange(LENGTH)
     assert mask.allowed(zero, zero, zero, key).tolist() == [True, False, True, True]

@@ -91,7 +91,7 @@ class Knockout(Edit):
         rows = indicator(queries, at.sizes.queries, at.device)
         if rows is None or bool(rows.all()):
             return DenseMask(~cut)
-        return CutBlock.of(rows, cut)
+        return KnockedOutBlock.of(rows, cut)
 
     def _edges(self, at: CallPlace) -> Mask | None:
         """The mask without the edges; None if the call has none of them."""
@@ -100,11 +100,11 @@ class Knockout(Edit):
         batch = indicator(at.chosen(self.batch, "batch"), sizes.flat_batch, device)
         edges = self.edges
         if callable(edges):
-            return CutEdges(edges, at.first_query, at.first_key, heads, batch)
+            return KnockedOutEdges(edges, at.first_query, at.first_key, heads, batch)
         assert edges is not None
         found = [(q - at.first_query, k - at.first_key) for q, k in _existing(edges, at)]
         found = [(q, k) for q, k in found if q >= 0 and k >= 0]
-        return CutPairs.of(found, sizes, device, heads, batch) if found else None
+        return KnockedOutPairs.of(found, sizes, device, heads, batch) if found else None
 
 
 def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
@@ -143,7 +143,7 @@ def _existing(edges: Sequence[tuple[int, int]], at: CallPlace) -> list[tuple[int
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class CutBlock(Mask):
+class KnockedOutBlock(Mask):
     """All pairs but those of chosen queries with chosen keys."""
 
     rows: Tensor
@@ -156,7 +156,7 @@ class CutBlock(Mask):
     """How many keys that are chosen anywhere there are before each key, and in all."""
 
     @classmethod
-    def of(cls, rows: Tensor, cut: Tensor) -> "CutBlock":
+    def of(cls, rows: Tensor, cut: Tensor) -> "KnockedOutBlock":
         """Count them once."""
         keys = cut.flatten(0, 2).any(0)
         return cls(rows, cut, tuple(accumulate(rows.tolist(), initial=0)), tuple(accumulate(keys.tolist(), initial=0)))
@@ -185,7 +185,7 @@ def _count(before: tuple[int, ...], where_: range) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class CutPairs(Mask):
+class KnockedOutPairs(Mask):
     """All pairs of query and key but a few."""
 
     codes: Tensor
@@ -201,7 +201,7 @@ class CutPairs(Mask):
     def of(
         cls, pairs: list[tuple[int, int]], sizes: Sizes, device: torch.device, heads: Tensor | None,
         batch: Tensor | None,
-    ) -> "CutPairs":  # fmt: skip
+    ) -> "KnockedOutPairs":  # fmt: skip
         """The mask without those pairs of local indices."""
         codes = torch.tensor([q * sizes.keys + k for q, k in pairs], device=device)
         return cls(codes, sizes.keys, heads, batch, tuple(pairs))
@@ -224,7 +224,7 @@ class CutPairs(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class CutEdges(Mask):
+class KnockedOutEdges(Mask):
     """All pairs but those that a function names."""
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

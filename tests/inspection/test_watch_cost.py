@@ -17,7 +17,7 @@ from regard.errors import OverwrittenError
 from regard.inspection.capture.kernel_lse import FLASH_CPU, KernelLse, run_with_lse
 from regard.inspection.capture.module_hooks import this_thread
 from regard.inspection.capture.module_kinds import is_known
-from regard.inspection.capture.snapshot import LARGE
+from regard.inspection.capture.saved_tensor import LARGE
 from regard.maps.reused_memory import Arena
 
 ATTEND: Any = F.scaled_dot_product_attention

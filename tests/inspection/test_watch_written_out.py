@@ -13,7 +13,7 @@ import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
 from regard.inspection.analysis.rollout import rollout
 from regard.inspection.capture import product_calls, stored_weights
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.watch import Seen
 
 B, H, T, S, D = 2, 3, 7, 9, 5
@@ -166,7 +166,7 @@ def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: p
 
     def planted(kept: Any, *rest: Any) -> Any:
         tensor = (kept.tensor / kept.tensor.sum(-1, keepdim=True)).contiguous()
-        return real(Kept(tensor, kept.what), *rest)
+        return real(SavedTensor(tensor, kept.what), *rest)
 
     monkeypatch.setattr(product_calls, "stored", planted)
     seen = watched(Written(CHANGED["a gate per head"]), *vectors(B, H))

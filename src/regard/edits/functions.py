@@ -24,8 +24,8 @@ from regard.inspection.capture.observed_call import CallVectors, ObservedCall, R
 from regard.inspection.capture.observers import FunctionObserver
 from regard.inspection.capture.regard_calls import Own, observe_attention
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.saved_tensor import copied
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
-from regard.inspection.capture.snapshot import copied
 from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import DenseBias
 from regard.mechanisms.masks.basic import causal

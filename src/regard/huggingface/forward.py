@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask
-from regard.inspection.capture.snapshot import copied, may_be_overwritten
+from regard.inspection.capture.saved_tensor import copied, may_be_overwritten
 from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import as_mask, causal

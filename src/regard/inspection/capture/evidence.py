@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.inspection.capture.factors import undisturbed
 from regard.inspection.capture.provenance import base_of
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
@@ -37,11 +37,11 @@ class Evidence:
     If the weights themselves were seen, they serve as queries.
     """
 
-    queries: Tensor | Kept
-    keys: Tensor | Kept
+    queries: Tensor | SavedTensor
+    keys: Tensor | SavedTensor
     given: Tensor
     """The tensor of keys or values that the model handed over."""
-    held: tuple[Kept, ...] = ()
+    held: tuple[SavedTensor, ...] = ()
     """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
 
     def printed(self) -> "Prints | None":
@@ -56,7 +56,7 @@ class Evidence:
         if not self.held:
             return None
         queries, keys, held = self.queries, self.keys, self.held
-        memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, Kept))
+        memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, SavedTensor))
 
         def printed() -> Prints | None:
             return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
@@ -75,8 +75,8 @@ class Prints:
     """How many keys there are before the empty places of a buffer, which are 0 throughout."""
 
 
-def _printed(queries: Tensor | Kept, keys: Tensor | Kept, memory: "ViewedMemory") -> Prints | None:
-    queries, keys = (one.tensor if isinstance(one, Kept) else one for one in (queries, keys))
+def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory") -> Prints | None:
+    queries, keys = (one.tensor if isinstance(one, SavedTensor) else one for one in (queries, keys))
     if keys.is_meta or queries.is_meta or not keys.numel():
         return None
     # Without this a watch would take the products that are computed here for calls of the model.

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.backends import BACKENDS, row_state
 from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.maps.call_source import GivenFactors
 from regard.maps.leveled import Leveling
 from regard.mechanisms.masks.base import Mask
@@ -35,8 +35,8 @@ class Factors:
         sizes: Sizes,
         call: Call | Callable[[], Call],
         *,
-        state: Tensor | Kept | Callable[[], Tensor] | None = None,
-        held: Iterable[Kept] = (),
+        state: Tensor | SavedTensor | Callable[[], Tensor] | None = None,
+        held: Iterable[SavedTensor] = (),
         of: str | None = None,
         notes: list[str] | None = None,
         even: Tensor | None = None,
@@ -84,7 +84,7 @@ class Factors:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         call = self.call
         self._check(call)
-        assert not isinstance(self._state, Kept), "the check has read it"
+        assert not isinstance(self._state, SavedTensor), "the check has read it"
         if self._state is None:
             with self._context():
                 self._state = row_state(call)
@@ -103,7 +103,7 @@ class Factors:
     def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
         """The same, but a kernel's row state is checked by the caller, who computes all weights of the last queries."""
         call = self.call
-        if isinstance(self._state, Kept):
+        if isinstance(self._state, SavedTensor):
             self._state = self._state.tensor
         is_open = self._of is not None and call.bias is None and BACKENDS["fused"].has_exact_state(call)
         if not is_open or not isinstance(self._state, Tensor):
@@ -130,7 +130,7 @@ class Factors:
 
     def _check(self, call: Call) -> None:
         """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
-        if isinstance(self._state, Kept):
+        if isinstance(self._state, SavedTensor):
             self._state = self._state.tensor
         if self._of is None or not isinstance(self._state, Tensor):
             return
@@ -159,7 +159,7 @@ class Factors:
             tensors.append(self.keys.tensor)
         if isinstance(self._call, Call):
             tensors += [self._call.query, self._call.key]
-        if isinstance(self._state, Tensor | Kept):
+        if isinstance(self._state, Tensor | SavedTensor):
             tensors.append(self._state if isinstance(self._state, Tensor) else self._state.tensor)
         return tensors
 
@@ -171,7 +171,7 @@ class Factors:
 class Keys:
     """The keys of the last step of a generation; the keys of each earlier step are their beginning."""
 
-    def __init__(self, tensor: Tensor, kept: Kept) -> None:
+    def __init__(self, tensor: Tensor, kept: SavedTensor) -> None:
         self.tensor = tensor
         self.kept = kept
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import GradientError
 from regard.inspection.capture.output_gradients import GradientOf, called, refusing
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.maps.call_values import CallValues, of_heads
 from regard.mechanisms.shapes import Sizes
 
@@ -28,7 +28,7 @@ class OutputOf:
     laid_out: Callable[[Tensor], Tensor]
     """Turns the gradient of the output into (B, H, T, E)."""
     dropout: float = 0.0
-    held: Sequence[Kept] = ()
+    held: Sequence[SavedTensor] = ()
     """What it is turned with."""
 
 
@@ -37,7 +37,7 @@ class ValuesOf:
     """The values of a call: a function that makes (B, G or H, S, E), and the tensors that it makes them of."""
 
     make: Callable[[], Tensor]
-    held: Sequence[Kept]
+    held: Sequence[SavedTensor]
 
     def read(self) -> Tensor:
         """The values.
@@ -81,7 +81,7 @@ class _Turned:
 
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]
-    held: Sequence[Kept]
+    held: Sequence[SavedTensor]
 
     def read(self) -> Tensor:
         gradient = self.received.read()

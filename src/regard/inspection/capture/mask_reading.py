@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.mechanisms.biases.base import Bias, DenseBias
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import DenseMask, causal
@@ -38,7 +38,7 @@ class GivenMask:
     """Rows that the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
     """The tensor of T x S numbers that is held, if any."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SavedTensor, ...] = ()
     """The same tensor, with the version that was seen."""
 
     @property
@@ -46,7 +46,7 @@ class GivenMask:
         """The bytes of the dense tensor."""
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
-    def holding(self, kept: Kept) -> "GivenMask":
+    def holding(self, kept: SavedTensor) -> "GivenMask":
         """The same mask, which reads its numbers from a kept tensor."""
         if self.bias is not None:
             return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))

@@ -23,8 +23,8 @@ from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.capture.sdpa_calls import masked
-from regard.inspection.capture.snapshot import Kept
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.maps.call_values import widened
 from regard.mechanisms.masks.basic import causal
@@ -65,8 +65,8 @@ class Projection:
     """Given heads (N * H, S, D), which replace the projection."""
 
     def keep(
-        self, keeper: Keeper, what: str, beside: "KeptProjection | None" = None
-    ) -> "tuple[Projection, list[Kept]]":
+        self, keeper: Keeper, what: str, beside: "SavedProjection | None" = None
+    ) -> "tuple[Projection, list[SavedTensor]]":
         """The same projection with kept tensors; an input that it shares with another projection is kept once.
 
         Args:
@@ -74,7 +74,7 @@ class Projection:
             what: the name of the module, for messages.
             beside: another projection of the call, as the model has it and as it was kept.
         """
-        held: list[Kept] = []
+        held: list[SavedTensor] = []
 
         def weight(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
@@ -116,7 +116,7 @@ class Projection:
         return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
-KeptProjection = tuple[Projection, Projection]
+SavedProjection = tuple[Projection, Projection]
 """A projection as the model has it, and as it is kept."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from regard.errors import GradientError
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 
 Change = Callable[[Tensor], Tensor]
 
@@ -29,7 +29,7 @@ class GradientOf:
         self.what = what
         """The call, for messages."""
         self._log = log
-        self._kept: Kept | None = None
+        self._kept: SavedTensor | None = None
         self._passes = 0
 
     def receive(self, gradient: Tensor | None) -> None:
@@ -79,7 +79,7 @@ class GradientOf:
 class GradientLog:
     """The gradients that one watch waits for."""
 
-    def __init__(self, keep: Callable[[Tensor, str], Kept]) -> None:
+    def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
         self.keep = keep
         """How a gradient is kept."""
         self.is_recording = True

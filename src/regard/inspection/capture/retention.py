@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
-from regard.inspection.capture.snapshot import Kept, copied, holds_much_more, may_be_late, may_be_overwritten
+from regard.inspection.capture.saved_tensor import SavedTensor, copied, holds_much_more, may_be_late, may_be_overwritten
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import counted_version, version_counter
 
@@ -33,7 +33,7 @@ class Keeper:
         self.gradients = GradientLog(self._keep_gradient) if gradients else None
         """and the gradients of its output."""
         self._masks: dict[object, GivenMask] = {}
-        self._copies: dict[object, Kept] = {}
+        self._copies: dict[object, SavedTensor] = {}
         self._arena: Arena | None = None
 
     @property
@@ -41,20 +41,20 @@ class Keeper:
         """Whether more is kept of a call than queries, keys and row state."""
         return self.graph or self.values or self.gradients is not None
 
-    def keep(self, tensor: Tensor, what: str) -> Kept:
+    def keep(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
         if self.graph:
             return self._keep_graph(tensor, what)
         if self.where == "summary":
             # It is read before the model goes on, and then released.
-            return Kept(tensor.detach(), what)
+            return SavedTensor(tensor.detach(), what)
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return Kept(tensor.detach().cpu(), what)
+            return SavedTensor(tensor.detach().cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
             return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
-        return Kept(tensor.detach(), what, version_counter(tensor))
+        return SavedTensor(tensor.detach(), what, version_counter(tensor))
 
-    def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> Kept:
+    def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> SavedTensor:
         """Keep queries, which the model needs no longer after the call: a large copy that lies apart, if one can be.
 
         The model then uses their memory again in the next layer, where it would else take new pages, which are slower
@@ -66,51 +66,51 @@ class Keeper:
             return self.keep(tensor, what)
         return self.copied_late(tensor, what)
 
-    def copied(self, tensor: Tensor, what: str) -> Kept:
+    def copied(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
         if not may_be_late(tensor) or torch.is_inference_mode_enabled():
-            return Kept(copied(tensor), what)
+            return SavedTensor(copied(tensor), what)
         return self.copied_late(tensor, what)
 
-    def copied_late(self, tensor: Tensor, what: str) -> Kept:
+    def copied_late(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a copy of a tensor on the CPU that is no tensor before it is asked for."""
         if self._arena is None:
             # It is loaded when it is needed: `import regard` and small models stay light.
             from regard.maps.reused_memory import Arena
 
             self._arena = Arena()
-        return Kept(self._arena.copied(tensor), what)
+        return SavedTensor(self._arena.copied(tensor), what)
 
-    def _keep_graph(self, tensor: Tensor, what: str) -> Kept:
+    def _keep_graph(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.
 
         Tensors that require a gradient, and tensors that do not, are kept alike.
         """
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return Kept(tensor.cpu(), what)
+            return SavedTensor(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor):
-            return Kept(tensor.clone(), what)
-        return Kept(tensor, what, version_counter(tensor))
+            return SavedTensor(tensor.clone(), what)
+        return SavedTensor(tensor, what, version_counter(tensor))
 
-    def _keep_gradient(self, tensor: Tensor, what: str) -> Kept:
+    def _keep_gradient(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep what a backward pass handed over; it has no graph, also where that pass made one."""
         tensor = tensor.detach()
         if self.where == "cpu" and tensor.device.type != "cpu":
-            return Kept(tensor.cpu(), what)
+            return SavedTensor(tensor.cpu(), what)
         if may_be_overwritten(tensor) or holds_much_more(tensor):
-            return Kept(copied(tensor), what)
-        return Kept(tensor, what, version_counter(tensor))
+            return SavedTensor(copied(tensor), what)
+        return SavedTensor(tensor, what, version_counter(tensor))
 
-    def keep_weight(self, tensor: Tensor, what: str) -> Kept:
+    def keep_weight(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
-            return Kept(held, what, counted_version(tensor))
+            return SavedTensor(held, what, counted_version(tensor))
         identity = (id(tensor), version_counter(tensor))
         if identity not in self._copies:
             # The watched model holds the parameter, so that no other object can get its id.
             copy = tensor.clone() if self.graph else copied(tensor)
-            self._copies[identity] = Kept(copy.cpu() if self.where == "cpu" else copy, what)
+            self._copies[identity] = SavedTensor(copy.cpu() if self.where == "cpu" else copy, what)
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:

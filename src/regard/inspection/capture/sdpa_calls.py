@@ -19,7 +19,7 @@ from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_a
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_values import CallValues
 from regard.mechanisms.masks.base import And, Mask
@@ -71,7 +71,7 @@ class Sdpa(ObservedCall):
             given = keeper.mask(mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if is_causal else None)
         # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
-        queries = kept[0] if given.even is None else Kept(call.query, kept[0].what)
+        queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
         evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not keeper.graph else ())
         notes = [note_of(self.folding)] if self.folding else []
@@ -90,7 +90,7 @@ class Sdpa(ObservedCall):
             factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
         )  # fmt: skip
 
-    def _read_late(self, query: Kept, key: Kept, keeper: Keeper) -> Reading | None:
+    def _read_late(self, query: SavedTensor, key: SavedTensor, keeper: Keeper) -> Reading | None:
         """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
 
         None if the call is of another kind.

@@ -7,7 +7,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.inspection.capture.snapshot import Kept
+from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.maps.call_values import read_now, widened
 from regard.maps.combined_sources import ScaledSource
 from regard.maps.given_source import TensorSource
@@ -17,7 +17,7 @@ from regard.maps.given_source import TensorSource
 class StoredSource(TensorSource):
     """The weights (batch..., H, T, S) of a tensor that the model made. They may be negative, and need not sum to 1."""
 
-    held: Kept
+    held: SavedTensor
     layout: tuple[int, ...]
     """(batch..., H)."""
     name: str
@@ -69,7 +69,7 @@ class StoredSource(TensorSource):
     def gradient(self, grad_output: Tensor | None) -> "StoredSource":
         """The gradient of the weights as a backward pass handed it over; a gradient of the output does not give it."""
         received = self._received("gradient()", grad_output)
-        return replace(self, held=Kept(received, self.held.what), name=f"gradient of {self.name}", received=None)
+        return replace(self, held=SavedTensor(received, self.held.what), name=f"gradient of {self.name}", received=None)
 
     def attribution(self, grad_output: Tensor | None) -> ScaledSource:
         """The weights times that gradient."""
@@ -91,7 +91,7 @@ class StoredSource(TensorSource):
         mixed = self.mixed if leading else ""
         if cells is None:
             return replace(self, layout=leading, mixed=mixed)
-        held = Kept(self.weights[cells], self.held.what)
+        held = SavedTensor(self.weights[cells], self.held.what)
         return replace(self, held=held, layout=leading, mixed=mixed, received=_then(self.received, lambda t: t[cells]))
 
     def told_heads(self, has_heads: bool) -> "StoredSource":
@@ -100,7 +100,7 @@ class StoredSource(TensorSource):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
         """The weights, changed."""
-        held = Kept(change(self.weights), self.held.what)
+        held = SavedTensor(change(self.weights), self.held.what)
         return replace(self, held=held, received=_then(self.received, change))
 
 
@@ -109,7 +109,7 @@ def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor])
 
 
 def stored(
-    weights: Kept, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
+    weights: SavedTensor, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
 ) -> StoredSource:  # fmt: skip
     """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
@@ -117,6 +117,6 @@ def stored(
     # A reshaped copy is nobody else's, and a view has the version of its tensor.
     is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        Kept(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,
+        SavedTensor(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,
         _then(received, lambda gradient: gradient.reshape(cells.shape)),
     )  # fmt: skip

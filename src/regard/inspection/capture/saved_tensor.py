@@ -18,7 +18,7 @@ LARGE = 2**14
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class SavedTensor:
     """A tensor of the model, its name for messages, and the version that was seen; None if nobody can write to it.
 
     A copy in an arena becomes a tensor when it is first asked for, most often after the model has run. Each tensor has
@@ -64,7 +64,7 @@ class Kept:
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) is nobody else's; what was overwritten before is not copied."""
         self.check()
-        return Kept, (self.tensor, self.what)
+        return SavedTensor, (self.tensor, self.what)
 
     @property
     def bytes(self) -> int:

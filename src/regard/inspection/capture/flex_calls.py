@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
-from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
@@ -126,7 +126,7 @@ class FlexCall(ObservedCall):
         bias = None if plain else Modified(self.score_mod, self.scale)
         call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
         factors = Factors(call.sizes, call, held=kept, graph=keeper.graph)
-        beside = kept_values(keeper, name, call.sizes, lambda: self._values(keeper, name, call.sizes), self._output)
+        beside = saved_values(keeper, name, call.sizes, lambda: self._values(keeper, name, call.sizes), self._output)
 
         def error() -> float:
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from regard.backends.base import Call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted, with_graph
-from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.saved_tensor import SavedTensor
+from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.maps.call_values import widened
@@ -163,7 +163,7 @@ class Projected(ObservedCall):
             return masked(call, given, causal(0) if self.is_causal else None)
 
         factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=keeper.graph)
-        beside = kept_values(
+        beside = saved_values(
             keeper, name, sizes, lambda: self._values(keeper, name, dtype), lambda: self._output(keeper, name, dtype)
         )
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)

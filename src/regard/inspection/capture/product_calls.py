@@ -17,12 +17,12 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import output_error, undisturbed
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of
 from regard.inspection.capture.functions import name_of
-from regard.inspection.capture.kept_values import OutputOf, weights_gradient
 from regard.inspection.capture.module_kinds import TRANSPOSED_LINEAR
 from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.saved_values import OutputOf, weights_gradient
 from regard.inspection.capture.stored_weights import StoredSource, stored
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.inspection.capture.traced_calls import trace_results

@@ -10,9 +10,9 @@ from regard.backends.base import Call
 from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
-from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_source import GivenFactors, source_of_call
 from regard.mechanisms.shapes import as_autocast, canonical
@@ -39,7 +39,7 @@ class Own(ObservedCall):
         known = made.factors.known_state
         state = None if known is None else keeper.keep(known, "").tensor
         factors = Factors(call.sizes, call, state=state, held=(query, key), graph=keeper.graph)
-        beside = kept_values(
+        beside = saved_values(
             keeper, name, call.sizes, lambda: self._values(keeper, name), lambda: self._output(call)
         )  # fmt: skip
 

@@ -14,12 +14,12 @@ from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
-from regard.inspection.capture.kept_values import OutputOf, ValuesOf, kept_values
 from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.saved_tensor import SavedTensor
+from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_values import CallValues
 from regard.mechanisms.masks.base import And, Mask
@@ -83,7 +83,7 @@ class Sdpa(ObservedCall):
         verify = "dropout" if self.dropout_p else self._verify(factors)
         beside = CallValues()
         if keeper.values or keeper.gradients is not None:
-            beside = kept_values(
+            beside = saved_values(
                 keeper, name, call.sizes, lambda: self._values(keeper, name, call), lambda: self._output(call.sizes)
             )
         return Reading(

@@ -50,7 +50,7 @@ class ValuesOf:
         return self.make()
 
 
-def kept_values(
+def saved_values(
     keeper: Keeper, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
 ) -> CallValues:
     """Keep what a watch wants beside the weights: nothing, unless it was asked for.

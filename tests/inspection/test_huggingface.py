@@ -238,7 +238,7 @@ def test_window_and_padding_masks_are_not_held_dense() -> None:
         model = family.build()
         with torch.no_grad(), regard.watch(model) as seen:
             model(**family.inputs())
-        assert not seen.record.keeper.dense_masks, name
+        assert not seen.record.policy.dense_masks, name
 
 
 @KERNEL_SINCE_5
@@ -247,5 +247,5 @@ def test_a_dense_bias_is_held_once_and_reported() -> None:
     model = family.build()
     with torch.no_grad(), regard.watch(model) as seen:
         model(**family.inputs())
-    assert len(seen.record.keeper.dense_masks) == 2  # the encoder's and the decoder's
+    assert len(seen.record.policy.dense_masks) == 2  # the encoder's and the decoder's
     assert str(seen.report()).count("is held once") == 2

@@ -128,8 +128,8 @@ def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch:
         expected = dense(model.first, inputs, settings.get("attn_mask"), causal=causal, scale=settings.get("scale"))
     close(seen["first"].dense(), expected)
     assert all(call.error < 1e-6 for call in seen.calls)
-    assert bool(seen.record.keeper.dense_masks) == (name not in RECOGNISED)
-    assert len(seen.record.keeper.dense_masks) <= 1
+    assert bool(seen.record.policy.dense_masks) == (name not in RECOGNISED)
+    assert len(seen.record.policy.dense_masks) <= 1
     live = (expected.sum(-1) > 0).sum()
     assert ((seen["first"].source.state > -torch.inf).sum() == live).all()
     close(seen["first"].received().sum(), live.double(), 1e-4)

@@ -110,7 +110,7 @@ def test_a_causal_mask_with_padding_handed_over_dense_is_held_as_predicates(kind
     held = sum(size for place, size in storages().items() if place not in before)
     # Where the kernel's row state does not serve, it is computed; verify has asked for it.
     assert factors(key_heads) <= held <= 1.05 * factors(key_heads)
-    assert not seen.record.keeper.dense_masks
+    assert not seen.record.policy.dense_masks
     assert max(call.error for call in seen.calls) < 1e-5
     first = seen.maps[0].dense()
     live = keep.any(-1)[:, 0]

@@ -77,7 +77,7 @@ def test_masks(name: str, context: type[Any], training: bool, need_weights: bool
     assert seen.calls[0].error < 1e-6
     assert seen.calls[0].how == "nn.MultiheadAttention"
     assert not seen[""].dense().requires_grad
-    assert bool(seen.record.keeper.dense_masks) == (name in ("added and padding", "by head"))
+    assert bool(seen.record.policy.dense_masks) == (name in ("added and padding", "by head"))
 
 
 def test_the_causal_flag_alone_reaches_the_kernel() -> None:

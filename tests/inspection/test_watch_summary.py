@@ -109,7 +109,7 @@ def test_under_masks_and_biases_of_which_none_is_kept(mask: dict[str, Any]) -> N
         with regard.watch(model, keep=EVERYTHING) as seen:
             model(inputs, **mask)
     same(seen[""].statistics, of_dense(whole[""].dense()))
-    assert not seen.record.keeper.dense_masks
+    assert not seen.record.policy.dense_masks
 
 
 def test_factors_are_let_go_at_once() -> None:

@@ -23,7 +23,7 @@ from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_kinds import TORCHS, looks_like_attention
 from regard.inspection.capture.module_names import chooser
 from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
 from regard.inspection.capture.thread_state import is_in_backward
 from regard.inspection.checks.roles import is_cross
@@ -72,7 +72,7 @@ class EditRun(Interceptor):
         around = with_parents(self._wanted)
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
         """The modules that torch may run fused, and must not, because attention in them is edited."""
-        self._keeper = Keeper("factors", copy=False)
+        self._policy = RetentionPolicy("factors", copy=False)
         self._asked = 0
         self._count: Counter[str] = Counter()
         self._plans: dict[str, Counter[str]] = {}
@@ -135,7 +135,7 @@ class EditRun(Interceptor):
         """Count the runs of modules that look like attention; a new run of the model has new masks."""
         path = self.paths.get(id(module))
         if path == "":
-            self._keeper = Keeper("factors", copy=False)
+            self._policy = RetentionPolicy("factors", copy=False)
         elif path in self._wanted and looks_like_attention(module):
             self._ran[path] += 1
 
@@ -167,11 +167,11 @@ class EditRun(Interceptor):
 
         return Wanted(edits, self._masks(), placed, self._done)
 
-    def _masks(self) -> Keeper:
+    def _masks(self) -> RetentionPolicy:
         self._asked += 1
         if self._asked % MASKS_HELD == 0:
-            self._keeper = Keeper("factors", copy=False)
-        return self._keeper
+            self._policy = RetentionPolicy("factors", copy=False)
+        return self._policy
 
     def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
         """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""

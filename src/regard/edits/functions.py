@@ -23,7 +23,7 @@ from regard.inspection.capture.multi_head_calls import arguments_by_name, observ
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.observers import FunctionObserver
 from regard.inspection.capture.regard_calls import Own, observe_attention
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_tensor import copied
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 from regard.inspection.capture.thread_state import ThreadState
@@ -42,7 +42,7 @@ class Wanted:
     """What a run with edits wants of one call."""
 
     edits: tuple[Edit, ...]
-    keeper: Keeper
+    policy: RetentionPolicy
     """It reads the masks of the model, each once."""
     placed: Callable[[Call, Tensor, bool, str], CallPlace]
     """Where a call stands, from the call, the keys as the model gave them, whether these are known to be of another
@@ -61,12 +61,12 @@ class Edited(ObservedCall):
     how: str
     is_editable: ClassVar[bool] = True
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep what the weights are read from, which the edits are part of."""
         own = Own(Attended(self.made.output, self.made.softmax), self.vectors)
         notes = [f"edited, {self.made.plan}"]
         if self.made.weights is self.made.softmax:
-            return replace(own.read(keeper, name), notes=notes)
+            return replace(own.read(policy, name), notes=notes)
         weights, softmax = (
             one.source.mapped(lambda t: copied(t.detach())) for one in (self.made.weights, self.made.softmax)
         )
@@ -104,8 +104,10 @@ class ReadyCall:
     backend: str | None = None
 
 
-ArgumentReader = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], Keeper], ReadyCall]
-"""Reads the arguments of a function: (thread, function, args, kwargs, keeper) -> the call."""
+ArgumentReader = Callable[
+    [ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], RetentionPolicy], ReadyCall
+]
+"""Reads the arguments of a function: (thread, function, args, kwargs, policy) -> the call."""
 
 
 def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
@@ -114,7 +116,7 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
     def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, Wanted)]
         if wanted:
-            ready = prepare(thread, func, args, kwargs, wanted[0].keeper)
+            ready = prepare(thread, func, args, kwargs, wanted[0].policy)
             weights, changing = _edited_weights(ready, wanted)
             if changing:
                 return ready.output(_run(thread, ready, weights, changing))
@@ -159,7 +161,11 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
 
 
 def _ready_sdpa(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+    thread: ThreadState,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: RetentionPolicy,
 ) -> ReadyCall:
     """F.scaled_dot_product_attention."""
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
@@ -171,7 +177,7 @@ def _ready_sdpa(
         query, key, value, score=ScaledDot(given.scale), normalization=Softmax(), mask=None, bias=None,
         dropout=given.dropout_p,
     )  # fmt: skip
-    call = _under_mask(call, given.attn_mask, keeper, is_causal=given.is_causal)
+    call = _under_mask(call, given.attn_mask, policy, is_causal=given.is_causal)
 
     def output(made: EditedCall) -> Tensor:
         whole = given.folding.folded(made.output) if isinstance(given.folding, Folding) else made.output
@@ -194,7 +200,7 @@ def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return key.repeat_interleave(group, dim=-3), value
 
 
-def _under_mask(call: Call, mask: Tensor | None, keeper: Keeper, *, is_causal: bool) -> Call:
+def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_causal: bool) -> Call:
     """The call under the model's own mask."""
     also, sizes = causal(0) if is_causal else None, call.sizes
     if mask is None:
@@ -205,7 +211,7 @@ def _under_mask(call: Call, mask: Tensor | None, keeper: Keeper, *, is_causal: b
         return _with_bias(call, wide, is_causal=is_causal)
     kind = call.query.device.type
     dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) and call.query.dtype != torch.float64 else None
-    return masked(call, keeper.mask(mask, sizes, dtype=dtype), also)
+    return masked(call, policy.mask(mask, sizes, dtype=dtype), also)
 
 
 def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
@@ -215,7 +221,11 @@ def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
 
 
 def _ready_multi_head(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+    thread: ThreadState,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: RetentionPolicy,
 ) -> ReadyCall:
     """F.multi_head_attention_forward: projections, attention, and the projection of the output."""
     given = arguments_by_name(func, args, kwargs)
@@ -233,7 +243,7 @@ def _ready_multi_head(
     else:
         kind = query.device.type
         dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
-        call = masked(call, layer.mask(keeper, sizes, dtype), causal(0) if layer.is_causal else None)
+        call = masked(call, layer.mask(policy, sizes, dtype), causal(0) if layer.is_causal else None)
 
     def output(made: EditedCall) -> tuple[Tensor, Tensor | None]:
         rows = made.output.reshape(sizes.flat_batch, *made.output.shape[-3:]).transpose(1, 2).flatten(2)
@@ -249,7 +259,11 @@ def _ready_multi_head(
 
 
 def _ready_attention(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keeper: Keeper
+    thread: ThreadState,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: RetentionPolicy,
 ) -> ReadyCall:
     """`regard.attention`."""
     settings = {**arguments_by_name(attention, args, kwargs)}

@@ -16,7 +16,7 @@ from regard.inspection.capture.interceptor import Interceptor
 from regard.inspection.capture.module_kinds import looks_like_attention
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.output_gradients import ITSELF, NO_GRAPH, called
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.sequences import Moment, Sequences
 from regard.inspection.capture.shared_keys import share_keys
 from regard.inspection.capture.thread_state import is_in_backward
@@ -80,7 +80,7 @@ class Record(Interceptor):
         self,
         modules: dict[str, nn.Module],
         wanted: Callable[[str], bool],
-        keeper: Keeper,
+        policy: RetentionPolicy,
         *,
         verify: bool,
         summary: Summarize | None = None,
@@ -88,8 +88,8 @@ class Record(Interceptor):
         self.modules = modules
         self.wanted = wanted
         """Whether the module of a path was asked for."""
-        self.keeper = keeper
-        self.keeps_graph = keeper.graph
+        self.policy = policy
+        self.keeps_graph = policy.graph
         self.calls: list[Observed] = []
         self.sequences = Sequences()
         """Which calls of each module continue one another."""
@@ -150,17 +150,17 @@ class Record(Interceptor):
         Raises:
             GradientError: the map is to carry gradients, and the call ran without.
         """
-        keeper, is_recording = self.keeper, torch.is_grad_enabled()
-        if keeper.gradients is not None:
-            keeper.gradients.is_recording = is_recording
-        if not keeper.graph:
+        policy, is_recording = self.policy, torch.is_grad_enabled()
+        if policy.gradients is not None:
+            policy.gradients.is_recording = is_recording
+        if not policy.graph:
             return torch.no_grad()
         if not is_recording:
             raise GradientError(NO_GRAPH.format(called(path)))
         return with_graph()
 
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
-        reading = source.read(self.keeper, path or ITSELF)
+        reading = source.read(self.policy, path or ITSELF)
         weights, softmax = reading.source, reading.softmax
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,

@@ -58,7 +58,7 @@ def report(record: Record) -> Report:
         notes.append(f"{count(record.outside, 'call')} outside the model that is watched")
     for path, n in record.recomputed.items():
         notes.append(f"{path}: {count(n, 'call')} recomputed in the backward pass, not kept again")
-    for given in record.keeper.dense_masks:
+    for given in record.policy.dense_masks:
         if given.dense is not None:
             notes.append(f"a dense mask or bias {tuple(given.dense.shape)} is held once: {human(given.bytes)}")
     return Report(
@@ -86,7 +86,7 @@ def held_bytes(record: Record) -> int:
     for call in record.calls:
         for held in (call.map, call.softmax):
             storages |= {} if held is None else bytes_by_storage(held.source.tensors())
-    return sum(storages.values()) + sum(given.bytes for given in record.keeper.dense_masks)
+    return sum(storages.values()) + sum(given.bytes for given in record.policy.dense_masks)
 
 
 def _silent(record: Record) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
 from regard.inspection.capture.module_hooks import Entries
 from regard.inspection.capture.module_names import Names, chooser, not_seen
-from regard.inspection.capture.retention import Keeper, Where
+from regard.inspection.capture.retention import RetentionPolicy, Where
 from regard.inspection.generations import OfRuns, joined_map, separate
 from regard.inspection.observed import Observed, Record
 from regard.inspection.report import Report, count, missed_by, report
@@ -97,8 +97,8 @@ def watch(
             "keep='summary' lets queries, keys and values go as the model runs: grad, values and gradients need "
             "keep='factors' or keep='cpu'"
         )
-    keeper = Keeper(where, copy=copy, graph=grad, values=values, gradients=gradients)
-    return Seen(Record(modules, chooser(names, modules), keeper, verify=verify, summary=summary))
+    policy = RetentionPolicy(where, copy=copy, graph=grad, values=values, gradients=gradients)
+    return Seen(Record(modules, chooser(names, modules), policy, verify=verify, summary=summary))
 
 
 class Seen:
@@ -198,7 +198,7 @@ class Seen:
             NotKeptError: only statistics were kept, and of the weights alone.
         """
         found = self[key]
-        if self.record.keeper.where == "summary":
+        if self.record.policy.where == "summary":
             raise NotKeptError(f"the softmax of {key!r} was not kept: watch with keep='factors'")
         beside = {id(call.map): call.softmax for call in self.calls if call.softmax is not None}
         softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
@@ -209,8 +209,8 @@ class Seen:
 
         Of two passes without this between them, it could not be told whose gradient `map.gradient()` should be.
         """
-        if self.record.keeper.gradients is not None:
-            self.record.keeper.gradients.clear()
+        if self.record.policy.gradients is not None:
+            self.record.policy.gradients.clear()
 
     def _why_not(self, name: str, index: int | None) -> str:
         if calls := self.record.count[name]:

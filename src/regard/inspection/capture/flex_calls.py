@@ -18,7 +18,7 @@ from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, undisturbed, weighted
 from regard.inspection.capture.mask_reading import read_mask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import Bias
@@ -111,12 +111,12 @@ class FlexCall(ObservedCall):
     output: Tensor
     how: str
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep queries, keys and both functions. A mask of a known kind becomes that mask."""
         query, key = self.query, self.key
         if key.shape[0] < query.shape[0]:
             key = key.expand(query.shape[0], -1, -1, -1)
-        kept = keeper.keep(query, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
         plain = _is_identity(self.score_mod)
         score: Score = ScaledDot(self.scale) if plain else Custom(changed_by_score_mod)
         call, _ = make_call(
@@ -125,18 +125,18 @@ class FlexCall(ObservedCall):
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
         call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
-        factors = Factors(call.sizes, call, held=kept, graph=keeper.graph)
-        beside = saved_values(keeper, name, call.sizes, lambda: self._values(keeper, name, call.sizes), self._output)
+        factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
+        beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
 
         def error() -> float:
             value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
             return output_error(weighted(*factors.reading, value), self.output, value)
 
-        evidence = Evidence(call.query, call.key, self.key, held=() if keeper.graph else kept)
-        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
+        evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
+        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not policy.graph)
 
-    def _values(self, keeper: Keeper, name: str, sizes: Sizes) -> ValuesOf:
-        kept = keeper.keep(self.value, f"the values of {name}")
+    def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
+        kept = policy.keep(self.value, f"the values of {name}")
         return ValuesOf(lambda: kept.tensor.expand(sizes.flat_batch, -1, -1, -1), [kept])
 
     def _output(self) -> OutputOf:

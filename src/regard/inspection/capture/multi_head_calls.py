@@ -21,7 +21,7 @@ from regard.inspection.capture.factors import Factors, output_error, undisturbed
 from regard.inspection.capture.mask_reading import GivenMask, both
 from regard.inspection.capture.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.sdpa_calls import masked
@@ -65,12 +65,12 @@ class Projection:
     """Given heads (N * H, S, D), which replace the projection."""
 
     def keep(
-        self, keeper: Keeper, what: str, beside: "SavedProjection | None" = None
+        self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
         """The same projection with kept tensors; an input that it shares with another projection is kept once.
 
         Args:
-            keeper: the rules by which tensors are kept.
+            policy: the rules by which tensors are kept.
             what: the name of the module, for messages.
             beside: another projection of the call, as the model has it and as it was kept.
         """
@@ -79,11 +79,11 @@ class Projection:
         def weight(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
                 return None
-            held.append(keeper.keep_weight(tensor, f"the weights of {what}"))
+            held.append(policy.keep_weight(tensor, f"the weights of {what}"))
             return held[-1].tensor
 
         def activation(tensor: Tensor, name: str) -> Tensor:
-            held.append(keeper.keep(tensor, f"the {name} of {what}"))
+            held.append(policy.keep(tensor, f"the {name} of {what}"))
             return held[-1].tensor
 
         shared = beside is not None and beside[0].input is self.input
@@ -141,14 +141,14 @@ class Projected(ObservedCall):
     """The true lengths (N,) if the input was nested (it is padded here)."""
     how: str
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep inputs, weights and masks; queries and keys are computed when the map is read."""
-        query, held = self.query.keep(keeper, name)
-        key, more = self.key.keep(keeper, name, (self.query, query))
+        query, held = self.query.keep(policy, name)
+        key, more = self.key.keep(policy, name, (self.query, query))
         sizes = self.sizes()
         kind = self.query.input.device.type
         dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
-        given = self.mask(keeper, sizes, dtype)
+        given = self.mask(policy, sizes, dtype)
 
         def build() -> Call:
             # The map may be read where autocast is not what it was during the call.
@@ -162,16 +162,16 @@ class Projected(ObservedCall):
             )  # fmt: skip
             return masked(call, given, causal(0) if self.is_causal else None)
 
-        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=keeper.graph)
+        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
         beside = saved_values(
-            keeper, name, sizes, lambda: self._values(keeper, name, dtype), lambda: self._output(keeper, name, dtype)
+            policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
         )
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
 
-    def _values(self, keeper: Keeper, name: str, dtype: torch.dtype | None) -> ValuesOf:
+    def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
         """Keep what the values are projected from."""
-        value, held = self.value.keep(keeper, name)
-        heads, batch_first, graph = self.num_heads, self.batch_first, keeper.graph
+        value, held = self.value.keep(policy, name)
+        heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
         def make() -> Tensor:
             with with_graph() if graph else undisturbed(), autocast_to(dtype, value.input):
@@ -179,9 +179,9 @@ class Projected(ObservedCall):
 
         return ValuesOf(make, held)
 
-    def _output(self, keeper: Keeper, name: str, dtype: torch.dtype | None) -> OutputOf:
+    def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
         """The projected output. Its gradient goes back through the projection, whose weights are kept for that."""
-        kept = keeper.keep_weight(self.out[0], f"the weights of {name}")
+        kept = policy.keep_weight(self.out[0], f"the weights of {name}")
         heads, batch_first = self.num_heads, self.batch_first
 
         def laid_out(gradient: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class Projected(ObservedCall):
         lead = (x.shape[batch],) if is_batched else ()
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
-    def mask(self, keeper: Keeper, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
+    def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
         """What both masks say together."""
         if self.lengths is not None:
             return self._nested(sizes)
@@ -231,10 +231,10 @@ class Projected(ObservedCall):
         if self.key_padding_mask is not None:
             tensors.append(self.key_padding_mask.view(*sizes.batch, 1, 1, -1))
         tensors = [F.pad(t, (0, extra)) if extra else t for t in tensors]
-        given = [keeper.mask(t, sizes, drops=True, dtype=dtype) for t in tensors]
+        given = [policy.mask(t, sizes, drops=True, dtype=dtype) for t in tensors]
         if len(given) < 2:
             return given[0] if given else GivenMask()
-        return both(*given) or keeper.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
+        return both(*given) or policy.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
 
     def learned_bias(self, sizes: Sizes) -> Tensor | None:
         """Both masks as numbers to add, if one of them takes a gradient, which reading it as a mask would lose."""

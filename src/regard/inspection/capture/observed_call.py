@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.maps.call_source import CallSource
 from regard.maps.call_values import CallValues
 from regard.maps.source import Source
@@ -68,7 +68,7 @@ class ObservedCall(ABC):
     """What names the call later, should it turn out to be no attention."""
 
     @abstractmethod
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep the tensors that the map needs, by the rules of a watch.
 
         Raises:

@@ -21,7 +21,7 @@ from regard.inspection.capture.module_kinds import TRANSPOSED_LINEAR
 from regard.inspection.capture.no_attention import ValueProduct, judged
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.provenance import SoftmaxOrigin, Trace, is_learned
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_values import OutputOf, weights_gradient
 from regard.inspection.capture.stored_weights import StoredSource, stored
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
@@ -44,7 +44,7 @@ class WrittenOut(ObservedCall):
     notes: tuple[str, ...] = ()
     token: object = field(default_factory=object)
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep the weights themselves, and the softmax beside them if it differs."""
         product = self.product
         weights, values = product.laid_out(product.weights), product.laid_out_values()
@@ -62,12 +62,12 @@ class WrittenOut(ObservedCall):
             values = None if values is None else folding.unfolded(values)
         mixed = folding if isinstance(folding, str) else ""
         differs = softmax is not None and not _equal(softmax, weights)
-        kept = keeper.keep(weights, f"the weights of {name}")
-        received = self._gradient(keeper, name, shown)
+        kept = policy.keep(weights, f"the weights of {name}")
+        received = self._gradient(policy, name, shown)
         source = stored(kept, self.name + (", changed" if differs else ""), mixed, received)
         beside = None
         if softmax is not None and differs:
-            beside = stored(keeper.keep(softmax, f"the softmax of {name}"), self.name, mixed)
+            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, mixed)
             notes.append(CHANGED)
         return Reading(
             None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
@@ -79,15 +79,15 @@ class WrittenOut(ObservedCall):
         return CallVectors(None, None, self.product.laid_out_values())
 
     def _gradient(
-        self, keeper: Keeper, name: str, shown: Callable[[Tensor], Tensor]
+        self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
     ) -> Callable[[], Tensor] | None:  # fmt: skip
         """Wait for the gradient of the weights, which are a tensor of the model; it is laid out as they are."""
-        if keeper.gradients is None:
+        if policy.gradients is None:
             return None
         # The function must not hold the product, and with it the values.
         layout = self.product.layout
         output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
-        return weights_gradient(keeper, name, output)
+        return weights_gradient(policy, name, output)
 
     def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
         """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""

@@ -11,7 +11,7 @@ from regard.functional import Attended, attention
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_source import GivenFactors, source_of_call
@@ -27,20 +27,20 @@ class Own(ObservedCall):
     vectors: tuple[Tensor, Tensor, Tensor]
     how: str = "regard.attention"
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep the call and the row state of the map that the function made."""
         weights = self.attended.weights
-        made = source_of_call((weights if keeper.graph else weights.detach()).source, "a watch")
-        query = keeper.keep(made.call.query, f"the queries of {name}")
-        key = keeper.keep(made.call.key, f"the keys of {name}")
+        made = source_of_call((weights if policy.graph else weights.detach()).source, "a watch")
+        query = policy.keep(made.call.query, f"the queries of {name}")
+        key = policy.keep(made.call.key, f"the keys of {name}")
         call = replace(made.call, query=query.tensor, key=key.tensor)
         assert isinstance(made.factors, GivenFactors), "the function makes no other"
         # A state that is not known yet costs a pass over the scores, which only a reading of the map should pay.
         known = made.factors.known_state
-        state = None if known is None else keeper.keep(known, "").tensor
-        factors = Factors(call.sizes, call, state=state, held=(query, key), graph=keeper.graph)
+        state = None if known is None else policy.keep(known, "").tensor
+        factors = Factors(call.sizes, call, state=state, held=(query, key), graph=policy.graph)
         beside = saved_values(
-            keeper, name, call.sizes, lambda: self._values(keeper, name), lambda: self._output(call)
+            policy, name, call.sizes, lambda: self._values(policy, name), lambda: self._output(call)
         )  # fmt: skip
 
         def error() -> float:
@@ -49,12 +49,12 @@ class Own(ObservedCall):
             return output_error(weighted(*factors.reading, value), output, value)
 
         verify = "dropout" if call.dropout else error
-        held = () if keeper.graph else (query, key)
+        held = () if policy.graph else (query, key)
         evidence = Evidence(call.query, call.key, self.vectors[1], held=held)
-        return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not keeper.graph)
+        return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not policy.graph)
 
-    def _values(self, keeper: Keeper, name: str) -> ValuesOf:
-        kept = keeper.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")
+    def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
+        kept = policy.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")
         return ValuesOf(lambda: kept.tensor, [kept])
 
     def _output(self, call: Call) -> OutputOf:

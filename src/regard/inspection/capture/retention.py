@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Where = Literal["factors", "cpu", "summary"]
 
 
-class Keeper:
+class RetentionPolicy:
     """The rules by which one watch keeps tensors, and the masks that it has read."""
 
     def __init__(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import GradientError
 from regard.inspection.capture.output_gradients import GradientOf, called, refusing
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.maps.call_values import CallValues, of_heads
 from regard.mechanisms.shapes import Sizes
@@ -51,24 +51,24 @@ class ValuesOf:
 
 
 def saved_values(
-    keeper: Keeper, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
+    policy: RetentionPolicy, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
 ) -> CallValues:
     """Keep what a watch wants beside the weights: nothing, unless it was asked for.
 
     Args:
-        keeper: the rules of the watch.
+        policy: the rules of the watch.
         name: the module's path, for messages.
         sizes: those of the call.
         values: keeps the values.
         output: gives the output, and keeps what its gradient is turned with.
     """
-    made = values() if keeper.values else None
+    made = values() if policy.values else None
     value = None if made is None else lambda: of_heads(made.read(), sizes.heads)
     held = [] if made is None else [kept.tensor for kept in made.held]
-    if keeper.gradients is None:
+    if policy.gradients is None:
         return CallValues(value, None, lambda: held)
     found = output()
-    gradient = _gradient(keeper, name, found)
+    gradient = _gradient(policy, name, found)
     if not isinstance(gradient, GradientOf):
         return CallValues(value, gradient, lambda: held)
     turned = _Turned(gradient, found.laid_out, found.held)
@@ -91,23 +91,23 @@ class _Turned:
             return self.laid_out(gradient)
 
 
-def weights_gradient(keeper: Keeper, name: str, weights: OutputOf) -> Callable[[], Tensor]:
+def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> Callable[[], Tensor]:
     """Wait for the gradient of weights that the model made itself: `weights` has their tensor, and their layout."""
-    gradient = _gradient(keeper, name, weights)
+    gradient = _gradient(policy, name, weights)
     if not isinstance(gradient, GradientOf):
         return gradient
     return _Turned(gradient, weights.laid_out, ()).read
 
 
-def _gradient(keeper: Keeper, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:
+def _gradient(policy: RetentionPolicy, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:
     """Wait for the gradient of an output; or a function that says why there is none."""
-    assert keeper.gradients is not None
+    assert policy.gradients is not None
     what = called(name)
     if output.dropout > 0:
         return refusing(DROPPED.format(what, output.dropout))
     if output.tensor is None:
         return refusing(f"the fused layer of {name} gives no output of its attention: run it with gradients")
     try:
-        return keeper.gradients.of(output.tensor, what)
+        return policy.gradients.of(output.tensor, what)
     except GradientError as error:
         return refusing(str(error))

@@ -17,7 +17,7 @@ from regard.inspection.capture.folded_heads import Folding, find_folding, note_o
 from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
@@ -51,13 +51,13 @@ class Sdpa(ObservedCall):
     """The output as the model got it, if `output` is laid out in another way."""
     how: str = "F.scaled_dot_product_attention"
 
-    def read(self, keeper: Keeper, name: str) -> Reading:
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
-        kept = keeper.keep_queries(query, key, f"the queries of {name}"), keeper.keep(key, f"the keys of {name}")
+        kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
         if self.attn_mask is None and dtype is None and kept[0].is_late:
-            late = self._read_late(*kept, keeper)
+            late = self._read_late(*kept, policy)
             if late is not None:
                 return late
         call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
@@ -68,35 +68,35 @@ class Sdpa(ObservedCall):
             # What the lowest number hides depends on the other keys of the row, and some of these are not seen.
             mask, is_causal = _with_causal(mask, call.sizes), False
         if mask is not None:
-            given = keeper.mask(mask, call.sizes, dtype=dtype)
+            given = policy.mask(mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if is_causal else None)
         # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
         queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
-        evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not keeper.graph else ())
+        evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
         notes = [note_of(self.folding)] if self.folding else []
-        state, held = self._state(call, given, keeper), [queries, kept[1], *given.kept]
+        state, held = self._state(call, given, policy), [queries, kept[1], *given.kept]
         factors = Factors(
             call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
-            graph=keeper.graph,
+            graph=policy.graph,
         )  # fmt: skip
         verify = "dropout" if self.dropout_p else self._verify(factors)
         beside = CallValues()
-        if keeper.values or keeper.gradients is not None:
+        if policy.values or policy.gradients is not None:
             beside = saved_values(
-                keeper, name, call.sizes, lambda: self._values(keeper, name, call), lambda: self._output(call.sizes)
+                policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
             )
         return Reading(
-            factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not keeper.graph
+            factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not policy.graph
         )  # fmt: skip
 
-    def _read_late(self, query: SavedTensor, key: SavedTensor, keeper: Keeper) -> Reading | None:
+    def _read_late(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
         """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
 
         None if the call is of another kind.
         """
         lse, scale = self.kernel.lse, self.scale
-        known = _known_of(self.query, self.key, scale) if self.folding is None and not keeper.keeps_more else None
+        known = _known_of(self.query, self.key, scale) if self.folding is None and not policy.keeps_more else None
         if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
             return None
         mask = FROM_THE_FIRST if self.is_causal else None
@@ -104,15 +104,15 @@ class Sdpa(ObservedCall):
         def call() -> Call:
             return replace(known, query=query.tensor, key=key.tensor, mask=mask)
 
-        state, held = keeper.copied_late(lse, ""), (query, key)
+        state, held = policy.copied_late(lse, ""), (query, key)
         notes: list[str] = []
         factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_late=True)
         verify = "dropout" if self.dropout_p else self._verify(factors)
         evidence = Evidence(query, key if key.is_late else key.tensor, self.key, held=held)
         return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
 
-    def _values(self, keeper: Keeper, name: str, call: Call) -> ValuesOf:
-        kept = keeper.keep(self.value, f"the values of {name}")
+    def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:
+        kept = policy.keep(self.value, f"the values of {name}")
         # The function must not hold the call, and with it tensors that the watch lets go.
         sizes, dtype, rank = call.sizes, call.query.dtype, self._rank
         return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
@@ -152,10 +152,10 @@ class Sdpa(ObservedCall):
         )
         return query, key, dtype
 
-    def _state(self, call: Call, given: GivenMask, keeper: Keeper) -> Tensor | None:
+    def _state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
         """The kernel's log-sum-exp in our convention; None if there is none that can be used."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
-        if keeper.graph:
+        if policy.graph:
             # The kernel's number has no gradient. One that has is computed when the map is read.
             return None
         # For even rows the kernel gives finfo.min. With a mask and is_causal it is not known which rows have a key.
@@ -166,7 +166,7 @@ class Sdpa(ObservedCall):
         lse = lse.detach().to(call.query.device).reshape(shape)
         if given.live is not None:
             lse = lse.masked_fill(~given.live, -torch.inf)
-        return keeper.keep(lse, "").tensor
+        return policy.keep(lse, "").tensor
 
     def _verify(self, factors: Factors) -> Callable[[], float]:
         assert self.output is not None, "it is read after it ran"

@@ -12,7 +12,7 @@ from regard.inspection.capture.module_hooks import Entries, this_thread
 from regard.inspection.capture.module_names import Names, chooser
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.output_gradients import ITSELF
-from regard.inspection.capture.retention import Keeper
+from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.sequences import Moment
 from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.inspection.handed_back import KeepKeys, KeepTokens, OnAttention
@@ -36,7 +36,7 @@ class AttentionHook(Interceptor):
         self.paths = {id(module): path for path, module in self.modules.items()}
         self._wanted = chooser(names, self.modules)
         # A map is read before the model goes on, so that nothing has to be copied.
-        self._keeper = Keeper("summary", copy=False)
+        self._policy = RetentionPolicy("summary", copy=False)
         self._entered = Entries()
         self._thread: ThreadState | None = None
         self._mark = 0
@@ -105,7 +105,7 @@ class AttentionHook(Interceptor):
         here = self._running.layer_around(path)
         try:
             with torch.no_grad():
-                reading = call.read(self._keeper, path or ITSELF)
+                reading = call.read(self._policy, path or ITSELF)
                 vectors = call.query_key_value()
         except Exception as error:
             self.missed.append((path, f"{type(error).__name__}: {error}"))

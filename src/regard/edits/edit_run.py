@@ -19,7 +19,7 @@ from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.interceptor import Interceptor
-from regard.inspection.capture.module_hooks import Entries
+from regard.inspection.capture.module_hooks import OpenThreads
 from regard.inspection.capture.module_kinds import TORCHS, looks_like_attention
 from regard.inspection.capture.module_names import chooser
 from regard.inspection.capture.observed_call import ObservedCall
@@ -85,7 +85,7 @@ class EditRun(Interceptor):
         self._places: dict[str, CallPlace] = {}
         """Where the latest call of each module stood."""
         self._lock = RLock()
-        self._entered = Entries()
+        self._open_in = OpenThreads()
 
     @classmethod
     def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
@@ -107,16 +107,16 @@ class EditRun(Interceptor):
     # -- entering ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "EditRun":
-        self._entered.enter(self)
+        self._open_in.enter(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._entered.leave(self)
+        self._open_in.leave(self)
         if kind is not None:
             return
         if self.refusal is not None:
             raise self.refusal
-        if not self._entered and (missed := self._not_reached()):
+        if not self._open_in and (missed := self._not_reached()):
             raise ArgumentError(f"{'; '.join(missed)}")
 
     @contextmanager
@@ -126,7 +126,7 @@ class EditRun(Interceptor):
         Raises:
             ArgumentError: the run itself is not entered, or edits in this thread already.
         """
-        with self._entered.attach(self, "regard.edit"):
+        with self._open_in.attach(self, "regard.edit"):
             yield self
 
     # -- calls -------------------------------------------------------------------------------------------

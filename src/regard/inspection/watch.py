@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
-from regard.inspection.capture.module_hooks import Entries
+from regard.inspection.capture.module_hooks import OpenThreads
 from regard.inspection.capture.module_names import Names, chooser, not_seen
 from regard.inspection.capture.retention import RetentionPolicy, Where
 from regard.inspection.generations import OfRuns, joined_map, separate
@@ -111,7 +111,7 @@ class Seen:
     def __init__(self, record: Record) -> None:
         self.record = record
         """The observed calls, and what was passed over."""
-        self._entered = Entries()
+        self._open_in = OpenThreads()
 
     def __reduce__(self) -> NoReturn:
         """Refuse `pickle` and `copy`.
@@ -137,11 +137,11 @@ class Seen:
     # -- watching ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Seen":
-        self._entered.enter(self.record)
+        self._open_in.enter(self.record)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._entered.leave(self.record)
+        self._open_in.leave(self.record)
 
     @contextmanager
     def attach(self) -> Iterator["Seen"]:
@@ -150,7 +150,7 @@ class Seen:
         Raises:
             ArgumentError: the watch itself is not entered, or it watches this thread already.
         """
-        with self._entered.attach(self.record, "regard.watch"):
+        with self._open_in.attach(self.record, "regard.watch"):
             yield self
 
     # -- reading -----------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def _finish(
         thread.try_to(close, thread, frame)
 
 
-class Entries:
+class OpenThreads:
     """The threads in which one watch is open, and the mark that each needs to leave it."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.inspection.capture.interceptor import Interceptor
-from regard.inspection.capture.module_hooks import Entries, this_thread
+from regard.inspection.capture.module_hooks import OpenThreads, this_thread
 from regard.inspection.capture.module_names import Names, chooser
 from regard.inspection.capture.observed_call import ObservedCall, Reading
 from regard.inspection.capture.output_gradients import ITSELF
@@ -37,7 +37,7 @@ class AttentionHook(Interceptor):
         self._wanted = chooser(names, self.modules)
         # A map is read before the model goes on, so that nothing has to be copied.
         self._policy = RetentionPolicy("summary", copy=False)
-        self._entered = Entries()
+        self._open_in = OpenThreads()
         self._thread: ThreadState | None = None
         self._mark = 0
         self._ran = False
@@ -51,7 +51,7 @@ class AttentionHook(Interceptor):
         if self._thread is not None:
             raise ArgumentError("this hook is open already: make another one with regard.on_attention(...)")
         self._mark = len(this_thread().stack)
-        self._thread = self._entered.enter(self)
+        self._thread = self._open_in.enter(self)
         for part in parts_with_positions(self.model):
             self._hooks.append(part.register_forward_pre_hook(self._before_part, with_kwargs=True))
         for module in self.modules.values():
@@ -67,7 +67,7 @@ class AttentionHook(Interceptor):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._entered.leave(self)
+        self._open_in.leave(self)
         self._thread = None
         if kind is None and self._ran and not self.calls:
             reasons = "; ".join(dict.fromkeys(f"{path!r}: {reason}" for path, reason in self.missed))

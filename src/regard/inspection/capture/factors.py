@@ -41,10 +41,10 @@ class Factors:
         notes: list[str] | None = None,
         even: Tensor | None = None,
         graph: bool = False,
-        is_late: bool = False,
+        is_deferred: bool = False,
     ) -> None:
         self.sizes = sizes
-        self._is_late = is_late
+        self._is_deferred = is_deferred
         """Whether the call is made of the held copies themselves, and only when it is asked for."""
         self._context = with_graph if graph else undisturbed
         self.even = even
@@ -71,7 +71,7 @@ class Factors:
         if not isinstance(self._call, Call):
             with self._context():
                 self._call = self._call()
-            if not self._is_late:
+            if not self._is_deferred:
                 # The computed call has tensors of its own, which the model cannot change.
                 self.held = ()
         if self.keys is not None:

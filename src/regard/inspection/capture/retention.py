@@ -8,7 +8,13 @@ from torch import Tensor
 
 from regard.inspection.capture.mask_reading import GivenMask, read_mask
 from regard.inspection.capture.output_gradients import GradientLog
-from regard.inspection.capture.saved_tensor import SavedTensor, copied, holds_much_more, may_be_late, may_be_overwritten
+from regard.inspection.capture.saved_tensor import (
+    SavedTensor,
+    copied,
+    holds_much_more,
+    may_be_deferred,
+    may_be_overwritten,
+)
 from regard.mechanisms.shapes import Sizes
 from regard.torch_private import counted_version, version_counter
 
@@ -61,18 +67,18 @@ class RetentionPolicy:
         to make than the copy. Keys may be in a cache of the model, and a copy would hold them a second time; so it
         would the queries that lie in the memory of the keys.
         """
-        may_copy = self.where == "factors" and not tensor.requires_grad and may_be_late(tensor)
+        may_copy = self.where == "factors" and not tensor.requires_grad and may_be_deferred(tensor)
         if not may_copy or torch.is_inference_mode_enabled() or _share_memory(tensor, keys):
             return self.keep(tensor, what)
-        return self.copied_late(tensor, what)
+        return self.deferred_copy(tensor, what)
 
     def copied(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
-        if not may_be_late(tensor) or torch.is_inference_mode_enabled():
+        if not may_be_deferred(tensor) or torch.is_inference_mode_enabled():
             return SavedTensor(copied(tensor), what)
-        return self.copied_late(tensor, what)
+        return self.deferred_copy(tensor, what)
 
-    def copied_late(self, tensor: Tensor, what: str) -> SavedTensor:
+    def deferred_copy(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a copy of a tensor on the CPU that is no tensor before it is asked for."""
         if self._arena is None:
             # It is loaded when it is needed: `import regard` and small models stay light.

@@ -31,7 +31,7 @@ class SavedTensor:
     version: int | None = None
 
     @property
-    def is_late(self) -> bool:
+    def is_deferred(self) -> bool:
         """Whether it is a copy that is no tensor yet."""
         return not isinstance(self.made, Tensor)
 
@@ -83,7 +83,7 @@ def copied(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-def may_be_late(tensor: Tensor) -> bool:
+def may_be_deferred(tensor: Tensor) -> bool:
     """Whether a copy of the tensor may lie in an arena: it is memory of the CPU, and large, and no mode looks at it."""
     return is_readable(tensor) and tensor.numel() * tensor.element_size() >= LARGE and not count_dispatch_modes()
 

@@ -56,10 +56,10 @@ class Sdpa(ObservedCall):
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
         kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
-        if self.attn_mask is None and dtype is None and kept[0].is_late:
-            late = self._read_late(*kept, policy)
-            if late is not None:
-                return late
+        if self.attn_mask is None and dtype is None and kept[0].is_deferred:
+            deferred = self._read_deferred(*kept, policy)
+            if deferred is not None:
+                return deferred
         call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
         vectors = call.query, call.key
         mixed = self.folding if isinstance(self.folding, str) else ""
@@ -90,7 +90,7 @@ class Sdpa(ObservedCall):
             factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not policy.graph
         )  # fmt: skip
 
-    def _read_late(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
+    def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
         """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
 
         None if the call is of another kind.
@@ -104,11 +104,13 @@ class Sdpa(ObservedCall):
         def call() -> Call:
             return replace(known, query=query.tensor, key=key.tensor, mask=mask)
 
-        state, held = policy.copied_late(lse, ""), (query, key)
+        state, held = policy.deferred_copy(lse, ""), (query, key)
         notes: list[str] = []
-        factors = Factors(known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_late=True)
+        factors = Factors(
+            known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_deferred=True
+        )
         verify = "dropout" if self.dropout_p else self._verify(factors)
-        evidence = Evidence(query, key if key.is_late else key.tensor, self.key, held=held)
+        evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
         return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
 
     def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:

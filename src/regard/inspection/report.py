@@ -133,7 +133,7 @@ def _inside(path: str, other: str) -> bool:
 def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
     # The audit is loaded when somebody prints a report: `import regard` stays light.
-    from regard.inspection.checks.facts import told
+    from regard.inspection.checks.facts import facts_by_mask
 
     lines = []
     for name in dict.fromkeys(call.name for call in calls):
@@ -148,7 +148,7 @@ def _table(calls: list[Observed]) -> list[str]:
             line += f", rebuilt to {max(errors):.1e}"
         line += "".join(f", not rebuilt: {why}" for why in excuses)
         lines.append(line)
-        lines += [f"    {facts}" for facts in told(own)]
+        lines += [f"    {facts}" for facts in facts_by_mask(own)]
         lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
     return lines
 

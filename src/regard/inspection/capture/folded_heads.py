@@ -134,12 +134,12 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
         frame = frame.f_back
 
 
-def told_heads(module: nn.Module) -> list[int]:
+def inferred_heads(module: nn.Module) -> list[int]:
     """The numbers of heads that a module or its config tells."""
     # A property of a module may run anything, and is not asked.
     own = {**vars(type(module)), **vars(module)}
-    told = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
-    return list(dict.fromkeys(n for n in told if isinstance(n, int) and not isinstance(n, bool) and n > 0))
+    inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
+    return list(dict.fromkeys(n for n in inferred if isinstance(n, int) and not isinstance(n, bool) and n > 0))
 
 
 def _of_config(config: object, name: str) -> object:
@@ -152,7 +152,7 @@ def _of_config(config: object, name: str) -> object:
 
 def _heads_of(module: nn.Module, count: int) -> list[int]:
     """The numbers of heads that a module or its config tells, if they divide the number of rows."""
-    return [n for n in told_heads(module) if n > 1 and count % n == 0]
+    return [n for n in inferred_heads(module) if n > 1 and count % n == 0]
 
 
 def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:

@@ -13,7 +13,7 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.inspection.capture.evidence import Evidence
 from regard.inspection.capture.factors import Factors, output_error, weighted
-from regard.inspection.capture.folded_heads import Folding, find_folding, note_of, told_heads
+from regard.inspection.capture.folded_heads import Folding, find_folding, inferred_heads, note_of
 from regard.inspection.capture.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 from regard.inspection.capture.mask_reading import GivenMask
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
@@ -316,10 +316,10 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
     query, mask = call.query, call.attn_mask
     if group == 1 or call.enable_gqa or query.dim() != 4:
         return call
-    told = told_heads(module)
-    if query.shape[1] == call.key.shape[1] and query.shape[1] in told:
+    inferred = inferred_heads(module)
+    if query.shape[1] == call.key.shape[1] and query.shape[1] in inferred:
         return _not_repeated(call, group)
-    if query.shape[1:3] != (call.key.shape[1], group) or query.shape[1] * group not in told:
+    if query.shape[1:3] != (call.key.shape[1], group) or query.shape[1] * group not in inferred:
         return call
     if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
         mask = mask.flatten(1, 2).unsqueeze(2)

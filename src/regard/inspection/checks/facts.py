@@ -200,17 +200,17 @@ def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %" if share < 0.995 else f"{100 * share:.3g} %"
 
 
-MOST_TOLD = 16
+MOST_CALLS = 16
 """How many calls of one module the report looks into: a generation makes thousands, which take milliseconds each."""
 
 
-def told(calls: Sequence[Observed]) -> list[str]:
+def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     """What reached the kernel in the calls of one module: a line for each kind of mask, with the means of its calls.
 
     Of many calls some are read, the first and the last among them, and the lines say how many.
     """
     kinds: dict[tuple[object, ...], list[Facts]] = {}
-    read = _spread(calls, MOST_TOLD)
+    read = _spread(calls, MOST_CALLS)
     for call in read:
         try:
             facts = facts_of(call, crosses=is_cross(call.name))

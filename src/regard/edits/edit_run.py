@@ -13,7 +13,7 @@ from regard.backends.base import Call
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall
-from regard.edits.functions import EDITABLE, Wanted
+from regard.edits.functions import EDITABLE, CallEdits
 from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError
@@ -139,7 +139,7 @@ class EditRun(Interceptor):
         elif path in self._wanted and looks_like_attention(module):
             self._ran[path] += 1
 
-    def before(self, path: str, when: Moment) -> Wanted | None:
+    def before(self, path: str, when: Moment) -> CallEdits | None:
         """The edits for the call that the running module makes; None without any."""
         with self._lock:
             # Blocks that a backward pass runs again repeat the latest call of their module.
@@ -165,7 +165,7 @@ class EditRun(Interceptor):
             with self._lock:
                 return self._found(at, Evidence(call.query, call.key, key), when, crosses=crosses)
 
-        return Wanted(edits, self._masks(), placed, self._done)
+        return CallEdits(edits, self._masks(), placed, self._done)
 
     def _masks(self) -> RetentionPolicy:
         self._asked += 1

@@ -22,7 +22,7 @@ from regard.inspection.capture.kernel_lse import KernelLse
 from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
 from regard.inspection.capture.observers import FunctionObserver
-from regard.inspection.capture.regard_calls import Own, observe_attention
+from regard.inspection.capture.regard_calls import RegardCall, observe_attention
 from regard.inspection.capture.retention import RetentionPolicy
 from regard.inspection.capture.saved_tensor import copied
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
@@ -38,7 +38,7 @@ Vectors = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class CallEdits:
     """What a run with edits wants of one call."""
 
     edits: tuple[Edit, ...]
@@ -63,7 +63,7 @@ class Edited(ObservedCall):
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         """Keep what the weights are read from, which the edits are part of."""
-        own = Own(Attended(self.made.output, self.made.softmax), self.vectors)
+        own = RegardCall(Attended(self.made.output, self.made.softmax), self.vectors)
         notes = [f"edited, {self.made.plan}"]
         if self.made.weights is self.made.softmax:
             return replace(own.read(policy, name), notes=notes)
@@ -114,7 +114,7 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
     """The interceptor of a function: it runs the call with the edits' weights, or as it is if no edit changes it."""
 
     def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        wanted = [one for one in thread.before() if isinstance(one, Wanted)]
+        wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
             weights, changing = _edited_weights(ready, wanted)
@@ -128,10 +128,10 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
     return run
 
 
-Changing = list[tuple[Wanted, CallPlace]]
+Changing = list[tuple[CallEdits, CallPlace]]
 
 
-def _edited_weights(ready: ReadyCall, wanted: list[Wanted]) -> tuple[EditedWeights, Changing]:
+def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
     """The weights that the edits leave, and the runs that change them, from the outermost `with` inwards."""
     if peek_interpreter_stack() is not None:
         raise ArgumentError(

@@ -46,7 +46,7 @@ def report(record: Record) -> Report:
     """Make the report of a watch. Row states that were not used yet are checked first."""
     for call in record.calls:
         if call.factors is not None:
-            call.factors.settle()
+            call.factors.check_state()
     missed = missed_by(record)
     others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = []

@@ -123,7 +123,7 @@ class Factors:
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
 
-    def settle(self) -> None:
+    def check_state(self) -> None:
         """Check a kernel's row state now, if it can still be read."""
         if self._of is not None and not self.is_stale:
             self._check(self.call)

@@ -19,7 +19,7 @@ from regard.mechanisms.shapes import as_autocast, canonical
 
 
 @dataclass(slots=True, eq=False)
-class Own(ObservedCall):
+class RegardCall(ObservedCall):
     """One call, after it ran."""
 
     is_editable: ClassVar[bool] = True
@@ -73,5 +73,5 @@ def observe_attention(
     """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
-    thread.give(Own(attended, args[:3]))
+    thread.give(RegardCall(attended, args[:3]))
     return attended if kwargs.get("return_weights") else attended.output

@@ -191,7 +191,6 @@ class EditRun(Interceptor):
         return found
 
     def _done(self, at: CallPlace, made: EditedCall | None) -> None:
-        """Remember what came of a call."""
         with self._lock:
             self._plans.setdefault(at.name, Counter())[UNCHANGED if made is None else made.plan] += 1
             if made is not None and isinstance(source := made.softmax.source, CallSource):
@@ -251,12 +250,10 @@ class EditRun(Interceptor):
         return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
 
     def __repr__(self) -> str:
-        """One line of counts."""
         return f"EditRun({type(self.modules['']).__name__}: {len(self._plans)} modules reached; print(run.report()))"
 
 
 def _are_related(one: str, other: str) -> bool:
-    """Whether one path is inside the other, or is it."""
     return any(not b or f"{a}.".startswith(f"{b}.") for a, b in ((one, other), (other, one)))
 
 

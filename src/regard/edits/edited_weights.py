@@ -77,7 +77,6 @@ class EditedWeights:
         return bias.block(range(sizes.queries), range(sizes.keys), query=nothing, key=nothing, sizes=sizes).exp()
 
     def _reweighted(self, factors: Tensor) -> tuple[Replaced, ...]:
-        """The replaced weights times factors (B or 1, H or 1, T or 1, S or 1)."""
         return tuple(replace(one, weights=self._keeping_sums(one, factors)) for one in self.replaced)
 
     def _keeping_sums(self, one: Replaced, factors: Tensor) -> Source:

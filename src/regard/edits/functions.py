@@ -167,7 +167,6 @@ def _ready_sdpa(
     kwargs: dict[str, Any],
     policy: RetentionPolicy,
 ) -> ReadyCall:
-    """F.scaled_dot_product_attention."""
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
     query, key, value = as_autocast(given.query, given.key, given.value)
     value = one_rank(query, value, given.enable_gqa)[1]
@@ -265,7 +264,6 @@ def _ready_attention(
     kwargs: dict[str, Any],
     policy: RetentionPolicy,
 ) -> ReadyCall:
-    """`regard.attention`."""
     settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")

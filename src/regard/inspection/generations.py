@@ -107,7 +107,6 @@ class OfRuns:
 
 
 def _run(step: SequenceStep) -> ModelRun | None:
-    """The run of the model in which a step was; None if it was in none, but in a method of the model."""
     return None if step.when.begun is None else (step.when.thread, step.when.begun)
 
 

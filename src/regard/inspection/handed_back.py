@@ -40,7 +40,6 @@ class KeepKeys:
         return found if found.dim() == 3 else found[:, None].expand(batch, key_heads, -1)
 
     def __repr__(self) -> str:
-        """The shape."""
         return f"KeepKeys({tuple(self.indices.shape)})"
 
 
@@ -71,7 +70,6 @@ class KeepTokens:
         return _checked(self, name, weights.shape[-2], {2: (batch,)}, shapes)
 
     def __repr__(self) -> str:
-        """The shape."""
         return f"KeepTokens({tuple(self.indices.shape)})"
 
 

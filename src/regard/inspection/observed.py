@@ -223,7 +223,6 @@ class Record(Interceptor):
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:
-    """The statistics of a map, computed at once in one pass."""
     # Without this a watch would take the functions that are called here for calls of the model.
     with undisturbed(), DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))

@@ -118,7 +118,6 @@ def _only_projects(module: nn.Module) -> bool:
 
 
 def _scripted(record: Record) -> list[str]:
-    """The outermost TorchScript modules."""
     found: list[str] = []
     for path, module in record.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):

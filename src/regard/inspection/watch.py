@@ -310,7 +310,6 @@ class Seen:
         return audit(self.record, causal=causal, keep=padding)
 
     def __repr__(self) -> str:
-        """One line of counts."""
         names = len({call.name for call in self.calls if call.map is not None})
         missed = missed_by(self.record)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""

@@ -237,7 +237,6 @@ def _normal(matrix: Tensor) -> Tensor:
 
 
 def _over(x: Tensor, sums: Tensor) -> Tensor:
-    """x / sums, and 0 where the sum is 0."""
     return torch.where(sums > 0, x / sums.masked_fill(sums <= 0, 1.0), 0.0)
 
 

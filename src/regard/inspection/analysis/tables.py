@@ -51,7 +51,6 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
 
 
 def _name_and_call(key: Any) -> tuple[str, Any]:
-    """What a watch has for a key; any other key is a name that the caller gave."""
     return key if isinstance(key, tuple) and len(key) == 2 else (str(key), 0)
 
 

@@ -246,7 +246,6 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
 
 
 def _sees_all(mask: Mask, sizes: Sizes) -> bool:
-    """Whether the last query sees every key."""
     return isinstance(mask, Causal) and isinstance(mask.offset, int) and sizes.queries + mask.offset >= sizes.keys
 
 

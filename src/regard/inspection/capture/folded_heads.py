@@ -151,7 +151,6 @@ def _of_config(config: object, name: str) -> object:
 
 
 def _heads_of(module: nn.Module, count: int) -> list[int]:
-    """The numbers of heads that a module or its config tells, if they divide the number of rows."""
     return [n for n in inferred_heads(module) if n > 1 and count % n == 0]
 
 

@@ -167,7 +167,6 @@ def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None)
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """Split a mask into groups of rows, so that looking at it takes little memory."""
     return iter(tensor.split(fitting(CHUNK_ELEMENTS, tensor.numel() // tensor.shape[-2]), dim=-2))
 
 

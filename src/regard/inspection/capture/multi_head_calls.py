@@ -310,7 +310,6 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any
 
 @cache
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's parameters in their order, each with its default."""
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 

@@ -194,7 +194,6 @@ def base_of(tensor: Tensor) -> Tensor:
 
 
 def _number(base: Tensor) -> int:
-    """What tells a tensor and its views from others. An inference tensor does not know what it is a view of."""
     return base.untyped_storage().data_ptr() if base.is_inference() else id(base)
 
 

@@ -130,7 +130,6 @@ class Sdpa(ObservedCall):
 
     @property
     def _rank(self) -> int:
-        """The number of dimensions that queries and values get."""
         return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
 
     def query_key_value(self) -> CallVectors:

@@ -73,7 +73,6 @@ def begin(
 
 
 def _beside(thread: ThreadState, result: Tensor) -> Tensor:
-    """Weights as they are, in a tensor of our own: the traces of `result` end when the model lets go of it."""
     return result.view_as(result) if any(watch.keeps_graph for watch in thread.watches) else result.detach()
 
 

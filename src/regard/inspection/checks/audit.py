@@ -47,7 +47,6 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
 def _of_call(
     call: Observed, facts: Facts, *, crosses: bool, should_be_causal: bool, keep: Tensor | None
 ) -> Iterator[Finding]:
-    """The findings of one call."""
     assert call.map is not None
     mask, (queries, keys) = facts.mask, call.map.shape[-2:]
     if any(share is not None and math.isnan(share) for share in (facts.later, facts.padding, facts.first)):
@@ -156,7 +155,6 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
 
 
 def _keys(facts: Facts) -> Tensor:
-    """The keys that any head of a sequence sees, (B or 1, S)."""
     return facts.seen.keys.unflatten(0, facts.seen.shape).any(1)
 
 
@@ -169,5 +167,4 @@ def _fitting(call: Observed, keep: Tensor | None) -> Tensor | None:
 
 
 def _is_empty_beyond(call: Observed, place: int) -> bool:
-    """Whether the keys from a place on are all 0, as the free places of a static cache are."""
     return call.factors is not None and not bool(call.factors.call.key[..., place:, :].any())

@@ -48,7 +48,6 @@ class Facts:
     """Who sees whom."""
 
     def __str__(self) -> str:
-        """A line of the report."""
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
         said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []

@@ -91,7 +91,6 @@ class HuggingFaceSubject(Subject):
         return {name: tensor.to(device) for name, tensor in row.items()}
 
     def _needs(self, name: str) -> bool:
-        """Whether a model of text and images cannot run on text alone: one that compares the two (CLIP)."""
         return name in self._takes and any(n in self._takes for n in ("return_loss", "bool_masked_pos"))
 
     def _tokens(self, generator: torch.Generator, length: int) -> Tensor:
@@ -232,14 +231,12 @@ def _nested(config: Any) -> Iterator[Any]:
 
 
 def _special(config: Any) -> Iterator[int]:
-    """The ids of tokens that mean something to a model: those of its config whose names say so."""
     for name, value in vars(config).items():
         if "token" in name and name.endswith(("_id", "_index", "_ids")):
             yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
 
 
 def _positions(batch: Padded) -> Tensor:
-    """The positions of real tokens, counted from the first of them; padding has 0."""
     return (batch.keep.long().cumsum(-1) - 1).clamp_min(0)
 
 

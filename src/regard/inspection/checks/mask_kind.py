@@ -146,7 +146,6 @@ def _fitting(rows: _Rows) -> Iterator[Fit]:
 
 
 def _last_offset(rows: _Rows) -> int:
-    """The offset of a causal mask, by the keys that the last row sees."""
     return int(rows.seen.last[:, -1].max()) - rows.queries + 1
 
 

@@ -298,7 +298,6 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def _mixes_in_training(model: nn.Module) -> bool:
-    """Whether a model computes means over positions in training mode, as batch normalization does."""
     return any(isinstance(module, BATCH_NORMS) for module in model.modules())
 
 

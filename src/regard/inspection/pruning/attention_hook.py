@@ -84,7 +84,6 @@ class AttentionHook(Interceptor):
         return self._caches.seen(cache)
 
     def __repr__(self) -> str:
-        """One line."""
         state = "closed" if self._thread is None else "open"
         return f"AttentionHook({type(self.model).__name__}, {state}, {self.calls} calls)"
 

@@ -17,10 +17,10 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
             outputs = model.generate(**inputs)
         print(run.report())
 
-    Nothing of the model is changed, so that nothing has to be restored, whatever happens. A call that no edit changes
+    Nothing of the model is changed, so nothing has to be restored, whatever happens. A call no edit changes
     has the same bits as without. A watch, inside the block or around it, sees the edited weights. Gradients flow
     through the edits: a tensor in an edit can be learned. Edits hold in the thread that entered the block; inside
-    another thread, `with run.attach():` adds that one.
+    another thread, `with run.attach():` adds one.
 
     Args:
         model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers
@@ -35,7 +35,7 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
     Raises:
         ArgumentError: no module has a name; something is no edit; or what is named cannot be edited (compiled, exported
             and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its attention
-            is written out, so that it can only be watched. At the end of the block: no call was reached by an edit.
+            is written out, so it can only be watched. At the end of the block: no call was reached by an edit.
 
     Source: PASTA (arXiv:2311.02262), attention knockout (arXiv:2304.14767), activation patching (arXiv:2211.00593).
 

@@ -6,7 +6,7 @@
     ScaleHeads(heads, factor)    multiply the output of heads; 0 silences them
     ReplaceWeights(weights)      attend with other weights: a tensor, a map, or what another run attended with
 
-An edit is a frozen object. It takes the weights that the edits before it have left, and says what becomes of them.
+An edit is a frozen object. It takes the weights the edits before it have left, and says what becomes of them.
 """
 
 from regard.edits.add_bias import AddBias as AddBias

@@ -64,7 +64,7 @@ class AddBias(Edit):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reweight(Edit):
-    r"""Multiply the weights of chosen keys by a factor, each row scaled so that it keeps its sum.
+    r"""Multiply the weights of chosen keys by a factor, each row scaled so it keeps its sum.
 
     $P'_{ij} = a_j P_{ij} / \sum_l a_l P_{il}$, which is a bias of $\log a$: it runs in the fused kernel. The factor 0
     is a `Knockout` of these keys, 1 changes nothing. PASTA multiplies the other tokens by 0.01, which is the same as

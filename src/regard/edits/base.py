@@ -17,7 +17,7 @@ class Edit(ABC):
 
     @abstractmethod
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights that this edit leaves; the same object if it changes nothing in this call.
+        """The weights this edit leaves; the same object if it changes nothing in this call.
 
         Raises:
             RegardError: the edit does not fit the call.
@@ -130,7 +130,7 @@ def _of_rows(keys: Tensor, at: CallPlace) -> Tensor:
             f"{at}: bool keys for each row of the batch are ({batch} or 1, at most {end} so far), got "
             f"{tuple(keys.shape)}"
         )
-    # Keys that came after those that the tensor knows are not chosen.
+    # Keys that came after those the tensor knows are not chosen.
     last = at.first_key + at.sizes.keys
     keys = torch.nn.functional.pad(keys.to(at.device), (0, max(0, last - keys.shape[1])))
     return keys[:, at.first_key : last]

@@ -20,7 +20,7 @@ AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of th
 
 
 class Chosen1D(NamedTuple):
-    """The chosen positions that a call has."""
+    """The chosen positions a call has."""
 
     local: Tensor
     """Their indices in the call (n,)."""

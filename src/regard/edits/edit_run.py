@@ -61,7 +61,7 @@ class EditsOfName:
 
 
 class EditRun(Interceptor):
-    """A run with edits: a context manager, and what it knows of the calls that it has edited."""
+    """A run with edits: a context manager, and what it knows of the calls it has edited."""
 
     changes = EDITABLE
 
@@ -71,7 +71,7 @@ class EditRun(Interceptor):
         self._wanted = frozenset(path for path in modules if any(one.chooses(path) for one in named))
         around = with_parents(self._wanted)
         self.unfused = frozenset(id(m) for path, m in modules.items() if isinstance(m, TORCHS) and path in around)
-        """The modules that torch may run fused, and must not, because attention in them is edited."""
+        """The modules torch may run fused, and must not, because attention in them is edited."""
         self._policy = RetentionPolicy("factors", copy=False)
         self._asked = 0
         self._count: Counter[str] = Counter()
@@ -140,9 +140,9 @@ class EditRun(Interceptor):
             self._ran[path] += 1
 
     def before(self, path: str, when: Moment) -> CallEdits | None:
-        """The edits for the call that the running module makes; None without any."""
+        """The edits for the call the running module makes; None without any."""
         with self._lock:
-            # Blocks that a backward pass runs again repeat the latest call of their module.
+            # Blocks a backward pass runs again repeat the latest call of their module.
             again = is_in_backward() and self._count[path] > 0
             number = self._count[path] - again
             self._count[path] += not again

@@ -30,7 +30,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedWeights:
-    """The weights that the edits so far have left."""
+    """The weights the edits so far have left."""
 
     call: Call
     """The model's call, with the masks and biases of the edits."""
@@ -41,17 +41,17 @@ class EditedWeights:
     words: tuple[str, ...] = ()
     """What the edits did, for the report."""
     hides_keys: bool = False
-    """Whether an edit has hidden keys, so that a row may have none left."""
+    """Whether an edit has hidden keys, so a row may have none left."""
 
     def masked(self, mask: Mask, word: str) -> "EditedWeights":
-        """The weights of the pairs that a bound mask allows; each row keeps its sum, unless no key is left to it."""
+        """The weights of the pairs a bound mask allows; each row keeps its sum, unless no key is left to it."""
         before = () if self.call.mask is None else self.call.mask.factors()
         call = replace(self.call, mask=And((*before, mask)) if before else mask)
         replaced = self._reweighted(self._rendered(mask)) if self.replaced else ()
         return replace(self, call=call, replaced=replaced, words=(*self.words, word), hides_keys=True)
 
     def biased(self, bias: Bias, word: str) -> "EditedWeights":
-        """The weights times exp(bias), each row scaled so that it keeps its sum."""
+        """The weights times exp(bias), each row scaled so it keeps its sum."""
         call = replace(self.call, bias=added(self.call.bias, bias))
         replaced = self._reweighted(self._exponential(bias)) if self.replaced else ()
         return replace(self, call=call, replaced=replaced, words=(*self.words, word))
@@ -153,4 +153,4 @@ class EditedCall:
     plan: str
     """The backend that ran, and what the edits did."""
     hides_keys: bool
-    """Whether an edit has hidden keys, so that a row may have none left."""
+    """Whether an edit has hidden keys, so a row may have none left."""

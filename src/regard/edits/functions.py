@@ -132,7 +132,7 @@ Changing = list[tuple[CallEdits, CallPlace]]
 
 
 def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
-    """The weights that the edits leave, and the runs that change them, from the outermost `with` inwards."""
+    """The weights the edits leave, and the runs that change them, from the outermost `with` inwards."""
     if peek_interpreter_stack() is not None:
         raise ArgumentError(
             "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
@@ -180,7 +180,7 @@ def _ready_sdpa(
 
     def output(made: EditedCall) -> Tensor:
         whole = given.folding.folded(made.output) if isinstance(given.folding, Folding) else made.output
-        # The layout of the model: its heads may be the rows of the key head that they share.
+        # The layout of the model: its heads may be the rows of the key head they share.
         shape = (*(args[0] if args else kwargs["query"]).shape[:-1], whole.shape[-1])
         return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
 

@@ -225,7 +225,7 @@ class KnockedOutPairs(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KnockedOutEdges(Mask):
-    """All pairs but those that a function names."""
+    """All pairs but those a function names."""
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     first_query: int

@@ -56,7 +56,7 @@ def with_parents(paths: Set[str]) -> set[str]:
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
-    """Refuse attention that transformers runs in a way that cannot be edited.
+    """Refuse attention transformers runs in a way that cannot be edited.
 
     Raises:
         ArgumentError: it does.

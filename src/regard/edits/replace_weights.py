@@ -22,7 +22,7 @@ OtherWeights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], Attention
 class ReplaceWeights(Edit):
     r"""Let heads attend with other weights: $P' V$ with the values of this run.
 
-    A map is multiplied with the values lazily, so that no T x S tensor is made.
+    A map is multiplied with the values lazily, so no T x S tensor is made.
 
     Args:
         weights: a tensor or an `AttentionMap` (..., T, S) of the call's own T and S, with one map for each chosen head,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from regard.inspection.report import count
 
 UNCHANGED = "unchanged"
-"""The plan of a call that no edit changes: it runs as without edits, with the same bits."""
+"""The plan of a call no edit changes: it runs as without edits, with the same bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class EditReport:
     no_key: Mapping[str, int]
     """For each module, how many rows of its edited calls had no key: their weights and outputs are 0."""
     not_reached: tuple[str, ...]
-    """The names under which an edit was given that no call has reached, each with the reason."""
+    """The names under which an edit was given no call has reached, each with the reason."""
     not_editable: tuple[tuple[str, str], ...]
     """(module path, reason) for what was named and looks like attention, but could not be edited."""
 

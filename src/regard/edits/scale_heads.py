@@ -15,7 +15,7 @@ from regard.errors import ShapeError
 class ScaleHeads(Edit):
     r"""Multiply the output of heads by a factor, $a_h P_h V_h$; 0 silences them.
 
-    The weights of a watch are those that multiplied the values, so that they are multiplied too; the softmax itself is
+    The weights of a watch are those that multiplied the values, so they are multiplied too; the softmax itself is
     `seen.softmax(name)`.
 
     Args:

@@ -86,7 +86,7 @@ class OfRuns:
                     self._origins.setdefault(run, []).append(step.origins)
 
     def narrowed(self, step: SequenceStep) -> Tensor | None:
-        """The rows that a step may continue, according to every module that ran with it; None: each row its own."""
+        """The rows a step may continue, according to every module that ran with it; None: each row its own."""
         if (origins := step.origins) is None:
             return None
         for other in self._of(step):
@@ -111,7 +111,7 @@ def _run(step: SequenceStep) -> ModelRun | None:
 
 
 def _orders(name: str, sequence: CallSequence, others: OfRuns) -> list[Tensor | None]:
-    """For each step, the row of its batch that each row of the last step goes back to; None for the same rows.
+    """For each step, the row of its batch each row of the last step goes back to; None for the same rows.
 
     Raises:
         ShapeError: rows with different histories are possible.

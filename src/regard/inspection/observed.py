@@ -41,7 +41,7 @@ class Observed:
     softmax: AttentionMap | None = None
     """The softmax from which the model made the weights, if it differs from them."""
     is_stored: bool = False
-    """Whether the map was read from weights that the model computed itself."""
+    """Whether the map was read from weights the model computed itself."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
@@ -71,7 +71,7 @@ class Observed:
 
 
 class Record(Interceptor):
-    """The calls that one watch has observed, in their order, and what it has passed over.
+    """The calls one watch has observed, in their order, and what it has passed over.
 
     `Seen` and the report read it.
     """
@@ -103,7 +103,7 @@ class Record(Interceptor):
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
         self.others: Counter[tuple[str, str]] = Counter()
-        """How often something was observed that only looks like attention, by (module path, what it is)."""
+        """How often something was observed only looks like attention, by (module path, what it is)."""
         self.skipped = 0
         """How many calls came from modules that were not asked for."""
         self.outside = 0
@@ -113,7 +113,7 @@ class Record(Interceptor):
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
-        """Count runs of modules that look like attention, so that the report can miss none, and recomputed modules."""
+        """Count runs of modules that look like attention, so the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
             self.ran[path] += 1
         if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
@@ -179,7 +179,7 @@ class Record(Interceptor):
         return observed
 
     def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool) -> int | None:
-        """Find the call that a call continues; returns its number."""
+        """Find the call a call continues; returns its number."""
         try:
             later = evidence.later() if may_wait and evidence is not None else None
             if later is not None and self.sequences.wait(path, index, later, when):
@@ -207,7 +207,7 @@ class Record(Interceptor):
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
     def other(self, path: str, reason: str) -> None:
-        """Remember something that only looks like attention."""
+        """Remember something only looks like attention."""
         if self.wanted(path):
             with self._lock:
                 self.others[path, reason] += 1

@@ -27,7 +27,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     - None: everything stays. The outputs of the model are then the same bits as without the hook.
     - `KeepKeys(indices)`: these keys stay in the layer's cache (H2O, TOVA, SnapKV, PyramidKV). The cache has to be a
       `DynamicCache` of transformers, and keys stay where they are in the text: new tokens get the positions that
-      follow those of all tokens that the cache has seen.
+      follow those of all tokens the cache has seen.
     - `KeepTokens(indices)`: these tokens go on to the next layer (FastV, EViT). The layer is the innermost module
       around the call that stands in an `nn.ModuleList` or `nn.Sequential`.
 
@@ -38,8 +38,8 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
 
     Raises:
         ArgumentError: the model is compiled, no module has one of the names, or `function` cannot be called.
-        FunctionError: while the model runs: the function raised, or handed back what cannot be used. The cache that the
-            model was given has the keys then that it had before the model was called.
+        FunctionError: while the model runs: the function raised, or handed back what cannot be used. The cache the
+            model was given has the keys then it had before the model was called.
         NotSeenError: at the end of the `with` block: the model ran, and no attention call was seen.
 
     >>> import torch

@@ -39,13 +39,13 @@ def watch(
     """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
 
     The model is not changed, and its results stay the same bit for bit. Its attention runs in the same kernel
-    as without a watch; a map holds the queries and keys that the model made anyway, and one number for each
+    as without a watch; a map holds the queries and keys the model made anyway, and one number for each
     row. Modules have to be called as usual, as `module(x)`: if the `forward` of one of torch's own layers is
     called by name, the layer does not take its fused path while it is watched, and its last bits differ.
 
     Args:
         model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the
-            layers made of it, `regard.attention`, or a softmax that it multiplies with values.
+            layers made of it, `regard.attention`, or a softmax it multiplies with values.
         names: which modules to watch, by path: a name (which means the module and all inside it; `*` is a wildcard),
             a list of names, or a function from a path to bool. None watches all.
         keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
@@ -54,7 +54,7 @@ def watch(
         verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
         copy: copy queries and keys. This is needed only if the model overwrites them later; reading the map then
             raises an error that says so.
-        grad: let the maps carry gradients to the model's own queries and keys, so that a statistic can be a loss, alone
+        grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone
             or beside the task's. A call that ran without gradients is then refused, and the report says so. By
             default maps are detached.
         values: keep the values of each call too, for `map.value_norms()` and the gradients of weights.
@@ -102,7 +102,7 @@ def watch(
 
 
 class Seen:
-    """The maps that a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
+    """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
     `seen["encoder.0"]` is the map of a module that was called once, or the list of its maps; `seen[name, 2]`
     is the map of its third call. `print(seen.report())` says what was seen, and what was not and why.
@@ -205,7 +205,7 @@ class Seen:
         return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
 
     def zero_grad(self) -> None:
-        """Forget the gradients that backward passes have handed over, so that the next pass is the first one again.
+        """Forget the gradients that backward passes have handed over, so the next pass is the first one again.
 
         Of two passes without this between them, it could not be told whose gradient `map.gradient()` should be.
         """

@@ -253,7 +253,7 @@ def _are_mutual(layers: Layers) -> bool:
 
 
 def _given(steps: Any) -> Layers:
-    """The layers that a caller has listed.
+    """The layers a caller has listed.
 
     Raises:
         ArgumentError: something in the list is no layer, or there is none.
@@ -272,7 +272,7 @@ def _given(steps: Any) -> Layers:
 
 
 def _observed(record: Any) -> Layers:
-    """The layers that a watch saw, told apart by the names of their modules.
+    """The layers a watch saw, told apart by the names of their modules.
 
     Raises:
         ArgumentError: nothing was seen, or several runs of the model, or stacks of layers that are not connected.

@@ -20,7 +20,7 @@ SHOWN = 24
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
-    """Give each map (batch..., H, T, S) a name: the path of the module that made it, the name that the caller gave it,
+    """Give each map (batch..., H, T, S) a name: the path of the module that made it, the name the caller gave it,
     or a number.
 
     The dimension before queries and keys counts as the dimension of the heads; a map (T, S) gets one.

@@ -39,7 +39,7 @@ def followed(
 ) -> list[AxisNumber] | None:  # fmt: skip
     """Where the axes of an argument are in a result (the `place`-th, if there are several).
 
-    None means that the result is no longer of the argument: it is a reduction over the axis.
+    None means the result is no longer of the argument: it is a reduction over the axis.
     """
     if name in VIEWS:
         # An exchange of axes asks for no sizes. With two places at least, every axis has a stride that tells it.

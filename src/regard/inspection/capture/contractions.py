@@ -13,7 +13,7 @@ Labels = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
-    r"""The product of some tensors, summed over every label that the output does not have."""
+    r"""The product of some tensors, summed over every label the output does not have."""
 
     operands: tuple[Tensor, ...]
     labels: tuple[Labels, ...]
@@ -47,7 +47,7 @@ def sum_of_products(operands: Sequence[Tensor], labels: Sequence[Labels], output
 
 
 def read_contraction(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Contraction | None:
-    """The contraction that a call computes; None if it is none, or not one that is known here."""
+    """The contraction a call computes; None if it is none, or not one that is known here."""
     if (reader := READERS.get(name)) is None:
         return None
     named = sorted((key for key in kwargs if key in OPERANDS), key=OPERANDS.index)
@@ -169,7 +169,7 @@ OPERANDS = (
     "equation", "self", "input", "mat1", "batch1", "mat", "a", "tensors", "other", "mat2", "batch2", "vec", "vec2", "b",
     "tensor", "weight", "bias",
 )  # fmt: skip
-"""The names that these functions give their operands, in the order in which they take them."""
+"""The names these functions give their operands, in the order in which they take them."""
 
 READERS: dict[str, Callable[..., Contraction | None]] = {
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul"), _matmul),
@@ -183,4 +183,4 @@ READERS: dict[str, Callable[..., Contraction | None]] = {
     "linalg_multi_dot": _chain,
     "chain_matmul": _chain,
 }
-"""The functions that multiply tensors, each by the name that torch, its tensors and its operators have for it."""
+"""The functions that multiply tensors, each by the name torch, its tensors and its operators have for it."""

@@ -40,7 +40,7 @@ class Evidence:
     queries: Tensor | SavedTensor
     keys: Tensor | SavedTensor
     given: Tensor
-    """The tensor of keys or values that the model handed over."""
+    """The tensor of keys or values the model handed over."""
     held: tuple[SavedTensor, ...] = ()
     """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
 
@@ -126,7 +126,7 @@ class ViewedMemory:
     """The memory of a view, without keeping it alive."""
 
     reference: Any
-    """A weak reference to its storage, or to the tensor that it is a view of."""
+    """A weak reference to its storage, or to the tensor it is a view of."""
     place: tuple[int, tuple[int, ...]]
 
     @classmethod

@@ -20,11 +20,11 @@ from regard.mechanisms.tensor_tree import tensors_mapped
 from regard.mechanisms.tile_sizes import fitting, ranges
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""How far the sum of the checked row may be from 1; beyond that a kernel's log-sum-exp is not used."""
+"""How far the sum of the checked row may be from 1; beyond a kernel's log-sum-exp is not used."""
 
 
 class Factors:
-    """A call and its row state, each given or computed at the first read, and the tensors that they are read from.
+    """A call and its row state, each given or computed at the first read, and the tensors they are read from.
 
     `call` is a `Call`, or a function that makes one from kept tensors (an input and its weights). The row state that
     an operator `of` torch computed is checked when it is first read, and computed anew if it is wrong.
@@ -48,11 +48,11 @@ class Factors:
         """Whether the call is made of the held copies themselves, and only when it is asked for."""
         self._context = with_graph if graph else undisturbed
         self.even = even
-        """Rows that the model spread evenly because its mask left them no key, as in `GivenMask`."""
+        """Rows the model spread evenly because its mask left them no key, as in `GivenMask`."""
         self._call = call
         self._state = state
         self.held = tuple(held)
-        """The tensors that the model must not overwrite; if the call may be a step, queries first and then keys."""
+        """The tensors the model must not overwrite; if the call may be a step, queries first and then keys."""
         self.keys: Keys | None = None
         self._of = of
         self._notes = [] if notes is None else notes
@@ -177,7 +177,7 @@ class Keys:
 
 
 def undisturbed() -> AbstractContextManager[object]:
-    """A context without gradients, autocast and inference tensors, so that a read is exact wherever it happens."""
+    """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
     is_casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     if not (is_casting or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return nullcontext()
@@ -230,7 +230,7 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
     query = call.query[:, :, -1:].to(call.compute_dtype)
     key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
     if call.group > 1:
-        # Heads that share a key are rows of one product, so that the keys are not repeated.
+        # Heads that share a key are rows of one product, so the keys are not repeated.
         scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
     else:
         scores = query @ key.mT * scale
@@ -250,7 +250,7 @@ def _sees_all(mask: Mask, sizes: Sizes) -> bool:
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
-    """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights that the map reads."""
+    """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
     with undisturbed():
         sizes, pieces = call.sizes, []
         value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)

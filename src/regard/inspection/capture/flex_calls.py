@@ -1,7 +1,7 @@
 """Observe FlexAttention: queries and keys with the functions that change their scores and mask them.
 
 Uncompiled, torch hands the call to an operator of higher order, which is observed like any function. Compiled, no
-function is seen; while torch compiles the call under a watch, it records that the arguments of that operator are to be
+function is seen; while torch compiles the call under a watch, it records the arguments of that operator are to be
 put into a list after each run. Its kernel stays the same, and so do the bits.
 """
 
@@ -92,7 +92,7 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
     with ExitStack() as stack:
         if not is_torch_function_enabled():
             stack.enter_context(EnableTorchFunction())
-        # A tensor that the function closes over is looked up at traced places, which torch allows within this mode.
+        # A tensor the function closes over is looked up at traced places, which torch allows within this mode.
         stack.enter_context(TransformGetItemToIndex())
         found: Tensor = torch.vmap(function)(*(part.reshape(-1) for part in parts))
     return found.reshape(parts[0].shape)

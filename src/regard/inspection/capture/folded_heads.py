@@ -1,4 +1,4 @@
-"""Heads that a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
+"""Heads a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
 
 Such a call does not say which of its rows is which. The number of heads is told by the module that runs (its
 attributes, or the batch of its arguments). The order is told by the values: each row of them is a slice of what a layer
@@ -135,7 +135,7 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 
 def inferred_heads(module: nn.Module) -> list[int]:
-    """The numbers of heads that a module or its config tells."""
+    """The numbers of heads a module or its config tells."""
     # A property of a module may run anything, and is not asked.
     own = {**vars(type(module)), **vars(module)}
     inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
@@ -172,7 +172,7 @@ def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int)
 
 
 def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
-    """What each layer of a module makes of the last vector of each sequence (B, C), for each argument that it takes."""
+    """What each layer of a module makes of the last vector of each sequence (B, C), for each argument it takes."""
     children = [layer for child in module.children() for layer in (child, *child.children())]
     layers = [layer for layer in children if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"]
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The one name of a function that torch, its tensors and its operators offer under several."""
+"""The one name of a function torch, its tensors and its operators offer under several."""
 
 from typing import Any
 

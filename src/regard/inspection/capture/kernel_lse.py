@@ -1,4 +1,4 @@
-"""The log-sum-exp that torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
+"""The log-sum-exp torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
 
 from collections.abc import Callable
 from functools import cache
@@ -31,7 +31,7 @@ LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_fused_attention_overrideable": lambda lse, queries: lse,
 }
 KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isinstance(found := operator(name), Missing)}
-"""For each operator that this torch has, how its second result becomes (B, H, T).
+"""For each operator this torch has, how its second result becomes (B, H, T).
 
 The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
 result of cudnn's kernel has one dimension more.
@@ -105,7 +105,7 @@ def run_with_lse(
 def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
     """Call the kernel of the CPU as torch would, if torch would; None if it is not certain.
 
-    torch asks `_fused_sdp_choice`, and calls that kernel with the same tensors. To watch its dispatch instead costs
+    torch asks `_fused_sdp_choice`, and calls kernel with the same tensors. To watch its dispatch instead costs
     50 to 100 us a call.
     """
     query, key, value = (arguments[name] for name in ("query", "key", "value"))

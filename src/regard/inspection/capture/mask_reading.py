@@ -1,7 +1,7 @@
-"""Read the masks that torch's functions take, bool or numbers that are added to scores, back into predicates.
+"""Read the masks torch's functions take, bool or numbers that are added to scores, back into predicates.
 
 A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
-predicate that says the same needs no memory. Added numbers so low that no score can outweigh them (finfo.min, -1e9)
+predicate that says the same needs no memory. Added numbers so low no score can outweigh them (finfo.min, -1e9)
 are masks too. A row that has only such numbers is different: a kernel cannot tell them apart, and spreads the row
 evenly over them. The map has to show that.
 """
@@ -35,7 +35,7 @@ class GivenMask:
     live: Tensor | None = None
     """Rows that have a key, bool (B or 1, H or 1, T or 1); None: all rows."""
     even: Tensor | None = None
-    """Rows that the model spreads evenly over their keys, in the same shape; None: no row."""
+    """Rows the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
     """The tensor of T x S numbers that is held, if any."""
     kept: tuple[SavedTensor, ...] = ()
@@ -134,7 +134,7 @@ def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> Given
 
 
 def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
-    """Patterns that a mask could have, apart from keys that it never allows; None allows all."""
+    """Patterns a mask could have, apart from keys it never allows; None allows all."""
     yield None
     if keep.shape[-2] == 1 or keep.shape[-1] == 1:
         return
@@ -151,7 +151,7 @@ def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
 
 
 def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
-    """Whether a mask equals a pattern on the keys that it allows at all; even rows are not compared."""
+    """Whether a mask equals a pattern on the keys it allows at all; even rows are not compared."""
     columns = torch.arange(keep.shape[-1], device=keep.device)
     zero = torch.zeros((), dtype=torch.long, device=keep.device)
     start = 0

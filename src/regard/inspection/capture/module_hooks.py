@@ -45,7 +45,7 @@ def this_thread() -> ThreadState:
 
 
 def _for_attention(hook: Any) -> Any:
-    """Mark a hook: a watch changes no bit, so that layers without attention run as they do without it."""
+    """Mark a hook: a watch changes no bit, so layers without attention run as they do without it."""
     setattr(hook, FOR_ATTENTION, True)
     return hook
 
@@ -158,7 +158,7 @@ def _finish(
 
 
 class OpenThreads:
-    """The threads in which one watch is open, and the mark that each needs to leave it."""
+    """The threads in which one watch is open, and the mark each needs to leave it."""
 
     def __init__(self) -> None:
         self._open: dict[ThreadState, int] = {}

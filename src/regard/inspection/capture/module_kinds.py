@@ -1,4 +1,4 @@
-"""Kinds of modules: those that torch may run fused, those that call no attention, and those that are named so."""
+"""Kinds of modules: those torch may run fused, those that call no attention, and those that are named so."""
 
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from regard.torch_private import has_pre_hooks
 
 
 def forward_of(module: nn.Module) -> object:
-    """The function that a module's class runs as `forward`; None for a TorchScript module, whose class has none."""
+    """The function a module's class runs as `forward`; None for a TorchScript module, whose class has none."""
     return getattr(type(module), "forward", None)
 
 
@@ -20,13 +20,13 @@ def _calls_super(function: object) -> bool:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class says that it attends."""
+    """Whether the name of a module's class says it attends."""
     name = type(module).__name__.lower()
     return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
 
 
 TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-"""The modules that torch may run fused."""
+"""The modules torch may run fused."""
 
 FUSED_FORWARDS = frozenset(kind.forward for kind in TORCHS)
 """Their forward functions: a subclass with a forward of its own is not mistaken for its base."""
@@ -53,7 +53,7 @@ PLAIN = frozenset({
 })  # fmt: skip
 """Modules of torch that are frequent and do not attend.
 
-They run without our mode, because the mode costs some microseconds for each function that it sees.
+They run without our mode, because the mode costs some microseconds for each function it sees.
 """
 
 TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
@@ -63,7 +63,7 @@ TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
 def is_known(place: str, name: str) -> bool:
     """Whether a class of transformers, by its module and its name, is as plain: its norms, activations and projections.
 
-    Each of them calls three to eight functions, which together are half of those that a model calls.
+    Each of them calls three to eight functions, which together are half of those a model calls.
 
     >>> is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm"), is_known("mine", "LlamaRMSNorm")
     (True, False)
@@ -73,7 +73,7 @@ def is_known(place: str, name: str) -> bool:
 
 
 def is_plain(module: nn.Module, traces: Traces) -> bool:
-    """Whether a module calls no function that has an observer, so that it can run without our mode.
+    """Whether a module calls no function that has an observer, so it can run without our mode.
 
     What a module of torch makes of a traced tensor is found afterwards; those of transformers then run under our mode.
     """

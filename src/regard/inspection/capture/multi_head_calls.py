@@ -236,7 +236,7 @@ def _layer_of_call(given: Mapping[str, Any]) -> Layer:
 
 
 def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
-    """The parts of the layer that a module is."""
+    """The parts of the layer a module is."""
     is_packed = module.in_proj_weight is not None
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
@@ -254,7 +254,7 @@ def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
 def _projected(
     layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
 ) -> Projected:
-    """A call of a layer; `given` has the inputs and masks under the names that torch's function and module share."""
+    """A call of a layer; `given` has the inputs and masks under the names torch's function and module share."""
     projections = [
         Projection(
             input=given[name], weight=layer.weights[n], bias=layer.biases, part=n, is_packed=layer.is_packed,

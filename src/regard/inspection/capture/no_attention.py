@@ -27,7 +27,7 @@ class ValueProduct:
     """The axes of the weights, in the order batch..., heads, queries, keys."""
     has_queries: bool
     unfolded: tuple[int, ...] = ()
-    """The sizes of the axes that the model folded into the first; none if it folded none."""
+    """The sizes of the axes the model folded into the first; none if it folded none."""
 
     @classmethod
     def of(cls, contraction: Contraction, place: int, key: object) -> "ValueProduct | None":
@@ -78,7 +78,7 @@ class ValueProduct:
 
     @property
     def features(self) -> list[int]:
-        """The axes of the values that only they have."""
+        """The axes of the values only they have."""
         known = set(self.contraction.labels[self.place])
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
@@ -177,7 +177,7 @@ def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:
 
 
 def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
-    """Whether the sizes of a module's input say that the keys are its channels, and the features its positions.
+    """Whether the sizes of a module's input say the keys are its channels, and the features its positions.
 
     This is asked only where no projection tells.
     """
@@ -207,7 +207,7 @@ def _has_width(module: nn.Module | None, channels: int) -> bool:
 
 
 def _inputs(module: nn.Module) -> list[tuple[int, ...]]:
-    """The shapes of the tensors that the running forward of a module was called with."""
+    """The shapes of the tensors the running forward of a module was called with."""
     running: FrameType | None = sys._getframe(1)
     while running is not None:
         names = running.f_code.co_varnames[: running.f_code.co_argcount]

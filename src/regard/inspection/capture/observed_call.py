@@ -1,4 +1,4 @@
-"""The call that an observer hands to the watches; each watch reads from it what it keeps."""
+"""The call an observer hands to the watches; each watch reads from it what it keeps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Reading:
     beside: CallValues = field(default_factory=CallValues)
     """The values and the gradient of the output, as far as the watch keeps them."""
     holds_keys: bool = False
-    """Whether the factors hold queries and keys, so that the steps of a generation can share the keys."""
+    """Whether the factors hold queries and keys, so the steps of a generation can share the keys."""
 
     @property
     def source(self) -> Source:
@@ -69,7 +69,7 @@ class ObservedCall(ABC):
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the tensors that the map needs, by the rules of a watch.
+        """Keep the tensors the map needs, by the rules of a watch.
 
         Raises:
             RegardError: the call cannot be read; the message says why.

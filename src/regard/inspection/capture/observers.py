@@ -69,7 +69,7 @@ MODULES: dict[object, ModuleObserver] = {
     nn.MultiheadAttention.forward: observe_module,
     nn.TransformerEncoderLayer.forward: observe_encoder_layer,
 }
-"""The observer of each module that torch may run fused, by its forward function."""
+"""The observer of each module torch may run fused, by its forward function."""
 
 
 def of_operator(func: Any) -> FunctionObserver:

@@ -1,4 +1,4 @@
-"""The gradients that backward passes hand to what a watch has seen, each kept for the call that it belongs to."""
+"""The gradients that backward passes hand to what a watch has seen, each kept for the call it belongs to."""
 
 from collections.abc import Callable
 
@@ -77,7 +77,7 @@ class GradientOf:
 
 
 class GradientLog:
-    """The gradients that one watch waits for."""
+    """The gradients one watch waits for."""
 
     def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
         self.keep = keep
@@ -105,7 +105,7 @@ class GradientLog:
         return sum(one.is_reached for one in self._waiting)
 
     def clear(self) -> None:
-        """Forget all gradients, so that the next backward pass is the first one again."""
+        """Forget all gradients, so the next backward pass is the first one again."""
         for one in self._waiting:
             one.clear()
 
@@ -120,7 +120,7 @@ def called(path: str) -> str:
 
 
 def refusing(reason: str) -> Callable[[], Tensor]:
-    """A gradient that there will never be.
+    """A gradient there will never be.
 
     >>> refusing("nothing requires one")()
     Traceback (most recent call last):

@@ -33,7 +33,7 @@ CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenOut(ObservedCall):
-    """Weights that the model multiplied with values, after the product ran."""
+    """Weights the model multiplied with values, after the product ran."""
 
     product: ValueProduct
     result: Tensor
@@ -156,7 +156,7 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...],
 
 
 class _Named:
-    """Stands for the function that a module runs."""
+    """Stands for the function a module runs."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -316,7 +316,7 @@ def _size(origin: SoftmaxOrigin) -> int:
 
 
 def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
-    """The softmax that the weights were made of, laid out as they are; None if it is the same, or gone."""
+    """The softmax the weights were made of, laid out as they are; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
     origin = trace.origins[0]

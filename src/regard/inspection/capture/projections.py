@@ -32,7 +32,7 @@ class Projection:
     """Which third of packed weights and biases belongs to it."""
     is_packed: bool
     norm: "LayerNormArguments | None" = None
-    """The layer norm that the input goes through first."""
+    """The layer norm the input goes through first."""
     row: Tensor | None = None
     """A learned row (1, 1, E) after the rows of the input."""
     zero: bool = False
@@ -43,7 +43,7 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
-        """The same projection with kept tensors; an input that it shares with another projection is kept once.
+        """The same projection with kept tensors; an input it shares with another projection is kept once.
 
         Args:
             policy: the rules by which tensors are kept.

@@ -1,6 +1,6 @@
 """Where tensors come from: which were made from a softmax, and along which axis its weights still sum over keys.
 
-A tensor is traced for as long as it lives, through weak references, so that a trace keeps no memory of the model.
+A tensor is traced for as long as it lives, through weak references, so a trace keeps no memory of the model.
 """
 
 import weakref
@@ -20,7 +20,7 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 @dataclass(slots=True, eq=False)
 class SoftmaxOrigin:
-    """A normalization that the model wrote out: a softmax, or numbers that were divided by their sum."""
+    """A normalization the model wrote out: a softmax, or numbers that were divided by their sum."""
 
     how: str
     shape: tuple[int, ...]
@@ -188,7 +188,7 @@ MOST_PROJECTIONS = 4096
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """The tensor that a view is a view of, or the tensor itself."""
+    """The tensor a view is a view of, or the tensor itself."""
     base = viewed(tensor)
     return tensor if base is None else base
 

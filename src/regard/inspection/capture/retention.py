@@ -1,4 +1,4 @@
-"""The rules by which a watch keeps tensors, and the masks that it has read."""
+"""The rules by which a watch keeps tensors, and the masks it has read."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +25,7 @@ Where = Literal["factors", "cpu", "summary"]
 
 
 class RetentionPolicy:
-    """The rules by which one watch keeps tensors, and the masks that it has read."""
+    """The rules by which one watch keeps tensors, and the masks it has read."""
 
     def __init__(
         self, where: Where, *, copy: bool, graph: bool = False, values: bool = False, gradients: bool = False
@@ -88,7 +88,7 @@ class RetentionPolicy:
         return SavedTensor(self._arena.copied(tensor), what)
 
     def _keep_graph(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so that a copy saves none.
+        """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so a copy saves none.
 
         Tensors that require a gradient, and tensors that do not, are kept alike.
         """
@@ -114,13 +114,13 @@ class RetentionPolicy:
             return SavedTensor(held, what, counted_version(tensor))
         identity = (id(tensor), version_counter(tensor))
         if identity not in self._copies:
-            # The watched model holds the parameter, so that no other object can get its id.
+            # The watched model holds the parameter, so no other object can get its id.
             copy = tensor.clone() if self.graph else copied(tensor)
             self._copies[identity] = SavedTensor(copy.cpu() if self.where == "cpu" else copy, what)
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
-        """Read a mask that a function of torch got; it is read once for all calls that get the same mask.
+        """Read a mask a function of torch got; it is read once for all calls that get the same mask.
 
         `drops` says that True in a bool mask leaves a key out; `dtype` is the dtype to which autocast turns
         numbers that are added.
@@ -139,7 +139,7 @@ class RetentionPolicy:
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """A bias that takes a gradient is kept as the numbers that it is, and its graph with it."""
+        """A bias that takes a gradient is kept as the numbers it is, and its graph with it."""
         given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
         return given if given.dense is None else given.holding(self.keep(given.dense, "the masks"))
 

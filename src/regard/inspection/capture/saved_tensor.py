@@ -68,7 +68,7 @@ class SavedTensor:
 
     @property
     def bytes(self) -> int:
-        """The bytes of memory that it keeps alive."""
+        """The bytes of memory it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
 
 

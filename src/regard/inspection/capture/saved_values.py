@@ -34,7 +34,7 @@ class OutputOf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValuesOf:
-    """The values of a call: a function that makes (B, G or H, S, E), and the tensors that it makes them of."""
+    """The values of a call: a function that makes (B, G or H, S, E), and the tensors it makes them of."""
 
     make: Callable[[], Tensor]
     held: Sequence[SavedTensor]
@@ -77,7 +77,7 @@ def saved_values(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turned:
-    """A gradient that is received, laid out anew. The tensor that it is of is not held."""
+    """A gradient that is received, laid out anew. The tensor it is of is not held."""
 
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]
@@ -92,7 +92,7 @@ class _Turned:
 
 
 def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> Callable[[], Tensor]:
-    """Wait for the gradient of weights that the model made itself: `weights` has their tensor, and their layout."""
+    """Wait for the gradient of weights the model made itself: `weights` has their tensor, and their layout."""
     gradient = _gradient(policy, name, weights)
     if not isinstance(gradient, GradientOf):
         return gradient

@@ -115,7 +115,7 @@ class Sdpa(ObservedCall):
 
     def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:
         kept = policy.keep(self.value, f"the values of {name}")
-        # The function must not hold the call, and with it tensors that the watch lets go.
+        # The function must not hold the call, and with it tensors the watch lets go.
         sizes, dtype, rank = call.sizes, call.query.dtype, self._rank
         return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
 
@@ -140,7 +140,7 @@ class Sdpa(ObservedCall):
         return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
-        """Query and key in the dtype that autocast gave them, and that dtype."""
+        """Query and key in the dtype autocast gave them, and that dtype."""
         kind = self.query.device.type
         if not is_autocasting(kind) or self.query.dtype == torch.float64:
             return self.query, self.key, None
@@ -235,7 +235,7 @@ def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
 
 
 def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
-    """Put a call under its mask; rows that the model spreads evenly get a query of 0."""
+    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
     if also is None and given.mask is None and given.bias is None and given.even is None:
         return call
     bound = None if also is None else also.bind(call.sizes, call.query.device)
@@ -305,11 +305,11 @@ def _unfolded(call: Sdpa) -> Sdpa:
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
-    """Undo a layout of transformers, which makes the heads of a single query the rows of the key head that they share.
+    """Undo a layout of transformers, which makes the heads of a single query the rows of the key head they share.
 
     Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
     """
-    # A module asks three tables before it says that it has no attribute.
+    # A module asks three tables before it says it has no attribute.
     name = "num_key_value_groups"
     group = getattr(module, name, 1) if name in module.__dict__ or hasattr(type(module), name) else 1
     query, mask = call.query, call.attn_mask

@@ -56,7 +56,7 @@ class CallSequence:
 
     steps: list[SequenceStep]
     why: str
-    """Why the first call that it does not share with another sequence does not continue that one."""
+    """Why the first call it does not share with another sequence does not continue one."""
     grows: bool | None = None
     """Whether each call adds keys (self-attention), or all have the same (cross-attention); None after one call."""
 
@@ -128,7 +128,7 @@ class Sequences:
     def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
         """Remember the first call of a module without its fingerprints; returns whether it is the first.
 
-        Most models are run once under a watch, so that nobody ever asks for them. They are made when the module is
+        Most models are run once under a watch, so nobody ever asks for them. They are made when the module is
         called again, or when the sequences are read.
         """
         if name in self._of or name in self._waiting:
@@ -149,7 +149,7 @@ class Sequences:
         self._place(name, waiting.call, prints, waiting.when)
 
     def add(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
-        """Find the place of a call. Returns the number of the call that it directly continues, if there is one."""
+        """Find the place of a call. Returns the number of the call it directly continues, if there is one."""
         self._settle(name)
         return self._place(name, call, prints, when)
 

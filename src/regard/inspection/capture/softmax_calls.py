@@ -1,7 +1,7 @@
 """Observe how a model makes weights that sum to 1: a softmax of any kind, or numbers divided by their sum.
 
 Not every softmax is attention (routers and classifiers use it too). Its result is traced: see `traced_calls` for the
-functions that it goes through, and `product_calls` for the product with values that makes it attention.
+functions it goes through, and `product_calls` for the product with values that makes it attention.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""Weights T x S that a model computed itself. They are kept as they came, and can be read like every other map."""
+"""Weights T x S a model computed itself. They are kept as they came, and can be read like every other map."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from regard.maps.given_source import TensorSource
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSource(TensorSource):
-    """The weights (batch..., H, T, S) of a tensor that the model made. They may be negative, and need not sum to 1."""
+    """The weights (batch..., H, T, S) of a tensor the model made. They may be negative, and need not sum to 1."""
 
     held: SavedTensor
     layout: tuple[int, ...]

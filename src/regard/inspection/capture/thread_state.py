@@ -1,4 +1,4 @@
-"""The state of each thread: its watches, the stack of modules that it is running, and what it hands to the watches."""
+"""The state of each thread: its watches, the stack of modules it is running, and what it hands to the watches."""
 
 import sys
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class ThreadState:
         self.taken = 0
         self.meant: nn.Module | None = None
         self.is_reading = False
-        """Whether a watch reads a call now: the functions that it calls are not the model's."""
+        """Whether a watch reads a call now: the functions it calls are not the model's."""
         self.mode: TorchFunctionMode
         """The mode through which functions are seen; set when the thread's state is made."""
         self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
@@ -82,7 +82,7 @@ class ThreadState:
         return len(self.stack)
 
     def leave(self, watch: Interceptor, mark: int) -> None:
-        """Stop reporting to an interceptor, and remove the modules that an interrupt left on the stack."""
+        """Stop reporting to an interceptor, and remove the modules an interrupt left on the stack."""
         if len(self.stack) > mark:
             was_hidden = self.stack[mark].was_hidden
             del self.stack[mark:]
@@ -123,7 +123,7 @@ class ThreadState:
             self.hide(False)
 
     def begin_recomputation(self) -> None:
-        """Put our mode on for a module that a backward pass runs again: torch has it off in functions that it handles,
+        """Put our mode on for a module a backward pass runs again: torch has it off in functions it handles,
         of which a backward pass is one.
         """
         if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
@@ -141,9 +141,9 @@ class ThreadState:
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Interceptor) -> str | None:
-        """The path of the innermost running module that the watch knows; None outside its model.
+        """The path of the innermost running module the watch knows; None outside its model.
 
-        The module is found as the `self` of a running function, so that a method (a decoder's step) counts like a call.
+        The module is found as the `self` of a running function, so a method (a decoder's step) counts like a call.
         """
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
@@ -236,7 +236,7 @@ class ThreadState:
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not ours: to ask a frame for its `self` copies all that it holds."""
+    """The innermost frame that is not ours: to ask a frame for its `self` copies all it holds."""
     while running is not None and running.f_globals.get("__name__", "").startswith("regard.inspection."):
         running = running.f_back
     return running

@@ -1,4 +1,4 @@
-"""The torch function mode through which a thread sees the functions that its model calls."""
+"""The torch function mode through which a thread sees the functions its model calls."""
 
 import types
 from typing import Any

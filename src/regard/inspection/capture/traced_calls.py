@@ -1,4 +1,4 @@
-"""Follow traced tensors through the functions and the plain modules that a model applies to them."""
+"""Follow traced tensors through the functions and the plain modules a model applies to them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -114,7 +114,7 @@ def _spread(
 
 
 def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
-    """An inference tensor does not count how often it is written to, so that it is noticed here."""
+    """An inference tensor does not count how often it is written to, so it is noticed here."""
     for tensor, trace in found:
         if tensor is target:
             for origin in trace.origins:
@@ -123,7 +123,7 @@ def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
 
 
 def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
-    """Weights that are written into a part of a larger tensor make that one of weights."""
+    """Weights that are written into a part of a larger tensor make one of weights."""
     tensor, trace = found[-1]
     if trace.kind != "weights" or tensor is target:
         return

@@ -25,7 +25,7 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before:
         one: the outputs of some rows.
         other: the outputs of the same rows from another run; outputs of other shapes are not compared.
         before: compare only positions before this one, and only outputs that have positions of the input `ahead`,
-            which is then the only one that the rows have outputs of.
+            which is then the only one the rows have outputs of.
     """
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
@@ -37,7 +37,7 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before:
                 continue
             if bool(a.isnan().any() or b.isnan().any()):
                 return torch.nan
-            # Where both are the same infinity, as logits that a model rules out are, they do not differ.
+            # Where both are the same infinity, as logits a model rules out are, they do not differ.
             differ = (a - b).masked_fill(a == b, 0.0).abs().max()
             worst = max(worst, float(differ) / max(float(b[b.isfinite()].abs().max()), 1e-12))
     return worst

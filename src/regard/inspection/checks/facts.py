@@ -41,7 +41,7 @@ class Facts:
     first: float | None
     """The share on the first key that anybody sees (a sink has much)."""
     no_key: int
-    """How many of the rows of all sequences have no key; rows that the model then spread evenly count too."""
+    """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
     """How many rows all sequences have."""
     seen: Visible
@@ -109,7 +109,7 @@ def _is_known(call: Observed, kind: MaskKind) -> bool:
 
 
 def _real_queries(call: Observed, keep: Tensor | None) -> Tensor | None:
-    """Which queries are real tokens, (B, T), if they are the tokens that the keys are."""
+    """Which queries are real tokens, (B, T), if they are the tokens the keys are."""
     assert call.map is not None
     return keep if keep is not None and call.map.shape[-2] == call.map.shape[-1] == keep.shape[-1] else None
 
@@ -153,7 +153,7 @@ class _Counted:
         return self._on(dropped)
 
     def on_first(self) -> float | None:
-        """The share on the first key that any row of the sequence sees."""
+        """The share on the first key any row of the sequence sees."""
         first = self.seen_keys.long().argmax(-1)
         if int(first.min()) == int(first.max()):
             return self.mean(self.weights.block(range(self.queries), range(int(first[0]), int(first[0]) + 1)))

@@ -21,13 +21,13 @@ Reason = Literal[
     "random",
     "not checked",
 ]
-"""What is wrong, in a word that a program can ask for."""
+"""What is wrong, in a word a program can ask for."""
 _ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that an audit has found.
+    """One thing an audit has found.
 
     >>> found = Finding("future", "error", "it looks ahead: mask it", path="layer.0", call=2, numbers={"share": 0.25})
     >>> print(found)

@@ -1,4 +1,4 @@
-"""The kind of the mask that reached a kernel, told from the keys that its rows see."""
+"""The kind of the mask that reached a kernel, told from the keys its rows see."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class MaskKind:
 
 
 def kind_of(seen: Visible) -> MaskKind:
-    """Tell the kind of a mask. Rows without a key, and rows that the model spread evenly, do not count.
+    """Tell the kind of a mask. Rows without a key, and rows the model spread evenly, do not count.
 
     Where several patterns fit, as for a single query, the simplest is told.
 
@@ -126,7 +126,7 @@ class _Rows:
 
 
 Fit = tuple[Pattern, int, int | None, int, int]
-"""A pattern, its offset, its size, and the range of keys that it lets anybody see."""
+"""A pattern, its offset, its size, and the range of keys it lets anybody see."""
 
 
 def _fitting(rows: _Rows) -> Iterator[Fit]:
@@ -197,7 +197,7 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
 
 
 def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
-    """Where keys are hidden from every row, among those that the pattern lets anybody see; how many at most."""
+    """Where keys are hidden from every row, among those the pattern lets anybody see; how many at most."""
     keys = keys[:, low:high]
     hidden = int((~keys).sum(-1).max()) if keys.numel() else 0
     if not hidden:

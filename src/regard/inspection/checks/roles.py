@@ -35,7 +35,7 @@ def is_cross(path: str, module: nn.Module | None = None) -> bool:
 
 
 def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
-    """Whether the config of a Hugging Face model says that the self-attention of a module is causal."""
+    """Whether the config of a Hugging Face model says the self-attention of a module is causal."""
     config = config_of(modules, path)
     if config is None or is_cross(path, modules.get(path)):
         return False
@@ -49,7 +49,7 @@ def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
-    """Whether the config of a model, or of its text part, or any attention module in it says that it is causal."""
+    """Whether the config of a model, or of its text part, or any attention module in it says it is causal."""
     if is_causal_config(config):
         return True
     return not is_pair(config) and any(is_causal(modules, path) for path in modules)

@@ -1,4 +1,4 @@
-"""What a check asks of a model: rows that it can read, alone and together, padded and step by step.
+"""What a check asks of a model: rows it can read, alone and together, padded and step by step.
 
 A row is one sequence, without a dimension for the batch. `run` makes a batch of rows, calls the model, and gives each
 row its own outputs back, without what belongs to padding.

@@ -1,4 +1,4 @@
-"""The model that a word on the command line means: `module:function`, or a folder in Hugging Face's format."""
+"""The model a word on the command line means: `module:function`, or a folder in Hugging Face's format."""
 
 import importlib
 import sys

@@ -17,7 +17,7 @@ SEED = 0
 LEAK = 1e-7
 """A relative difference from which on something leaks: two runs of the same shapes are equal to the bit."""
 REBUILT = 1e-2
-"""How far an output may be from the one that its map gives, over the largest value."""
+"""How far an output may be from the one its map gives, over the largest value."""
 ALONE = ("inverted mask", "causal cross-attention", "causal from the first key", "not finite", "no key", "not seen")
 """What the kernels show by themselves; future and padding have to change a result too."""
 BESIDE = (
@@ -141,7 +141,7 @@ class Trials:
         return not any(finding.reason == "padding" for finding in seen.audit(padding=keep))
 
     def _future(self) -> None:
-        """The last positions replaced, alone and in every other way that a mask may take."""
+        """The last positions replaced, alone and in every other way a mask may take."""
         subject, rows = self.subject, self.subject.rows
         ways: list[tuple[str, Measure]] = [("", _ahead([rows.long], "right"))]
         if rows.short is not None:
@@ -200,7 +200,7 @@ class Trials:
         return outputs
 
     def _of_kernels(self) -> None:
-        """What the watched calls show: by themselves, or as the place of something that the results have shown."""
+        """What the watched calls show: by themselves, or as the place of something the results have shown."""
         shown = {finding.reason for finding in self.found}
         self.tried.append("what the kernels got")
         for seen, keep in self.seen:

@@ -1,7 +1,7 @@
 """Who may see whom in a watched call: a few numbers for each row, in memory linear in T and S.
 
 If a mask is made of a range around each query and of keys that are hidden from all, the numbers follow from these. Any
-other mask is rendered a few rows at a time. Weights that a model computed itself say who saw whom by not being 0.
+other mask is rendered a few rows at a time. Weights a model computed itself say who saw whom by not being 0.
 """
 
 import math
@@ -24,18 +24,18 @@ from regard.mechanisms.tile_sizes import fitting, ranges
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visible:
-    """The keys that each row sees, for the C pairs of sequence and head that the mask tells apart."""
+    """The keys each row sees, for the C pairs of sequence and head the mask tells apart."""
 
     first: Tensor
-    """The first key that the row sees, (C, T); S if it sees none."""
+    """The first key the row sees, (C, T); S if it sees none."""
     last: Tensor
-    """The last key that the row sees, (C, T); -1 if it sees none."""
+    """The last key the row sees, (C, T); -1 if it sees none."""
     count: Tensor
     """How many keys the row sees, (C, T)."""
     keys: Tensor
     """Whether any row sees the key, bool (C, S); the even rows do not count."""
     even: Tensor
-    """Rows that a model spread evenly because its mask left them no key, bool (C, T)."""
+    """Rows a model spread evenly because its mask left them no key, bool (C, T)."""
     shape: tuple[int, int]
     """(B or 1, H or 1); their product is C."""
     is_exact: bool = True
@@ -48,7 +48,7 @@ class Visible:
 
 
 def visible(call: Call, even: Tensor | None) -> Visible:
-    """Read who sees whom from the mask and the bias of a call; `even` are the rows that the model spread evenly."""
+    """Read who sees whom from the mask and the bias of a call; `even` are the rows the model spread evenly."""
     sizes, device = call.sizes, call.query.device
     by_range = None if call.bias is not None or even is not None else _by_range(call.mask, sizes, device)
     if by_range is not None:
@@ -72,7 +72,7 @@ def visible(call: Call, even: Tensor | None) -> Visible:
 
 
 def visible_in(weights: AttentionMap) -> Visible:
-    """Read who saw whom from weights that a model computed itself, over all heads together."""
+    """Read who saw whom from weights a model computed itself, over all heads together."""
     queries, keys = weights.shape[-2:]
     heads = weights.shape[-3] if weights.source.has_heads else 1
     alike: list[Tensor] = []

@@ -35,7 +35,7 @@ class AttentionHook(Interceptor):
         self.modules = dict(model.named_modules())
         self.paths = {id(module): path for path, module in self.modules.items()}
         self._wanted = chooser(names, self.modules)
-        # A map is read before the model goes on, so that nothing has to be copied.
+        # A map is read before the model goes on, so nothing has to be copied.
         self._policy = RetentionPolicy("summary", copy=False)
         self._open_in = OpenThreads()
         self._thread: ThreadState | None = None
@@ -240,7 +240,7 @@ class AttentionHook(Interceptor):
         return True
 
     def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give a part of a transformers model the positions and the mask that its cut cache needs."""
+        """Give a part of a transformers model the positions and the mask its cut cache needs."""
         if not self._begin():
             return None
         given = arguments_of(part, args, kwargs)
@@ -261,7 +261,7 @@ class AttentionHook(Interceptor):
         return _with(part, args, kwargs, changed)
 
     def _before_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Remember the cache of the layer whose attention runs now, and give it a mask for the keys that it holds."""
+        """Remember the cache of the layer whose attention runs now, and give it a mask for the keys it holds."""
         if not self._begin():
             return None
         given = arguments_of(module, args, kwargs)
@@ -292,7 +292,7 @@ def _with(
 
 
 class _Forward:
-    """One run of the outermost module: what it has cut, so that it can be put back if the function raises."""
+    """One run of the outermost module: what it has cut, so it can be put back if the function raises."""
 
     def __init__(self, frame: RunningModule | None) -> None:
         self.frame = frame
@@ -305,7 +305,7 @@ class _Forward:
         self.padding: Tensor | None = None
         """Which tokens are real, if some are not, and if none of them were cut."""
         self.last: tuple[Any, Tensor | None] | None = None
-        """The cache of this run, and the last positions that it had seen before."""
+        """The cache of this run, and the last positions it had seen before."""
 
     def layer_around(self, path: str) -> LayerCache | None:
         """The cache of the layer whose attention this module, or one around it, is; None if it was given none."""

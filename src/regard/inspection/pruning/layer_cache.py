@@ -1,6 +1,6 @@
 """The cache of one layer of a transformers model while the layer runs: it is cut to some keys, or put back.
 
-Keys that stay keep the positions that they were given, because transformers turns or adds positions before keys are
+Keys that stay keep the positions they were given, because transformers turns or adds positions before keys are
 cached. What it counts by the length of the cache (the positions of new tokens, the columns of masks) is put right by
 `regard.inspection.pruning.pruned_caches`.
 Source: transformers 5.23, cache_utils.py.
@@ -79,7 +79,7 @@ class LayerCache:
         at = indices.to(keys.device)[..., None]
         self._refuse_padding(name, indices, keys.shape[-2])
         kept = tuple(t.gather(2, at.expand(-1, -1, -1, t.shape[-1])) for t in (keys, values))
-        # Both are made before either is set, so that the layer is never half cut.
+        # Both are made before either is set, so the layer is never half cut.
         self.layer.keys, self.layer.values = kept
 
     def _refuse_padding(self, name: str, indices: Tensor, keys: int) -> None:

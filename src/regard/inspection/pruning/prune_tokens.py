@@ -34,7 +34,7 @@ class LazyTokens(Protocol):
 
 
 class PrunedTokens:
-    """The tokens (B, K) that went on, of the T that the model was given, while the rest of its layers run."""
+    """The tokens (B, K) that went on, of the T the model was given, while the rest of its layers run."""
 
     def __init__(self, layers: Sequence[nn.Module], names: dict[int, str], tokens: int) -> None:
         self._names = names

@@ -1,7 +1,7 @@
 """Positions and masks of a transformers model whose cache holds fewer keys than it has seen.
 
 transformers counts positions by the length of the cache wherever it is given none. So while a hook is open it is given
-the positions that follow the last ones; and a mask has a column for each key that a layer really holds.
+the positions that follow the last ones; and a mask has a column for each key a layer really holds.
 """
 
 import inspect
@@ -22,7 +22,7 @@ class PrunedCaches:
         self._dropped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """How many keys of each layer of a cache were dropped."""
         self._last: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
-        """The positions (B, 1) of the tokens that each cache has seen last."""
+        """The positions (B, 1) of the tokens each cache has seen last."""
         self._uneven: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def dropped(self, layer: Any) -> int:
@@ -54,7 +54,7 @@ class PrunedCaches:
         """Put right what a model is given beside a cache: `position_ids`, and a mask (B, columns) of padding.
 
         Raises:
-            FunctionError: tokens come again that the cache has seen.
+            FunctionError: tokens come again the cache has seen.
         """
         cache = given["past_key_values"]
         positions = given.get("position_ids")
@@ -82,7 +82,7 @@ class PrunedCaches:
             given["attention_mask"] = None if bool(new.all()) else torch.cat([held, new], dim=1)
 
     def last(self, cache: Any) -> Tensor | None:
-        """The positions (B, 1) of the tokens that a cache has seen last; None if they are not known."""
+        """The positions (B, 1) of the tokens a cache has seen last; None if they are not known."""
         return self._last.get(cache)
 
     def put_back(self, cache: Any, last: Tensor | None) -> None:
@@ -99,7 +99,7 @@ class PrunedCaches:
 def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
     """The mask of a layer that holds another number of keys than the layer for which the mask was made.
 
-    The layer sees all the keys that it holds, and of the new ones those that the mask says.
+    The layer sees all the keys it holds, and of the new ones those the mask says.
 
     Raises:
         FunctionError: it is a mask in blocks, and there are several queries.

@@ -33,9 +33,10 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
         The run: `report()` says which calls ran edited, and how.
 
     Raises:
-        ArgumentError: no module has a name; something is no edit; or what is named cannot be edited (compiled, exported
-            and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its attention
-            is written out, so it can only be watched. At the end of the block: no call was reached by an edit.
+        ArgumentError: no module has a name; something is no edit; or a named module cannot be edited (compiled,
+            exported and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its
+            attention is written out, so it can only be watched. At the end of the block: no call was reached by an
+            edit.
 
     Source: PASTA (arXiv:2311.02262), attention knockout (arXiv:2304.14767), activation patching (arXiv:2211.00593).
 
@@ -53,7 +54,7 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
     Sequential: edits of 1 module
       0: fused: cut key 0, by a mask
     """
-    # The edits are loaded when somebody edits: `import regard` stays light.
+    # Imported here, because `import regard` stays light.
     from regard.edits.edit_run import EditRun
 
     return EditRun.of(model, edits)

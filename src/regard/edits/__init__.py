@@ -1,12 +1,12 @@
-"""Edits of attention, for `regard.edit`: what is added to scores, cut, scaled or replaced while a model runs.
+"""Edits of attention, for `regard.edit`: add to scores, knock out, scale or replace while a model runs.
 
     Reweight(keys, factor)       multiply the weights of keys by a factor, and let each row keep its sum
-    AddBias(bias, keys)          add numbers to the scores of keys
+    AddBias(bias, keys)          add a bias to the scores of keys
     Knockout(keys, queries)      cut edges: queries do not attend to keys
     ScaleHeads(heads, factor)    multiply the output of heads; 0 silences them
-    ReplaceWeights(weights)      attend with other weights: a tensor, a map, or what another run attended with
+    ReplaceWeights(weights)      attend with other weights: a tensor, a map, or the maps of another run
 
-An edit is a frozen object. It takes the weights the edits before it have left, and says what becomes of them.
+An edit is a frozen object. It takes the weights left by the edits before it, and returns the new weights.
 """
 
 from regard.edits.add_bias import AddBias as AddBias

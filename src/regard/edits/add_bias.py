@@ -17,7 +17,7 @@ from regard.mechanisms.normalizations import Softmax
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddBias(Edit):
-    r"""Add numbers to the scores of chosen keys: $s_{ij} + b_j$ before the softmax.
+    r"""Add a bias to the scores of chosen keys: $s_{ij} + b_j$ before the softmax.
 
     A tensor with `requires_grad` is learned: a steering vector on attention.
 
@@ -127,7 +127,7 @@ class Reweight(Edit):
 
 
 def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, what: str) -> Bias | None:
-    """The bias for what an edit chooses; None if the call has nothing of it."""
+    """The bias for the pairs an edit chooses, or None if the call has none of them."""
     queries = at.chosen(edit.queries, "query")
     numbers = of_keys(value, at, edit.keys, edit.heads, edit.batch, what)
     if numbers is None or (queries is not None and not len(queries.local)):

@@ -1,4 +1,4 @@
-"""The interface of all edits, and what several of them share."""
+"""The interface of all edits, and their common parts."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, ShapeError
 
 
 class Edit(ABC):
-    """What becomes of the weights of a call. Edits are frozen: one edit may serve any number of calls."""
+    """A change of the weights of a call. Edits are frozen: one edit serves any number of calls."""
 
     @abstractmethod
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
@@ -70,7 +70,7 @@ def indicator(chosen: Chosen1D | None, length: int, device: torch.device) -> Ten
 def of_keys(
     value: float | Tensor, at: CallPlace, keys: Positions, heads: Positions, batch: Positions, what: str
 ) -> Tensor | None:
-    """Numbers for chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S).
+    """A tensor of values at chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S).
 
     Args:
         value: a number, one for each chosen key (n,), or one for each chosen head and key (h, n).
@@ -140,7 +140,7 @@ SINGULAR = {"keys": "key", "queries": "query", "heads": "head", "batch rows": "b
 
 
 def said(axis: str, index: Positions) -> str:
-    """A few words about what is chosen, for the report; empty for all.
+    """A few words about the chosen positions, for the report; empty for all.
 
     >>> said("heads", [1, 2]), said("keys", slice(3, 9)), said("keys", None)
     (' heads 1, 2', ' keys 3:9', '')

@@ -12,11 +12,11 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.shapes import Sizes
 
 Positions = int | slice | range | Iterable[int] | Tensor | None
-"""What an edit chooses: a number, a slice, numbers, a bool tensor, or None for all."""
+"""Positions an edit chooses: an index, a slice, indices, a bool tensor, or None for all."""
 
 
 AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of the batch"}
-"""What the axes are called in messages."""
+"""The names of the axes in messages."""
 
 
 class Chosen1D(NamedTuple):
@@ -110,10 +110,10 @@ class CallPlace:
 
 
 def checked_positions(index: object, axis: str) -> Positions:
-    """Something that chooses positions, checked before any call is known; numbers become a tuple.
+    """Check a choice of positions before any call is known; indices become a tuple.
 
     Raises:
-        ArgumentError: it is no number, slice, range, tensor or collection of numbers, or it chooses none.
+        ArgumentError: it is no index, slice, range, tensor or collection of indices, or it chooses none.
 
     >>> checked_positions([3, 1], "keys"), checked_positions(slice(2), "keys")
     ((3, 1), slice(None, 2, None))

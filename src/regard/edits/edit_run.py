@@ -61,7 +61,7 @@ class EditsOfName:
 
 
 class EditRun(Interceptor):
-    """A run with edits: a context manager, and what it knows of the calls it has edited."""
+    """A run with edits: a context manager, and its record of edited calls."""
 
     changes = EDITABLE
 
@@ -198,7 +198,7 @@ class EditRun(Interceptor):
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 
-    # -- what is seen beside the edited calls ------------------------------------------------------------
+    # -- calls beside the edited ones --------------------------------------------------------------------
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         """Refuse a call of a named module that can only be watched."""
@@ -218,7 +218,7 @@ class EditRun(Interceptor):
     # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
-        """Report which calls ran edited and how, and what could not be edited; print it."""
+        """Report which calls ran edited and how, and which could not be edited; print it."""
         with self._lock:
             return EditReport(
                 type(self.modules[""]).__name__,

@@ -35,11 +35,11 @@ class EditedWeights:
     call: Call
     """The model's call, with the masks and biases of the edits."""
     factor: Tensor | None = None
-    """What the weights are multiplied by, (B or 1, H or 1, T or 1); None for 1."""
+    """The factor of the weights, (B or 1, H or 1, T or 1); None for 1."""
     replaced: tuple[Replaced, ...] = ()
     """Heads that attend with other weights; the later ones hold where two name one row."""
     words: tuple[str, ...] = ()
-    """What the edits did, for the report."""
+    """One phrase for each edit, for the report."""
     hides_keys: bool = False
     """Whether an edit has hidden keys, so a row may have none left."""
 
@@ -66,7 +66,7 @@ class EditedWeights:
         """The weights with other ones in some heads and rows."""
         return replace(self, replaced=(*self.replaced, replaced), words=(*self.words, word))
 
-    # -- what is done to weights that replaced others ----------------------------------------------------
+    # -- weights that replaced others --------------------------------------------------------------------
 
     def _rendered(self, mask: Mask) -> Tensor:
         sizes, device = self.call.sizes, self.call.query.device
@@ -96,7 +96,7 @@ class EditedWeights:
         lead = (self.call.sizes.flat_batch, len(one.heads))
         return tensor.expand(*lead, *tensor.shape[2:]).flatten(0, 1).to(one.weights.dtype)
 
-    # -- what comes of it --------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------
 
     def run(self, values: Tensor, value: Tensor, backend: str | None = None) -> "EditedCall":
         """Attend with these weights to canonical values; `value` are the same as the model gave them."""
@@ -142,7 +142,7 @@ class EditedWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EditedCall:
-    """What came of an edited call."""
+    """The result of an edited call."""
 
     output: Tensor
     """(batch..., H, T, E)"""
@@ -151,6 +151,6 @@ class EditedCall:
     softmax: AttentionMap
     """The weights before heads were scaled or replaced, under the masks and biases of the edits."""
     plan: str
-    """The backend that ran, and what the edits did."""
+    """The backend that ran, and the edits' phrases."""
     hides_keys: bool
     """Whether an edit has hidden keys, so a row may have none left."""

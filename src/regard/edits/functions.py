@@ -39,7 +39,7 @@ Vectors = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallEdits:
-    """What a run with edits wants of one call."""
+    """The edits of one run for one call."""
 
     edits: tuple[Edit, ...]
     policy: RetentionPolicy
@@ -48,7 +48,7 @@ class CallEdits:
     """Where a call stands, from the call, the keys as the model gave them, whether these are known to be of another
     sequence, and why heads are not known (empty if they are)."""
     ran: Callable[[CallPlace, EditedCall | None], None]
-    """Called with what came of the call; with None if the edits changed nothing."""
+    """Called with the result of the call, or None if the edits changed nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class Edited(ObservedCall):
     is_editable: ClassVar[bool] = True
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep what the weights are read from, which the edits are part of."""
+        """Keep the edited call, from which the weights are read."""
         own = RegardCall(Attended(self.made.output, self.made.softmax), self.vectors)
         notes = [f"edited, {self.made.plan}"]
         if self.made.weights is self.made.softmax:
@@ -94,7 +94,7 @@ class ReadyCall:
     """Queries, keys and values with their heads, as the watches get them."""
     how: str
     output: Callable[[EditedCall], Any]
-    """Turns an edited call into what the function returns."""
+    """Turns an edited call into the function's return value."""
     key: Tensor
     """The keys as the model gave them."""
     crosses: bool = False
@@ -205,7 +205,7 @@ def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_
     if mask is None:
         return call if also is None else replace(call, mask=also.bind(sizes, call.query.device))
     if mask.requires_grad:
-        # Numbers that are learned, such as those of T5, must not be read as a mask, which would lose their gradient.
+        # A learned bias, such as T5's, must not be read as a mask, which would lose its gradient.
         wide = mask[(None,) * (len(sizes.map_shape) - mask.dim())]
         return _with_bias(call, wide, is_causal=is_causal)
     kind = call.query.device.type

@@ -20,7 +20,7 @@ Edges = Sequence[tuple[int, int]] | Callable[[Tensor, Tensor, Tensor, Tensor], T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knockout(Edit):
-    """Cut edges: the chosen queries do not attend to the chosen keys; what is left of each row is scaled to its sum.
+    """Cut edges: the chosen queries do not attend to the chosen keys; each row is rescaled to its sum.
 
     A row that is left no key is exactly 0, and so is its output; the report counts such rows.
 

@@ -1,4 +1,4 @@
-"""What cannot be edited, as far as it is known before anything runs."""
+"""Refuse models and modules that cannot be edited, before anything runs."""
 
 from collections.abc import Set
 
@@ -11,7 +11,7 @@ from regard.inspection.checks.roles import config_of
 from regard.inspection.watch import refuse_compiled
 
 RUN_BY = ("sdpa", "regard")
-"""The beginnings of the names of the implementations of transformers that call what can be edited."""
+"""Prefixes of transformers' implementations that call editable functions."""
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
@@ -22,7 +22,7 @@ def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
         wanted: the paths that were named.
 
     Raises:
-        ArgumentError: it cannot; the message says why and what to do.
+        ArgumentError: it cannot; the message says why and how to proceed.
     """
     refuse_compiled(modules, "edit", "edited")
     around = with_parents(wanted)

@@ -26,8 +26,8 @@ class ReplaceWeights(Edit):
 
     Args:
         weights: a tensor or an `AttentionMap` (..., T, S) of the call's own T and S, with one map for each chosen head,
-            or for every head of the module, of which the chosen ones are taken; with or without a batch. Or what
-            another run attended with: the `seen` of `regard.watch(...)`, or a mapping from (module path, number of the
+            or for every head of the module, of which the chosen ones are taken; with or without a batch. Or the maps
+            of another run: the `seen` of `regard.watch(...)`, or a mapping from (module path, number of the
             call) to maps, from which each call takes the map of its own name and number.
         heads: which heads get other weights, as the maps of a watch number them; None for all.
         queries: which queries, as in `AddBias`; None for all.
@@ -35,7 +35,7 @@ class ReplaceWeights(Edit):
 
     Raises:
         ArgumentError: the weights are none of these, or something cannot choose positions.
-        NonFiniteError: NaN or infinity is among the numbers of a tensor.
+        NonFiniteError: a tensor has NaN or infinity.
         ShapeError: when a call runs: its heads, queries or keys are not as many as those of the weights.
         NotSeenError: when a call runs: the other run has no map of its name and number.
 
@@ -97,7 +97,7 @@ class ReplaceWeights(Edit):
         return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, where_), word)
 
     def _given(self, at: CallPlace) -> tuple[Source, str]:
-        """The weights for a call, and what they are."""
+        """The weights for a call, and their name in the report."""
         given = self.weights
         if isinstance(given, Tensor):
             return given_weights(given.to(at.device, at.dtype)), "given weights"

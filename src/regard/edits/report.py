@@ -1,4 +1,4 @@
-"""The report of a run with edits: what ran, and how."""
+"""The report of a run with edits."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ UNCHANGED = "unchanged"
 
 @dataclass(frozen=True, slots=True)
 class EditReport:
-    """What ran edited, and how; `print` it."""
+    """Which calls ran edited, and how; `print` it."""
 
     model: str
     plans: Mapping[str, Mapping[str, int]]
@@ -22,7 +22,7 @@ class EditReport:
     not_reached: tuple[str, ...]
     """The names under which an edit was given no call has reached, each with the reason."""
     not_editable: tuple[tuple[str, str], ...]
-    """(module path, reason) for what was named and looks like attention, but could not be edited."""
+    """(module path, reason) of named modules that look like attention and could not be edited."""
 
     def __str__(self) -> str:
         """A line for each module and plan."""

@@ -50,7 +50,7 @@ def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMa
         name: the path of the module, for messages.
         sequence: the calls that belong together.
         maps: the map of each call.
-        others: what the other modules tell of the rows of the batch.
+        others: the row orders found by the other modules.
 
     Raises:
         ShapeError: it cannot be told which rows of the batch continue which.

@@ -1,4 +1,4 @@
-"""What the function of `regard.on_attention` may hand back: the keys of a cache that stay, or the tokens that go on."""
+"""Results of the function of `regard.on_attention`: the keys that stay in a cache, or the tokens that go on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class KeepKeys:
 class KeepTokens:
     """The tokens that go on to the next layer; all others end with this one, whose output is cut to those that stay.
 
-    What the layers that follow are given for each token is cut too: rotary angles, positions and masks. The model's
-    output has the tokens that went through all layers.
+    Arguments of the following layers with a part for each token are pruned too: rotary angles, positions, masks. The
+    model's output has the tokens that went through all layers.
 
     Args:
         indices: which tokens stay, as integers in [0, T), T being the queries of the map, (B, K). Their order does not
@@ -74,7 +74,7 @@ class KeepTokens:
 
 
 OnAttention = Callable[[str, AttentionMap, Tensor | None, Tensor | None, Tensor | None], KeepKeys | KeepTokens | None]
-"""The type of a function at the hook: (name, weights, query, key, value) -> what stays; None means everything."""
+"""The type of such a function: (name, weights, query, key, value) -> the keys or tokens to keep; None keeps all."""
 
 
 def _checked(

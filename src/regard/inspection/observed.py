@@ -1,4 +1,4 @@
-"""The record of a watch: every call that was kept, and what was passed over and why."""
+"""The record of a watch: every call it kept, and the calls it passed over with the reasons."""
 
 import threading
 from collections import Counter
@@ -50,9 +50,9 @@ class Observed:
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
-    """What tells the run of the model in which it happened from others; None if it happened outside of one."""
+    """Identifies the run of the model in which it happened; None outside of one."""
     token: object = None
-    """What names the call for its observer."""
+    """Identifies the call for its observer."""
 
     @property
     def sizes(self) -> Sizes:
@@ -169,7 +169,7 @@ class Record(Interceptor):
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
-        # Of what is kept as statistics alone, the vectors are let go.
+        # Statistics need no vectors later.
         may_wait = self._summary is None
         before = self._place(path, index, reading.evidence, when, may_wait=may_wait)
         if self._summary is not None:
@@ -186,7 +186,7 @@ class Record(Interceptor):
                 return None
             return self.sequences.add(path, index, None if evidence is None else evidence.printed(), when)
         except RuntimeError:
-            # Tensors without numbers (FakeTensor) cannot be compared. The map is as good as any.
+            # Tensors without data (FakeTensor) cannot be compared. The map is as good as any.
             return self.sequences.add(path, index, None, when)
 
     def _call(self, path: str, index: int) -> Observed:

@@ -1,4 +1,4 @@
-"""`regard.on_attention`: a function that is called after each attention call, and may say what stays."""
+"""`regard.on_attention`: a function that is called after each attention call, and may prune keys or tokens."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -> "AttentionHook":
-    """Call a function after each attention call of a model, before the next layer runs; it may say what stays.
+    """Call a function after each attention call of a model, before the next layer runs; it may prune keys or tokens.
 
         with regard.on_attention(model, function):
             model.generate(ids)
@@ -33,12 +33,12 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
 
     Args:
         model: any module that `regard.watch` can watch. It is not changed.
-        function: what is called. `regard.selection` has the scores of papers.
+        function: the function to call. `regard.selection` has the scores of papers.
         names: which modules, as for `regard.watch`; None means all.
 
     Raises:
         ArgumentError: the model is compiled, no module has one of the names, or `function` cannot be called.
-        FunctionError: while the model runs: the function raised, or handed back what cannot be used. The cache the
+        FunctionError: while the model runs: the function raised, or returned an unusable value. The cache the
             model was given has the keys then it had before the model was called.
         NotSeenError: at the end of the `with` block: the model ran, and no attention call was seen.
 

@@ -1,4 +1,4 @@
-"""The report of a watch: what it has seen, and what it could not see and why."""
+"""The report of a watch: the calls it has seen, and those it could not see with the reasons."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Report:
     missed: tuple[tuple[str, str], ...]
     """(module path, reason) for each module or call that could not be seen or read."""
     others: tuple[tuple[str, str], ...]
-    """(module path, what it is) for what only looks like attention."""
+    """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, with what reached its kernel; then what was not seen, what is none, and notes.
+        """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes.
 
         The shares of the weight are computed here: at most two passes over each map, in linear memory.
         """
@@ -131,7 +131,7 @@ def _inside(path: str, other: str) -> bool:
 
 def _table(calls: list[Observed]) -> list[str]:
     """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
-    # The audit is loaded when somebody prints a report: `import regard` stays light.
+    # Imported here, because `import regard` stays light.
     from regard.inspection.checks.facts import facts_by_mask
 
     lines = []

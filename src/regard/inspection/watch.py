@@ -61,7 +61,7 @@ def watch(
         gradients: keep the gradient of each call's output when a backward pass comes by, after which `map.gradient()`
             is dL/dP, and `map.attribution()` and `map.relevance()` are made of it. It needs the values.
 
-    Whatever is kept, the model's outputs and the gradients of its parameters keep their bits.
+    In all cases the model's outputs and the gradients of its parameters keep their bits.
 
     Raises:
         ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or only statistics are
@@ -105,12 +105,12 @@ class Seen:
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
     `seen["encoder.0"]` is the map of a module that was called once, or the list of its maps; `seen[name, 2]`
-    is the map of its third call. `print(seen.report())` says what was seen, and what was not and why.
+    is the map of its third call. `print(seen.report())` lists the seen calls, and the missed ones with reasons.
     """
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """The observed calls, and what was passed over."""
+        """The observed calls, and those passed over."""
         self._open_in = OpenThreads()
 
     def __reduce__(self) -> NoReturn:
@@ -223,7 +223,7 @@ class Seen:
         """Join the maps of one module's calls, row under row, if all of them are the steps of one generation.
 
         Each key has its place among all keys of the generation, also under a sliding window, where a call by itself
-        counts from the first key that was still in the cache. See `generations` for what belongs together.
+        counts from the first key that was still in the cache. See `generations` for the rule.
 
         Raises:
             NotSeenError: nothing of that name was seen.
@@ -240,8 +240,8 @@ class Seen:
         """Join the maps of one module's calls, each sequence of calls to a map of its own, the earliest first.
 
         A call continues another if its keys are those of the other, or the last of them (a sliding window), followed by
-        one new key for each query; or if it asks other queries of the same keys (cross-attention). Whatever does not
-        continue anything begins a map of its own: another input, a run without a cache, a cache that changes keys.
+        one new key for each query; or if it asks other queries of the same keys (cross-attention). A call that
+        continues none begins a map of its own: another input, a run without a cache, a cache that changes keys.
         Rows of the batch that changed places (beam search) are followed back from the last step. Of a cache that was
         cut back (assisted decoding) the rows that were cut are left out.
 
@@ -274,11 +274,11 @@ class Seen:
         return list(zip(self.keys(), self.maps, strict=True))
 
     def report(self) -> Report:
-        """Report what was seen and how, the memory it holds, and what was not seen and why; print it."""
+        """Report the seen calls, the memory they hold, and the missed calls with reasons; print it."""
         return report(self.record)
 
     def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
-        """Look for what is wrong with what reached the kernels: a mask that was lost, turned or upside down.
+        """Look for faults of the masks that reached the kernels: lost, turned or upside down.
 
         Args:
             causal: whether self-attention should be causal; None asks the config of a Hugging Face model, and expects
@@ -287,7 +287,7 @@ class Seen:
                 are compared with the other layers of their stack.
 
         Returns:
-            The findings, errors first: one object for each reason and module, with numbers and what to do. An "info"
+            The findings, errors first: one object for each reason and module, with measurements and advice. An "info"
             is a fact that may surprise; "warning" and "error" are not. Each call takes at most two passes over its
             map, in linear memory.
 
@@ -317,10 +317,10 @@ class Seen:
 
 
 def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
-    """Refuse a model of which any part is compiled; the verb for what is to be done with it is for the message.
+    """Refuse a model of which any part is compiled; `do` and `done` are the verb in the message.
 
     Raises:
-        ArgumentError: a part is compiled; the message says what to watch instead.
+        ArgumentError: a part is compiled; the message says which model to watch instead.
     """
     for path, module in modules.items():
         compiled = how_compiled(module)
@@ -339,7 +339,7 @@ def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
 
 
 def _name_and_number(key: Any) -> tuple[str, int | None]:
-    """What a key of `Seen` names.
+    """The module path and the call number of a key of `Seen`.
 
     Raises:
         ArgumentError: it is no key.

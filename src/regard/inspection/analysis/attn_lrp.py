@@ -14,7 +14,7 @@ from regard.mechanisms.normalizations import Softmax
 
 
 class AttentionRelevance(NamedTuple):
-    """The relevance of what attention is made of, each in the shape of what it belongs to.
+    """The relevance of weights and values, each in the shape of its tensor.
 
     Heads that share keys and values have parts of their own, which add up to those of the shared ones.
     """
@@ -37,9 +37,9 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
     - of the softmax of scores s: $R(s_{ij}) = s_{ij} (R(P_{ij}) - P_{ij} \sum_k R(P_{ik}))$;
     - of the scores $c \, q_i \cdot k_j$: $R(q_{id}) = \frac12 \sum_j c \, q_{id} k_{jd} R(s_{ij}) / s_{ij}$; so for k.
 
-    It is one forward and one backward pass of attention, in linear memory. These rules are local: what comes in is the
+    It is one forward and one backward pass of attention, in linear memory. These rules are local: the input is the
     relevance of the output, which the rules of all layers above have to make (layer norms, activations, linear layers:
-    the package `lxt` has them), and what goes out is for those below. The whole method is not offered here.
+    the package `lxt` has them), and the output is for those below. The whole method is not offered here.
 
     Args:
         weights: a map with values, of a softmax of scaled dot products; a bias takes its own part of a score.
@@ -75,7 +75,7 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
         query, key, held = (one.requires_grad_() for one in parts)
         output, _ = execute(source.backend, replace(call, query=query, key=key, dropout=0.0), held)
         doubled = 2 * output.detach()
-        # (With a sign of 0 the output is 0, and so is what there is to share out.)
+        # (With a sign of 0 the output is 0, and so is the relevance to share out.)
         stable = doubled + epsilon * torch.where(doubled < 0, -1.0, 1.0)
         shares = relevance.detach().to(source.dtype).reshape(output.shape) / stable
         grads = torch.autograd.grad(output, (query, key, held), shares)

@@ -1,4 +1,4 @@
-"""What each head does, in a few numbers: how far it looks, how much it spreads its attention, and to which places."""
+"""Statistics of each head: how far it looks, how much it spreads its attention, and to which positions."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from regard.maps.tiles import ask
 
 @torch.no_grad()
 def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
-    r"""Compute a few numbers for every head, each a mean over the queries that have a key and over the batch.
+    r"""Compute statistics of every head, each a mean over the queries that have a key and over the batch.
 
     Query i stands at position p = S - T + i, as under a causal mask with a cache.
 
@@ -27,7 +27,8 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
     - previous: $P_{i,p-1}$, the weight on the position before it
     - first: $P_{i0}$, the weight on the first position, over queries at other positions; a sink has much
     - induction, if tokens are given: the weight that query i gives to keys j < p for which token j - 1 equals the
-      query's own token, over queries that have such keys. A head has 1 if it always finds what followed last time.
+      query's own token, over queries that have such keys. A head has 1 if it always finds the token that followed last
+      time.
 
     Args:
         maps: the result of `regard.watch`, or maps (batch..., H, T, S).
@@ -42,7 +43,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
 
     Raises:
         ShapeError: the tokens fit none of the maps.
-        NotKeptError: what was kept of a map gives none of the columns, or does not say which queries count.
+        NotKeptError: a map's statistics give none of the columns, or do not say which queries count.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
     (arXiv:1906.04341), for the others.
@@ -75,7 +76,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
         largest difference of two weights), under the names of `one`; see `difference`.
 
     Raises:
-        ShapeError: the numbers of maps or their shapes differ.
+        ShapeError: the lists have different lengths, or maps have different shapes.
 
     >>> import regard
     >>> q, k = torch.zeros(2, 1, 1, 4, 1).unbind()

@@ -31,7 +31,7 @@ class AttentionStep(NamedTuple):
 
 Steps = Union["Seen", Iterable[AttentionMap | AttentionStep | tuple[AttentionStep, ...]]]
 Layers = Sequence[tuple[AttentionStep, ...]]
-"""What happens one after the other, each of it steps that happen at once."""
+"""Groups of steps in order; the steps of one group happen at once."""
 
 
 def relevance(steps: Steps) -> "Relevance":
@@ -48,7 +48,7 @@ def relevance(steps: Steps) -> "Relevance":
       here the row of $\bar R^{xx}$ is that of I.
 
     Args:
-        steps: what `regard.watch(model, values=True, gradients=True)` saw of one run, after `backward()` on what is to
+        steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to
             be explained, such as the logit of a class. A decoder and its encoder are told apart by the names of
             modules. Or the layers in their order: maps of self-attention, or an `AttentionStep` for each. Steps in a
             tuple happen at once: each of them reads R as it was before.

@@ -31,7 +31,7 @@ def rollout(
         heads: a weight for each head, which is divided by the sum of all; None gives all heads the same weight.
 
     Returns:
-        (batch..., T) for one token, (batch..., N, T) for N tokens: the numbers of a row are at least 0 and sum to 1.
+        (batch..., T) for one token, (batch..., N, T) for N tokens: the elements of a row are at least 0 and sum to 1.
         The cost is two products of each map with N columns. Gradients flow to queries and keys.
 
     Raises:

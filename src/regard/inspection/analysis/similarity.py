@@ -29,7 +29,7 @@ def difference(one: AttentionMap, other: AttentionMap) -> Difference:
     r"""Measure how far two maps P and Q of one shape are apart: of two models, or of one before and after a change.
 
     The Jensen-Shannon divergence of a query's rows is $H(\frac{p + q}{2}) - \frac{H(p) + H(q)}{2}$. A row with no
-    key in both maps is 0 in all three numbers. It goes by tiles, in memory linear in T and S, and takes no gradient.
+    key in both maps is 0 in all three statistics. It goes by tiles, in memory linear in T and S, and takes no gradient.
 
     Args:
         one: a map (batch..., H, T, S).

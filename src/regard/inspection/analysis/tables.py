@@ -1,4 +1,4 @@
-"""Tables of numbers for every head of every layer, and the maps from which they come."""
+"""Tables of statistics for every head of every layer, and their maps."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.inspection.watch import Seen
 
 Maps = Union["Seen", AttentionMap, Mapping[str, AttentionMap], Iterable[AttentionMap]]
-"""What a watch saw, one map, maps by name, or maps in order."""
+"""A watch, one map, maps by name, or maps in order."""
 SHOWN = 24
 """The most heads that are printed; `top` and `[...]` know all."""
 
@@ -56,7 +56,7 @@ def _name_and_call(key: Any) -> tuple[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTable:
-    """Numbers for every head of every layer; `print` it.
+    """Statistics of every head of every layer; `print` it.
 
     `table["entropy"]` is a tensor (layers, heads), NaN where a layer has fewer heads than another or the number
     means nothing.
@@ -75,7 +75,7 @@ class HeadTable:
     columns: dict[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The numbers (layers, heads) of a column.
+        """The values (layers, heads) of a column.
 
         Raises:
             ArgumentError: there is no such column.
@@ -85,7 +85,7 @@ class HeadTable:
         return self.columns[name]
 
     def top(self, name: str, count: int = 5) -> list[tuple[str, int, float]]:
-        """The heads with the largest numbers of a column, from the largest down: (layer, head, number)."""
+        """The heads with the largest values of a column, from the largest down: (layer, head, value)."""
         numbers = self[name]
         order = numbers.nan_to_num(nan=-torch.inf).flatten().argsort(descending=True, stable=True)[:count].tolist()
         places = [divmod(place, numbers.shape[1]) for place in order]
@@ -115,7 +115,7 @@ class HeadTable:
 
 
 def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
-    """Make a table from each layer's numbers (heads,)."""
+    """Make a table from each layer's values (heads,)."""
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
     def column(name: str) -> Tensor:

@@ -25,12 +25,12 @@ REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "max", "min", "norm", "pr
                         "argmin"})  # fmt: skip
 DISORDERS = frozenset({"sort", "topk", "gather", "index_select", "take_along_dim", "flip", "roll", "argsort",
                        "kthvalue", "take", "msort"})  # fmt: skip
-"""Functions after which an axis counts no longer what it counted before."""
+"""Functions after which an axis no longer counts the same things."""
 SAME_NUMBERS = VIEWS | {
     "contiguous", "clone", "to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "detach_", "alias",
     "_to_copy", "requires_grad", "cpu", "cuda", "data", "lift_fresh", "Identity",
 }  # fmt: skip
-"""Functions that change the numbers of a tensor at most by rounding them to another dtype."""
+"""Functions that change the elements of a tensor at most by rounding them to another dtype."""
 
 
 def followed(

@@ -1,4 +1,4 @@
-"""Read a call that multiplies tensors as a sum over labelled axes, whatever function of torch it calls."""
+"""Read a call that multiplies tensors as a sum over labelled axes, for any function of torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

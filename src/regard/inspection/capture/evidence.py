@@ -1,7 +1,7 @@
 """The evidence by which calls are told to be steps of one generation: fingerprints of their queries and keys.
 
 A cache hands the keys of the last step to the next one. So the calls that belong together are those whose keys are
-the same vectors, whatever memory holds them: a cache may append to them, let the oldest go, write into a buffer of
+the same vectors, in any memory: a cache may append to them, let the oldest go, write into a buffer of
 fixed size, or put the rows of its batch in another order. A fingerprint is a projection of a vector on a few fixed
 random directions: vectors that differ have different fingerprints.
 """
@@ -21,13 +21,13 @@ from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.torch_private import DisableTorchFunction
 
 DIRECTIONS = 2
-"""The numbers of a fingerprint. Two vectors that differ agree in one of them with a chance of about `TOLERANCE`."""
+"""The elements of a fingerprint. Different vectors agree in one of them with a chance of about `TOLERANCE`."""
 SAME = 1e-4
 """How far fingerprints of the same vector may be apart, relative to their size: far more than rounding makes, as where
 keys are computed anew at each step; far less than a cache of 8 bits does."""
 
 LARGEST = 1024
-"""How many numbers of a vector are looked at, the last ones."""
+"""How many of the last elements of a vector are compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +45,11 @@ class Evidence:
     """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
 
     def printed(self) -> "Prints | None":
-        """The fingerprints; None if there are no numbers (meta tensors) that could be compared."""
+        """The fingerprints; None for tensors without data (meta tensors)."""
         return _printed(self.queries, self.keys, ViewedMemory.of(self.given))
 
     def later(self) -> "Callable[[], Prints | None] | None":
-        """What makes the fingerprints later, None if what they are made of was overwritten by then.
+        """A function that makes the fingerprints on demand; it returns None if their tensors were overwritten.
 
         It is None itself if the map does not hold the vectors: to wait would keep memory alive.
         """
@@ -144,7 +144,7 @@ class ViewedMemory:
         return self.place == other.place and (self is other or self._number() == other._number() is not None)
 
     def _number(self) -> int | None:
-        """What tells the storage from all others; None if it is gone."""
+        """The identity of the storage; None if it is gone."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         reference = self.reference

@@ -143,7 +143,7 @@ class Factors:
             self._state = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is read at once, since the model goes on to own what this is read from."""
+        """A copy (`copy`, `pickle`) is read at once, because the model keeps the tensors this is read from."""
         return GivenFactors, (self.call, self.state)
 
     def follow(self, keys: "Keys") -> None:
@@ -187,8 +187,7 @@ def undisturbed() -> AbstractContextManager[object]:
 def with_graph() -> AbstractContextManager[object]:
     """The same with gradients.
 
-    The hooks of whoever saves tensors in a way of his own (torch.utils.checkpoint counts what a block has saved) see
-    nothing of what is saved here.
+    Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see nothing of a read.
     """
     stack = _exactly(torch.enable_grad())
     stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))

@@ -85,7 +85,7 @@ class Modified(Bias):
 
 
 def of_pairs(function: Function, *parts: Tensor) -> Tensor:
-    """The results of a function of numbers (a score, indices) for tensors of them that broadcast together."""
+    """A function of scalars (a score, indices), applied to tensors that broadcast together."""
     from regard.torch_private import TransformGetItemToIndex
 
     parts = torch.broadcast_tensors(*parts)
@@ -175,7 +175,7 @@ def _is_identity(score_mod: Function) -> bool:
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
-    # transformers makes a function that branches on what it closes over, and often gives the score back. It cannot
+    # transformers makes a function that branches on its closure, and often gives the score back. It cannot
     # branch on its arguments, because torch maps it over them.
     probe, place = torch.zeros(()), torch.zeros((), dtype=torch.int64)
     try:
@@ -200,7 +200,7 @@ def hand_on_compiled(thread: ThreadState) -> None:
     """Hand on the compiled calls that were recorded, as calls of the running module."""
     calls, module = list(thread.compiled), thread.stack[-1].module if thread.stack else None
     thread.compiled.clear()
-    # What torch runs without compiling it for good is recorded too, and was seen already.
+    # Calls torch runs while it compiles are recorded too, and were seen already.
     calls = [(args, output) for args, output in calls if output.data_ptr() not in thread.handed]
     thread.handed.clear()
     for args, output in calls:

@@ -1,9 +1,9 @@
 """Heads a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
 
-Such a call does not say which of its rows is which. The number of heads is told by the module that runs (its
-attributes, or the batch of its arguments). The order is told by the values: each row of them is a slice of what a layer
-of the module projects from the arguments of one sequence, so the last vector of a row is found in that sequence alone.
-Without that evidence nothing is unfolded.
+Such a call does not say which of its rows is which. The number of heads comes from the module that runs (its
+attributes, or the batch of its arguments). The order comes from the values: each row is a slice of the output of
+a layer of the module for the arguments of one sequence, so the last vector of a row is found in that
+sequence alone. Without that evidence nothing is unfolded.
 """
 
 import sys
@@ -104,7 +104,7 @@ def note_of(folding: Folding | str) -> str:
 
 
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
-    """How a module folds its heads, of which there may be any of some numbers; None if it cannot be told."""
+    """How a module folds its heads, given candidate head counts; None if it is unknown."""
     known = _known.get(module)
     if known is not None and known.heads in folds:
         return known
@@ -135,7 +135,7 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 
 def inferred_heads(module: nn.Module) -> list[int]:
-    """The numbers of heads a module or its config tells."""
+    """The head counts that a module or its config states."""
     # A property of a module may run anything, and is not asked.
     own = {**vars(type(module)), **vars(module)}
     inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
@@ -146,7 +146,7 @@ def _of_config(config: object, name: str) -> object:
     """A value of a config; None if it has none, or if the layers of the model have one each."""
     try:
         return getattr(config, name, None)
-    except Exception:  # Whatever a config of others raises, it does not tell.
+    except Exception:  # A config of others may raise anything.
         return None
 
 
@@ -172,7 +172,7 @@ def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int)
 
 
 def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
-    """What each layer of a module makes of the last vector of each sequence (B, C), for each argument it takes."""
+    """The output of each layer of a module for the last vector of each sequence (B, C), for each argument."""
     children = [layer for child in module.children() for layer in (child, *child.children())]
     layers = [layer for layer in children if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"]
     for tensor in tensors:
@@ -198,6 +198,6 @@ def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:
 
 
 def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether a vector is a run of the numbers of another one."""
+    """Whether a vector is a contiguous slice of another one."""
     apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
     return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()

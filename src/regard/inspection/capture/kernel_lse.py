@@ -42,7 +42,7 @@ FLASH_CPU = flash_cpu.default
 
 
 class KernelLse:
-    """What ran in one call of F.scaled_dot_product_attention: the operator, its inputs, and its lse.
+    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse.
 
     >>> query = torch.ones(1, 1, 2, 4)
     >>> output, kernel = run_with_lse(torch.nn.functional.scaled_dot_product_attention, (query, query, query), {})
@@ -59,7 +59,7 @@ class KernelLse:
         self.key: Tensor | None = None
 
     def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor) -> None:
-        """Remember what ran; `lse` is as the operator gave it."""
+        """Store the operator; `lse` is as the operator gave it."""
         self.operator = _name_of(operator)
         self.query, self.key = query, key
         self.lse = KERNELS[operator](lse, query.shape[-2])
@@ -95,7 +95,7 @@ def run_with_lse(
         try:
             output = _by_the_kernel(kernel, sdpa_arguments(*args, **kwargs))
         except (RuntimeError, TypeError):
-            output = None  # torch says in its own words what is wrong
+            output = None  # torch raises in its own words
     if output is None:
         with _Recording(kernel):
             output = func(*args, **kwargs)

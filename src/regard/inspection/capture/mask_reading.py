@@ -1,8 +1,8 @@
-"""Read the masks torch's functions take, bool or numbers that are added to scores, back into predicates.
+"""Read the masks torch's functions take, bool or additive, back into predicates.
 
 A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
 predicate that says the same needs no memory. Added numbers so low no score can outweigh them (finfo.min, -1e9)
-are masks too. A row that has only such numbers is different: a kernel cannot tell them apart, and spreads the row
+are masks too. A row of only such elements is different: a kernel cannot tell them apart, and spreads the row
 evenly over them. The map has to show that.
 """
 
@@ -21,9 +21,9 @@ from regard.mechanisms.shapes import Sizes, canonical_pairwise
 from regard.mechanisms.tile_sizes import fitting
 
 HIDDEN = -1e8
-"""At and below this, neighbouring float32 numbers are at least 8 apart, and a score that is added to one is lost."""
+"""At and below this, neighbouring float32 values are at least 8 apart, and a score added to one is lost."""
 CHUNK_ELEMENTS = 1 << 22
-"""How many numbers of a mask are looked at together."""
+"""How many elements of a mask are read at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class GivenMask:
     even: Tensor | None = None
     """Rows the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
-    """The tensor of T x S numbers that is held, if any."""
+    """The T x S tensor that is held, if any."""
     kept: tuple[SavedTensor, ...] = ()
     """The same tensor, with the version that was seen."""
 
@@ -47,15 +47,15 @@ class GivenMask:
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
     def holding(self, kept: SavedTensor) -> "GivenMask":
-        """The same mask, which reads its numbers from a kept tensor."""
+        """The same mask, read from a saved tensor."""
         if self.bias is not None:
             return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))
         return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
 
 
 def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
-    """Read a mask that broadcasts to (batch..., H, T, S): numbers to add, or bool, where True keeps a key (or drops it,
-    with `drops`). Numbers that are learned are a bias with their graph, also where a mask would say the same.
+    """Read a mask that broadcasts to (batch..., H, T, S): additive, or bool, where True keeps a key (or drops it,
+    with `drops`). A learned additive mask is a bias with its graph, also where a mask would say the same.
 
     Raises:
         ShapeError: the mask does not broadcast.
@@ -89,7 +89,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: 
 
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
-    """The conjunction of two masks; None if one of them adds numbers or has even rows."""
+    """The conjunction of two masks; None if one of them is additive or has even rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
@@ -99,7 +99,7 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
-    """Find the rows that have only hiding numbers, at least one of them finite; and whether a bool mask says the same.
+    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask says the same.
 
     A bool mask says the same if each number is 0 or hides, and each of those rows has one number throughout.
     """

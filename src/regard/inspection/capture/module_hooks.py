@@ -97,7 +97,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 
     Returns:
-        What goes on in the place of the output; None if the output does.
+        The output that replaces the module's; None leaves it.
     """
     thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None:

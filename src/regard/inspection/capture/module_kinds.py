@@ -75,7 +75,7 @@ def is_known(place: str, name: str) -> bool:
 def is_plain(module: nn.Module, traces: Traces) -> bool:
     """Whether a module calls no function that has an observer, so it can run without our mode.
 
-    What a module of torch makes of a traced tensor is found afterwards; those of transformers then run under our mode.
+    Outputs that a torch module makes of a traced tensor are found afterwards; transformers' modules run under our mode.
     """
     kind = type(module)
     if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):

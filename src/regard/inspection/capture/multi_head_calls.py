@@ -66,7 +66,7 @@ class Projected(ObservedCall):
         given = self.mask(policy, sizes, dtype)
 
         def build() -> Call:
-            # The map may be read where autocast is not what it was during the call.
+            # The map may be read under another autocast than the call's.
             with autocast_to(dtype, query.input):
                 q = query.heads(self.num_heads, batch_first=self.batch_first)
                 k = key.heads(self.num_heads, batch_first=self.batch_first)
@@ -84,7 +84,7 @@ class Projected(ObservedCall):
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
 
     def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
-        """Keep what the values are projected from."""
+        """Keep the input and the weights of the values."""
         value, held = self.value.keep(policy, name)
         heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
@@ -134,7 +134,7 @@ class Projected(ObservedCall):
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
     def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """What both masks say together."""
+        """The conjunction of both masks."""
         if self.lengths is not None:
             return self._nested(sizes)
         extra = (self.key.row is not None) + self.key.zero
@@ -152,7 +152,7 @@ class Projected(ObservedCall):
         return both(*given) or policy.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
 
     def learned_bias(self, sizes: Sizes) -> Tensor | None:
-        """Both masks as numbers to add, if one of them takes a gradient, which reading it as a mask would lose."""
+        """Both masks as one additive bias, if one of them takes a gradient, which a mask would lose."""
         if self.attn_mask is None or self.is_causal or not self.attn_mask.requires_grad:
             return None
         bias = self.attn_mask.view(*sizes.leading, *self.attn_mask.shape[-2:]) if self.attn_mask.dim() == 3 else (
@@ -191,7 +191,7 @@ def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManag
 
 
 def _added(mask: Tensor) -> Tensor:
-    """Turn a bool mask, in which True drops a key, into numbers to add."""
+    """Turn a bool mask, in which True drops a key, into an additive one."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
@@ -369,7 +369,7 @@ def observe_encoder_layer(
     if thread.taken != frame.taken:
         return
     assert isinstance(module, nn.TransformerEncoderLayer)
-    # A layer that is not fused calls its `self_attn`, whose call was observed unless somebody has changed the layer.
+    # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         thread.give(_of_encoder_layer(module, given), module.self_attn)

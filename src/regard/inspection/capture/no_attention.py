@@ -1,4 +1,4 @@
-"""Tell attention over positions from what only looks like it: channels, vocabularies, landmarks, expectations."""
+"""Tell attention over positions from its lookalikes: channels, vocabularies, landmarks, expectations."""
 
 import sys
 from collections.abc import Callable
@@ -132,14 +132,14 @@ def _laid_out(order: tuple[int, ...], has_queries: bool, unfolded: tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a product is no attention over positions; or that it is, with what is not certain."""
+    """Why a product is no attention over positions; or that it is, with the uncertain parts."""
 
     reason: str = ""
     notes: tuple[str, ...] = ()
 
 
 def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
-    """Weigh what is known of a product of weights and values."""
+    """Weigh the evidence about a product of weights and values."""
     values, keys = product.values, product.keys
     projected = any(origin.is_projected for origin in trace.origins)
     if is_learned(values) or (projected and _is_like_a_parameter(thread, values)):

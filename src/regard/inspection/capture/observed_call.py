@@ -1,4 +1,4 @@
-"""The call an observer hands to the watches; each watch reads from it what it keeps."""
+"""The call an observer hands to the watches, each of which keeps parts of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from regard.maps.source import Source
 
 
 class CallVectors(NamedTuple):
-    """The queries, keys and values of a call, as the kernel got them; None for what the model did not hand over."""
+    """The queries, keys and values of a call, as the kernel got them; None where the model handed none over."""
 
     query: Tensor | None
     """(batch..., H, T, D)."""
@@ -65,7 +65,7 @@ class ObservedCall(ABC):
     how: str
     """The function or module that was observed, for the report."""
     token: object = None
-    """What names the call later, should it turn out to be no attention."""
+    """Identifies the call later, should it turn out to be no attention."""
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Reading:

@@ -30,7 +30,7 @@ from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.torch_private import flex_attention_operator
 
 FunctionObserver = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Takes (thread, function, args, kwargs), runs the function for the model, and hands what it saw to the thread."""
+"""Takes (thread, function, args, kwargs), runs the function for the model, and hands the call to the thread."""
 ModuleObserver = Callable[[ThreadState, RunningModule, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 """Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""
 

@@ -1,4 +1,4 @@
-"""Observe operators: torch's own functions under other names, and those of others, into which nobody can look."""
+"""Observe operators: torch's own functions under other names, and opaque ones of others."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 def observe_operator(
     thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run an operator into which nobody can look, and name it."""
+    """Run an opaque operator, and name it."""
     result = func(*args, **kwargs)
     if not _is_of_positions((args, kwargs, result)):
         thread.try_to(_name, thread, func)

@@ -1,4 +1,4 @@
-"""The gradients that backward passes hand to what a watch has seen, each kept for the call it belongs to."""
+"""Gradients that backward passes hand to watched calls, each kept for its call."""
 
 from collections.abc import Callable
 
@@ -45,11 +45,11 @@ class GradientOf:
         return self._passes > 0
 
     def clear(self) -> None:
-        """Forget what was received."""
+        """Forget the received gradients."""
         self._kept, self._passes = None, 0
 
     def tensors(self) -> list[Tensor]:
-        """What is held in memory."""
+        """The tensors held in memory."""
         return [] if self._kept is None else [self._kept.tensor]
 
     def read(self) -> Tensor:
@@ -57,7 +57,7 @@ class GradientOf:
 
         Raises:
             GradientError: no backward pass came by, or several.
-            OverwrittenError: somebody has written to it since.
+            OverwrittenError: it was written to since.
         """
         if self._passes > 1:
             raise GradientError(

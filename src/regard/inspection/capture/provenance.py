@@ -20,7 +20,7 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 @dataclass(slots=True, eq=False)
 class SoftmaxOrigin:
-    """A normalization the model wrote out: a softmax, or numbers that were divided by their sum."""
+    """A normalization the model wrote out: a softmax, or a division by the sum."""
 
     how: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class SoftmaxOrigin:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """What is known of one tensor."""
+    """The origin of one tensor, as far as it is known."""
 
     kind: Kind
     origins: tuple[SoftmaxOrigin, ...] = ()
@@ -75,9 +75,9 @@ class Trace:
     lost_in: str = ""
     """The function after which the axis of the keys could not be told any more."""
     of: Any = None
-    """Of sums, a weak reference to what was summed; of an output, the token of its call; of spread weights, factors."""
+    """Of sums, a weak reference to the summand; of an output, the token of its call; of spread weights, factors."""
     beside: "Trace | None" = None
-    """What a sum of weights over their heads is as well: weights."""
+    """The trace of a sum of weights over their heads, which is weights as well."""
     depth: int = 0
 
 
@@ -86,7 +86,7 @@ class Traces:
 
     def __init__(self) -> None:
         self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
-        """The traces by the ids of their tensors; whoever asks for it at each function asks here."""
+        """The traces by the ids of their tensors, read at each function."""
         self._projections: dict[int, _Projection] = {}
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class Traces:
         return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
 
     def leave(self, depth: int) -> None:
-        """Forget what was traced inside of a module that ended, and is wanted no longer."""
+        """Forget the traces of a module that ended, except those still needed."""
         for number, (_, trace) in list(self.alive.items()):
             is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
             if is_done if trace.kind == "weights" else trace.depth >= depth:

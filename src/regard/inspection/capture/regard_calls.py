@@ -1,4 +1,4 @@
-"""Observe `regard.attention`: whatever backend runs the call, its own map is kept."""
+"""Observe `regard.attention`: under any backend, its own map is kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

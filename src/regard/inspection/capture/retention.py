@@ -33,7 +33,7 @@ class RetentionPolicy:
         self.where = where
         self.copy = copy
         self.graph = graph
-        """Whether what is kept carries gradients to the model,"""
+        """Whether saved tensors carry gradients to the model,"""
         self.values = values
         """whether the values of each call are kept,"""
         self.gradients = GradientLog(self._keep_gradient) if gradients else None
@@ -88,7 +88,7 @@ class RetentionPolicy:
         return SavedTensor(self._arena.copied(tensor), what)
 
     def _keep_graph(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a tensor with its graph. The graph keeps alive what the tensor is a view of, so a copy saves none.
+        """Keep a tensor with its graph. The graph keeps the tensor's base alive, so a copy saves no memory.
 
         Tensors that require a gradient, and tensors that do not, are kept alike.
         """
@@ -99,7 +99,7 @@ class RetentionPolicy:
         return SavedTensor(tensor, what, version_counter(tensor))
 
     def _keep_gradient(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep what a backward pass handed over; it has no graph, also where that pass made one."""
+        """Keep the gradient of a backward pass, without a graph, also where that pass made one."""
         tensor = tensor.detach()
         if self.where == "cpu" and tensor.device.type != "cpu":
             return SavedTensor(tensor.cpu(), what)
@@ -123,7 +123,7 @@ class RetentionPolicy:
         """Read a mask a function of torch got; it is read once for all calls that get the same mask.
 
         `drops` says that True in a bool mask leaves a key out; `dtype` is the dtype to which autocast turns
-        numbers that are added.
+        additive masks.
         """
         if self.graph and tensor.requires_grad:
             return self._read_learned(tensor, sizes, dtype)
@@ -139,7 +139,7 @@ class RetentionPolicy:
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """A bias that takes a gradient is kept as the numbers it is, and its graph with it."""
+        """Keep a bias that takes a gradient as it is, with its graph."""
         given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
         return given if given.dense is None else given.holding(self.keep(given.dense, "the masks"))
 
@@ -166,7 +166,7 @@ class RetentionPolicy:
 
 
 def _identity(tensor: Tensor) -> object | None:
-    """A key that is equal for two views of the same numbers, even if one of them is gone; None if there is no key."""
+    """A key that is equal for two views of the same memory, even if one of them is gone; None if there is none."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     if tensor.is_inference():

@@ -19,7 +19,7 @@ LARGE = 2**14
 
 @dataclass(slots=True, eq=False)
 class SavedTensor:
-    """A tensor of the model, its name for messages, and the version that was seen; None if nobody can write to it.
+    """A tensor of the model, its name for messages, and the version that was seen; None if it cannot be written to.
 
     A copy in an arena becomes a tensor when it is first asked for, most often after the model has run. Each tensor has
     small pieces of memory, which the heap puts between the large ones of the model: then it can no longer give these
@@ -62,7 +62,7 @@ class SavedTensor:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is nobody else's; what was overwritten before is not copied."""
+        """Copy (`copy`, `pickle`) into memory of its own; a tensor that was overwritten is refused."""
         self.check()
         return SavedTensor, (self.tensor, self.what)
 

@@ -1,4 +1,4 @@
-"""What a watch keeps of a call beside its weights: the values, and the gradient of the output."""
+"""The values and the output gradient that a watch keeps of a call beside its weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class OutputOf:
     """Turns the gradient of the output into (B, H, T, E)."""
     dropout: float = 0.0
     held: Sequence[SavedTensor] = ()
-    """What it is turned with."""
+    """The tensors it is turned with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,14 +53,14 @@ class ValuesOf:
 def saved_values(
     policy: RetentionPolicy, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
 ) -> CallValues:
-    """Keep what a watch wants beside the weights: nothing, unless it was asked for.
+    """Keep values and gradients, if the watch was asked for them.
 
     Args:
         policy: the rules of the watch.
         name: the module's path, for messages.
         sizes: those of the call.
         values: keeps the values.
-        output: gives the output, and keeps what its gradient is turned with.
+        output: gives the output, and keeps the tensors that turn its gradient.
     """
     made = values() if policy.values else None
     value = None if made is None else lambda: of_heads(made.read(), sizes.heads)

@@ -65,7 +65,7 @@ class Sdpa(ObservedCall):
         mixed = self.folding if isinstance(self.folding, str) else ""
         given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
-            # What the lowest number hides depends on the other keys of the row, and some of these are not seen.
+            # Which keys the lowest element hides depends on the other keys of the row, and some of these are not seen.
             mask, is_causal = _with_causal(mask, call.sizes), False
         if mask is not None:
             given = policy.mask(mask, call.sizes, dtype=dtype)
@@ -186,13 +186,13 @@ FROM_THE_FIRST = Causal(0)
 
 
 def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
-    """The call of queries and keys, without a mask; what such a call was found to be is not asked again."""
+    """The call of queries and keys, without a mask; its checks are cached by shape."""
     known = _known_of(query, key, scale) if is_checked else None
     return _checked(query, key, scale) if known is None else replace(known, query=query, key=key)
 
 
 def _known_of(query: Tensor, key: Tensor, scale: float | None) -> Call | None:
-    """A call of such queries and keys, on none of their numbers; None if their kind is not known so easily."""
+    """A cached call of such queries and keys without their data; None if they cannot be cached."""
     is_plain = type(query) is type(key) is Tensor and query.dim() == key.dim() == 4 and len(query) == len(key)
     if not is_plain or not (scale is None or type(scale) is float):
         return None
@@ -220,7 +220,7 @@ NOTHING_GIVEN = GivenMask()
 
 
 def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
-    """Numbers to add that hide the keys after each query too."""
+    """An additive mask that hides the keys after each query too."""
     later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
     return mask.masked_fill(later, -torch.inf)
 

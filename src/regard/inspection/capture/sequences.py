@@ -1,9 +1,9 @@
 """Find out which calls of a module continue one another: the steps of a generation, told from their keys.
 
 A call with T queries continues another one if its keys are those of the other, as a whole or from a later key on (a
-sliding window), followed by T new ones. So each key has a place among all keys of its sequence of calls, whatever
-a cache has let go of. Nothing is taken for granted: a call for which there is no such evidence begins a new sequence,
-and says why.
+sliding window), followed by T new ones. So each key has a place among all keys of its sequence of calls, even if
+a cache has dropped some. Nothing is taken for granted: a call for which there is no such evidence begins a new
+sequence, and says why.
 
 Cross-attention asks the same keys at each step. Such a call continues another one if it asks other queries, and if
 the self-attention of the same step goes on too, or the keys are still in the same memory.
@@ -92,7 +92,7 @@ class _Found:
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """What self-attention last told of a step: whether a sequence goes on or begins anew, and from which rows."""
+    """The last result of self-attention in a step: whether a sequence goes on or begins anew, and from which rows."""
 
     at: int
     origins: Tensor | None
@@ -128,7 +128,7 @@ class Sequences:
     def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
         """Remember the first call of a module without its fingerprints; returns whether it is the first.
 
-        Most models are run once under a watch, so nobody ever asks for them. They are made when the module is
+        Most models are run once under a watch, so they are rarely needed. They are made when the module is
         called again, or when the sequences are read.
         """
         if name in self._of or name in self._waiting:
@@ -144,7 +144,7 @@ class Sequences:
         try:
             prints = waiting.printed()
         except RuntimeError:
-            # Tensors without numbers (FakeTensor) cannot be compared.
+            # Tensors without data (FakeTensor) cannot be compared.
             prints = None
         self._place(name, waiting.call, prints, waiting.when)
 
@@ -208,7 +208,7 @@ class Sequences:
         return self._cut_back(prints, ends, kept), why
 
     def _told_since(self, end: _End, when: Moment) -> _Told | None:
-        """What self-attention has told in the same run of the model, after the last call of a sequence."""
+        """The result of self-attention in the same run of the model, after the last call of a sequence."""
         since = max(when.begun or 0, end.last.when.at if end.last.when.thread == when.thread else 0)
         told = self._told.get(when.thread)
         return told if told is not None and told.at > since else None
@@ -226,7 +226,7 @@ class Sequences:
                     return _Found(end, start, kept, origins, start + kept)
         return None
 
-    # -- what follows ------------------------------------------------------------------------------------
+    # -- continuations -----------------------------------------------------------------------------------
 
     def _begin(self, name: str, call: int, prints: Prints | None, when: Moment, why: str) -> None:
         sequences = self._of.setdefault(name, [])

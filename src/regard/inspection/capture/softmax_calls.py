@@ -1,4 +1,4 @@
-"""Observe how a model makes weights that sum to 1: a softmax of any kind, or numbers divided by their sum.
+"""Observe how a model makes weights that sum to 1: a softmax of any kind, or a division by the sum.
 
 Not every softmax is attention (routers and classifiers use it too). Its result is traced: see `traced_calls` for the
 functions it goes through, and `product_calls` for the product with values that makes it attention.
@@ -108,7 +108,7 @@ def follow_exponential(thread: ThreadState, result: Tensor) -> None:
 
 
 def observe_sum(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
-    """Run a sum, and remember of what it is: numbers that are divided by their own sum are weights."""
+    """Run a sum, and remember its summand: elements divided by their own sum are weights."""
     result = func(*args, **kwargs)
     if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
         thread.try_to(_sum, thread, func, args, kwargs, result)
@@ -135,7 +135,7 @@ def _sum(
 
 
 def observe_quotient(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
-    """Run a quotient, a product of numbers or a difference: by its own sum, it makes weights."""
+    """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         return func(*args, **kwargs)
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))

@@ -114,7 +114,7 @@ def stored(
     """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
     cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
-    # A reshaped copy is nobody else's, and a view has the version of its tensor.
+    # A reshaped copy has memory of its own, and a view has the version of its tensor.
     is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
         SavedTensor(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,

@@ -1,4 +1,4 @@
-"""The state of each thread: its watches, the stack of modules it is running, and what it hands to the watches."""
+"""The state of each thread: its watches, the stack of running modules, and the calls it hands to the watches."""
 
 import sys
 from collections.abc import Callable
@@ -131,7 +131,7 @@ class ThreadState:
             push_function_mode(self.mode)
 
     def may_hide(self, module: nn.Module) -> bool:
-        """Whether our mode has to be off while a module runs: torch may run it fused, and nobody edits it."""
+        """Whether our mode has to be off while a module runs: torch may run it fused, and it is not edited."""
         if self.editors and any(id(module) in editor.unfused for editor in self.editors):
             return False
         return may_run_fused(module)
@@ -187,7 +187,7 @@ class ThreadState:
             self.unread(f"{type(error).__name__}: {error}")
 
     def left(self, module: nn.Module, output: Any) -> Any:
-        """Tell every watch that a module has ended; returns what a watch puts in the place of its output."""
+        """Tell every watch that a module has ended; returns the output a watch puts in the place of the module's."""
         changed = None
         for watch in tuple(self.watches):
             handed = watch.left(module, output if changed is None else changed)

@@ -17,13 +17,13 @@ from regard.torch_private import (
 )
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
-"""The kinds of functions that are operators of torch or of somebody else."""
+"""The kinds of functions that are operators."""
 
 NATIVE = frozenset({
     types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
     types.WrapperDescriptorType,
 })  # fmt: skip
-"""The kinds of functions that are none: those of torch and of its tensors, and whatever is written in Python.
+"""The kinds of functions that are none: those of torch, of its tensors and of Python.
 
 To ask for the kind takes a tenth of the time that `isinstance` takes with the classes of operators.
 """

@@ -1,1 +1,1 @@
-"""What reached the kernels: the masks of watched calls, where their weight went, and what is wrong with them."""
+"""Checks: facts of the masks of watched calls, and trials that perturb inputs, with one kind of finding."""

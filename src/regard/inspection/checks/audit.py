@@ -1,4 +1,4 @@
-"""The audit of what a watch has seen: for each call, what should not be so."""
+"""The audit of a watch: the faults of each call."""
 
 import math
 import re
@@ -20,7 +20,7 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 
 
 def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = None) -> list[Finding]:
-    """Find what is wrong with the calls a watch has seen. See `Seen.audit`.
+    """Find the faults of the calls a watch has seen. See `Seen.audit`.
 
     Raises:
         ShapeError: `keep` is no bool tensor (B, S).

@@ -19,7 +19,7 @@ from regard.inspection.checks.trials import Trials
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a check: what was tried, and what was found; `print` it."""
+    """The result of a check: its trials and its findings; `print` it."""
 
     model: str
     tried: tuple[str, ...]
@@ -31,7 +31,7 @@ class Checked:
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def __str__(self) -> str:
-        """A line for each finding, and one for what was tried."""
+        """A line for each finding, and one for the trials."""
         count = len(self.faults)
         lines = [str(finding) for finding in self.findings]
         said = f"{count or 'no'} finding{'' if count == 1 else 's'}"
@@ -39,12 +39,12 @@ class Checked:
 
 
 def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
-    """Check that a model attends to what it should: by its results on made-up sequences, and by what its kernels get.
+    """Check a model's attention by its results on made-up sequences, and by the masks of its kernels.
 
     A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
     model's own kernel and written out. Nothing of this may change a result by more than rounding; a difference that
     looks too large is measured again in float64 before it counts. Then the last positions are replaced, which must not
-    change what comes before them in a causal model, and so is padding, which must not change anything.
+    change earlier results of a causal model, and so is padding, which must not change any result.
 
     Args:
         model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
@@ -55,7 +55,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
             nothing is expected then.
 
     Returns:
-        The findings and what was tried. `check(model).faults` is empty for a model without fault. The model runs in
+        The findings and the trials. `check(model).faults` is empty for a model without fault. The model runs in
         evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
         afterwards what they were.
 

@@ -1,7 +1,7 @@
 """Whether two runs of a model differ by more than rounding.
 
 A difference that shrinks with the precision is rounding (a mixture of experts may even choose another expert by it);
-one that stays is a fault. So whatever looks too large is measured again in float64.
+one that stays is a fault. So a difference that looks too large is measured again in float64.
 """
 
 import math
@@ -14,7 +14,7 @@ from regard.inspection.checks.subject import Outputs, Subject
 LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
 STAYS = 1e-6
-"""What has to be left of a difference in float64, in which many models still compute parts in float32."""
+"""The least fault in float64; many models still compute parts in float32 there."""
 Measure = Callable[[Subject], float]
 
 
@@ -60,7 +60,7 @@ class Judge:
         self._double: Subject | None = None
 
     def beyond_rounding(self, measure: Measure, least: float | None = None) -> dict[str, float] | None:
-        """The numbers of a difference that stays in float64, or None. NaN is always beyond rounding."""
+        """The measured difference, if it stays in float64, or None. NaN is always beyond rounding."""
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
         found = measure(self.subject)
         if found <= (LARGE.get(dtype, 1e-2) if least is None else least):

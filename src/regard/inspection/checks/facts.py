@@ -1,4 +1,4 @@
-"""What reached the kernel in one watched call, and where its weight went."""
+"""The mask that reached the kernel in one watched call, and where its weight went."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Facts:
     padding: float | None
     """The share on keys of padding; None if there is none, or it is not known which keys are padding."""
     first: float | None
-    """The share on the first key that anybody sees (a sink has much)."""
+    """The share on the first key that any row sees (a sink has much)."""
     no_key: int
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
@@ -57,7 +57,7 @@ class Facts:
 
 @torch.no_grad()
 def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = False) -> Facts:
-    """Compute what reached the kernel in a call. It takes at most two passes over the map, in linear memory.
+    """Compute the facts of a call. It takes at most two passes over the map, in linear memory.
 
     Args:
         call: a call of `seen.calls`.
@@ -66,7 +66,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
 
     Raises:
         NotKeptError: only statistics were kept of the call, or it could not be read.
-        OverwrittenError: the model has overwritten what the map is read from.
+        OverwrittenError: the model has overwritten tensors of the map.
 
     >>> import regard
     >>> x = torch.zeros(1, 1, 4, 2)
@@ -128,7 +128,7 @@ class _Counted:
         self.seen_keys = seen.keys.unflatten(0, seen.shape).any(1).expand(batch, self.keys)
 
     def mean(self, of_rows: Tensor) -> float | None:
-        """The mean of numbers (..., T) over the rows that count."""
+        """The mean of values (..., T) over the rows that count."""
         if not bool(self.counts.any()):
             return None
         counted = of_rows.reshape(*self.cells, self.queries)[self.counts]
@@ -204,7 +204,7 @@ MOST_CALLS = 16
 
 
 def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
-    """What reached the kernel in the calls of one module: a line for each kind of mask, with the means of its calls.
+    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls.
 
     Of many calls some are read, the first and the last among them, and the lines say how many.
     """

@@ -1,11 +1,11 @@
-"""What an audit finds: one object a finding, with its reason, its severity, its numbers and what to do."""
+"""Findings of an audit or a check, each with its reason, its severity, its measurements and advice."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
-"""An error is wrong for certain; a warning is wrong unless somebody meant it; an info is a fact that may surprise."""
+"""An error is wrong for certain; a warning is wrong unless it was meant; an info is a fact that may surprise."""
 Reason = Literal[
     "future",
     "inverted mask",
@@ -21,7 +21,7 @@ Reason = Literal[
     "random",
     "not checked",
 ]
-"""What is wrong, in a word a program can ask for."""
+"""The fault, in a word a program can match."""
 _ORDER = ("error", "warning", "info")
 
 
@@ -37,13 +37,13 @@ class Finding:
     reason: Reason
     severity: Severity
     says: str
-    """What is wrong, and what to do."""
+    """The fault, and advice."""
     path: str = ""
     """The module; "" is the model itself."""
     call: int | None = None
     """The number of the module's call, from 0; None if no single call is meant."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What was measured, by name; "calls" is the number of calls of the module with this finding."""
+    """Measurements by name; "calls" is the number of calls of the module with this finding."""
 
     def __str__(self) -> str:
         where = (self.path or "the model") + ("" if self.call is None else f", call {self.call}")

@@ -62,7 +62,7 @@ class GivenSubject(Subject):
         self.sides: tuple[Side, ...] = ("right",) if is_short else ()
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The outputs of each row; `filler` chooses what stands where a mask says padding."""
+        """The outputs of each row; `filler` chooses the values of padding."""
         rows = [self._filled(row, filler) for row in rows]
         batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         # A row that is alone is cut to its own length, and then no mask is needed.

@@ -1,4 +1,4 @@
-"""A Hugging Face model as the subject of a check: what it reads, its padding, its cache and its eager attention."""
+"""A Hugging Face model as the subject of a check: its inputs, its padding, its cache and its eager attention."""
 
 import inspect
 import sys
@@ -16,7 +16,7 @@ from regard.inspection.checks.subject import Outputs, Padded, Sample, Samples, S
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""
 DECODED, FEW = 11, 6
-"""and of what a decoder reads."""
+"""and of the decoder's inputs."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
 FEEDS_ALL = ("fsmt",)
@@ -26,13 +26,13 @@ ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_v
 
 
 def is_huggingface_model(model: nn.Module) -> bool:
-    """Whether a model is one of transformers, which nobody has to import to ask."""
+    """Whether a model is one of transformers, asked without importing it."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 class HuggingFaceSubject(Subject):
-    """A model of transformers with made-up inputs, from what its config and its `forward` say.
+    """A model of transformers with made-up inputs, by its config and its `forward`.
 
     Raises:
         ArgumentError: it reads something for which nothing can be made up here.
@@ -56,7 +56,7 @@ class HuggingFaceSubject(Subject):
         is_left = self._can_mask and (self._gives_positions or (self.causal and not self._is_pair))
         self.sides = (("right", "left") if is_left else ("right",)) if self._can_mask else ()
 
-    # -- what it reads -----------------------------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------------------------
 
     def _should_be_causal(self) -> bool:
         modules = dict(self.model.named_modules())
@@ -68,7 +68,7 @@ class HuggingFaceSubject(Subject):
         return Samples(long, other, short if any(name in MASKS for name in short) else None)
 
     def _row(self, generator: torch.Generator, *, is_short: bool) -> Sample:
-        """One sequence, of what the model reads first, and what it cannot do without."""
+        """One sequence of the model's main input and its required inputs."""
         row: dict[str, Tensor] = {}
         device = next(self.model.parameters()).device
         main = self.model.main_input_name if isinstance(self.model.main_input_name, str) else "input_ids"

@@ -24,7 +24,7 @@ Pattern = Literal[
     "no key at all",
     "dense of no known kind",
 ]
-"""The patterns that are told apart. "Inverted" is a causal mask upside down: every row sees only what comes later."""
+"""The patterns that are told apart. "Inverted" is a causal mask upside down: every row sees only later keys."""
 HiddenAt = Literal["left", "right", "both sides", "inside"]
 
 
@@ -96,7 +96,7 @@ def kind_of(seen: Visible) -> MaskKind:
 
 
 class _Rows:
-    """What rows see, counted in keys that anybody sees: padding is then no part of the pattern."""
+    """The keys of each row, counted in visible keys: padding is then no part of the pattern."""
 
     def __init__(self, seen: Visible) -> None:
         self.seen, self.live = seen, seen.live
@@ -126,14 +126,14 @@ class _Rows:
 
 
 Fit = tuple[Pattern, int, int | None, int, int]
-"""A pattern, its offset, its size, and the range of keys it lets anybody see."""
+"""A pattern, its offset, its size, and the range of keys that any row may see."""
 
 
 def _fitting(rows: _Rows) -> Iterator[Fit]:
     """The patterns that fit, the simplest first; the last one always does."""
     whole, offset = (0, rows.keys), rows.end
     sees_first, sees_last = rows.all(rows.first == 0), rows.all(rows.stop == rows.total)
-    # A sharp head has weights of 0 within what its mask allows: the first and the last key of each row have to do.
+    # A sharp head has weights of 0 on keys that its mask allows: the first and the last key of each row have to do.
     if rows.is_whole or not rows.seen.is_exact:
         if sees_first and sees_last:
             yield "none", offset, None, *whole
@@ -197,7 +197,7 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
 
 
 def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
-    """Where keys are hidden from every row, among those the pattern lets anybody see; how many at most."""
+    """Where keys are hidden from every row, among those the pattern allows; how many at most."""
     keys = keys[:, low:high]
     hidden = int((~keys).sum(-1).max()) if keys.numel() else 0
     if not hidden:

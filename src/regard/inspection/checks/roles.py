@@ -1,4 +1,4 @@
-"""What an attention module is for: whether its keys are of another sequence, and whether it should be causal.
+"""The role of an attention module: whether its keys are of another sequence, and whether it should be causal.
 
 Names tell cross-attention from self-attention; a Hugging Face model's config says whether a model is causal.
 """
@@ -17,7 +17,7 @@ _CROSS = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn$|src_att|memory_
 
 
 def is_cross(path: str, module: nn.Module | None = None) -> bool:
-    """Whether a module attends to another sequence than its own, by its name or by what it says of itself.
+    """Whether a module attends to another sequence than its own, by its name or by its own attribute.
 
     >>> is_cross("decoder.layers.0.encoder_attn"), is_cross("decoder.cross_layers.0.self_attn")
     (True, False)

@@ -1,7 +1,7 @@
-"""What a check asks of a model: rows it can read, alone and together, padded and step by step.
+"""The subject of a check: rows the model can read, alone and together, padded and step by step.
 
 A row is one sequence, without a dimension for the batch. `run` makes a batch of rows, calls the model, and gives each
-row its own outputs back, without what belongs to padding.
+row its own outputs back, without padding.
 """
 
 import copy
@@ -46,7 +46,7 @@ class Subject(ABC):
     ahead: str | None
     """The input in which a causal model must not look ahead; None if there is none."""
     causal: bool | None
-    """Whether the model should be causal; None if nobody knows."""
+    """Whether the model should be causal; None if it is unknown."""
     sides: tuple[Side, ...] = ()
     """Where it can pad."""
     counts_columns: bool = False
@@ -54,7 +54,7 @@ class Subject(ABC):
 
     @abstractmethod
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The outputs of each row of a batch; shorter rows are padded on a side, and `filler` chooses with what."""
+        """The outputs of each row of a batch; shorter rows are padded on a side, with values by `filler`."""
 
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
         """Which positions of such a batch are no padding, bool (B, S); None if nothing is padded."""
@@ -116,7 +116,7 @@ def padded(sequences: Sequence[Tensor], side: Side, value: float | int) -> Padde
 
 
 def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of numbers in what a model has returned, by name."""
+    """The floating-point tensors of a model's output, by name."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield name or "output", output
@@ -132,7 +132,7 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Out
     """Give each row its own outputs, without padding.
 
     Args:
-        found: the outputs of a batch; what has no row for each sequence is left out.
+        found: the outputs of a batch; those without a row for each sequence are left out.
         keeps: for each input that has positions, which of them are no padding, bool (B, L). An output belongs to the
             input whose width is the size of its second dimension. If any output has positions, the others are left
             out of batches that are padded, because a model may take them from the first or the last position.

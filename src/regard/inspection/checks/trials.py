@@ -1,4 +1,4 @@
-"""The trials of a check: runs of a model that must give the same results, and what its kernels got in them."""
+"""The trials of a check: runs of a model that must give the same results, and the audits of these runs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +19,7 @@ LEAK = 1e-7
 REBUILT = 1e-2
 """How far an output may be from the one its map gives, over the largest value."""
 ALONE = ("inverted mask", "causal cross-attention", "causal from the first key", "not finite", "no key", "not seen")
-"""What the kernels show by themselves; future and padding have to change a result too."""
+"""Reasons the kernels show by themselves; future and padding have to change a result too."""
 BESIDE = (
     "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
     "sequence"
@@ -48,7 +48,7 @@ EAGER = "the kernel and the same attention written out give two results{}: they 
 
 
 class Trials:
-    """Tries one subject, and collects what is found."""
+    """Tries one subject, and collects findings."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.judge = subject, Judge(subject)
@@ -101,7 +101,7 @@ class Trials:
             self._unless_rounding("batch", together, BESIDE)
 
     def _padding(self, side: Side) -> None:
-        """A short sequence beside a long one, padded on a side; and what the padding consists of."""
+        """A short sequence beside a long one, padded on a side; and other values in the padding."""
         rows = self.subject.rows
         if rows.short is None:
             return
@@ -192,7 +192,7 @@ class Trials:
     # -- the kernels -------------------------------------------------------------------------------------
 
     def _watched(self, rows: Sequence[Sample], side: Side = "right") -> list[Outputs]:
-        """Run a batch under a watch, and keep what its kernels got."""
+        """Run a batch under a watch, and keep the watch."""
         torch.manual_seed(SEED)
         with watch(self.subject.model, verify=True) as seen:
             outputs = self.subject.run(rows, side=side)
@@ -200,7 +200,7 @@ class Trials:
         return outputs
 
     def _of_kernels(self) -> None:
-        """What the watched calls show: by themselves, or as the place of something the results have shown."""
+        """Findings of the watched calls, by themselves or as the place of a fault in the results."""
         shown = {finding.reason for finding in self.found}
         self.tried.append("what the kernels got")
         for seen, keep in self.seen:
@@ -228,7 +228,7 @@ class Trials:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Name what is tried. What a model cannot do at all is no fault of its attention, and is said."""
+        """Name a trial. A trial that a model cannot run is no fault of its attention, and is reported."""
         self.tried.append(what)
         try:
             yield
@@ -252,7 +252,7 @@ class Trials:
 def _run(
     subject: Subject, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, seed: int = SEED
 ) -> list[Outputs]:
-    """Run a batch, always with the same random numbers."""
+    """Run a batch, always with the same seed."""
     torch.manual_seed(seed)
     return subject.run(rows, side=side, filler=filler)
 
@@ -282,7 +282,7 @@ def _in_eager(measure: Measure) -> Measure:
 
 
 def _in_training(measure: Measure) -> Measure:
-    """The same in training mode, where models may take another path; the same seed drops the same numbers."""
+    """The same in training mode, where models may take another path; the same seed drops the same elements."""
 
     def training(subject: Subject) -> float:
         subject.model.train()

@@ -1,6 +1,6 @@
-"""Who may see whom in a watched call: a few numbers for each row, in memory linear in T and S.
+"""Which keys each row sees in a watched call: a few integers for each row, in memory linear in T and S.
 
-If a mask is made of a range around each query and of keys that are hidden from all, the numbers follow from these. Any
+If a mask is made of a range around each query and of keys that are hidden from all, the integers follow from these. Any
 other mask is rendered a few rows at a time. Weights a model computed itself say who saw whom by not being 0.
 """
 
@@ -80,7 +80,7 @@ def visible_in(weights: AttentionMap) -> Visible:
     def allowed(rows: range) -> Tensor:
         block = weights.block(rows, range(keys)).reshape(-1, heads, len(rows), keys)
         seen = block != 0
-        # Where a mask leaves no key, models spread a row evenly over what they hid; scores give no equal weights.
+        # Where a mask leaves no key, models spread a row evenly over hidden keys; scores give no equal weights.
         spread = block.amax(-1) == torch.where(seen, block, torch.inf).amin(-1)
         alike.append((spread & (seen.sum(-1) > 1)).all(1, keepdim=True))
         return seen.any(1, keepdim=True)
@@ -118,7 +118,8 @@ def _by_rows(
 
 
 def _by_range(mask: Mask | None, sizes: Sizes, device: torch.device) -> Visible | None:
-    """Compute the numbers of a mask that is one range of keys for each row, less keys hidden from all; None for others.
+    """Compute the visible keys of a mask that is one range of keys for each row, less keys hidden from all; None for
+    others.
 
     A causal mask, a window, padding and lengths, and all of them together, are such masks.
     """

@@ -1,1 +1,1 @@
-"""What `regard.on_attention` opens: the function is called, and caches and layers are cut to what it keeps."""
+"""Pruning for `regard.on_attention`: caches of keys, and tokens of layers."""

@@ -1,4 +1,4 @@
-"""The open hook: it hands each attention call to the function, and cuts what the function does not keep."""
+"""The hook that hands each attention call to a function, and prunes keys or tokens by its result."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from regard.maps.attention_map import AttentionMap
 
 
 class AttentionHook(Interceptor):
-    """What `on_attention` makes: the model, with a function that is called after each attention call inside `with`."""
+    """A model with a function that is called after each attention call inside `with`."""
 
     def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
         self.model = model
@@ -31,7 +31,7 @@ class AttentionHook(Interceptor):
         self.calls = 0
         """How often the function was called."""
         self.missed: list[tuple[str, str]] = []
-        """(module, reason) of what looked like attention and could not be handed to the function."""
+        """(module, reason) of calls that looked like attention and could not be handed to the function."""
         self.modules = dict(model.named_modules())
         self.paths = {id(module): path for path, module in self.modules.items()}
         self._wanted = chooser(names, self.modules)
@@ -79,7 +79,7 @@ class AttentionHook(Interceptor):
     def seen(self, cache: Any) -> int:
         """How many tokens a cache has seen: the position of the next one.
 
-        After the `with` block transformers counts positions by what is left in the cache, and needs `position_ids`.
+        After the `with` block transformers counts positions by the length of the cache, and needs `position_ids`.
         """
         return self._caches.seen(cache)
 
@@ -87,17 +87,17 @@ class AttentionHook(Interceptor):
         state = "closed" if self._thread is None else "open"
         return f"AttentionHook({type(self.model).__name__}, {state}, {self.calls} calls)"
 
-    # -- what the thread calls ---------------------------------------------------------------------------
+    # -- handlers ----------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
         """Remember that the model ran."""
         self._ran = self._ran or id(module) in self.paths
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Call the function, and cut what it does not keep.
+        """Call the function, and prune by its result.
 
         Raises:
-            FunctionError: the function raised, or handed back what cannot be used.
+            FunctionError: the function raised, or returned an unusable value.
         """
         if path is None or not self._wanted(path) or is_in_backward():
             return
@@ -151,7 +151,7 @@ class AttentionHook(Interceptor):
         return None
 
     def unread(self, path: str, reason: str) -> None:
-        """Remember what cannot be read."""
+        """Remember a call that cannot be read."""
         if self._wanted(path):
             self.missed.append((path, reason))
 
@@ -163,7 +163,7 @@ class AttentionHook(Interceptor):
         """Remember a call that turned out to be no attention after the function was called."""
         self.missed.append(("", reason))
 
-    # -- what the function handed back -------------------------------------------------------------------
+    # -- pruning -----------------------------------------------------------------------------------------
 
     def _keep_keys(
         self, path: str, handed: KeepKeys, weights: AttentionMap, reading: Reading, here: LayerCache | None
@@ -292,7 +292,7 @@ def _with(
 
 
 class _Forward:
-    """One run of the outermost module: what it has cut, so it can be put back if the function raises."""
+    """One run of the outermost module, with its pruned caches, to restore them if the function raises."""
 
     def __init__(self, frame: RunningModule | None) -> None:
         self.frame = frame
@@ -300,7 +300,7 @@ class _Forward:
         """The caches of the layers whose attention runs now, by path."""
         self.visited: list[LayerCache] = []
         self.pruned: list[tuple[LayerCache, tuple[Tensor, Tensor] | None, int]] = []
-        """What was cut: the layer, its keys and values before this run, and how many keys were dropped."""
+        """Pruned layers: the layer, its keys and values before this run, and how many keys were dropped."""
         self.tokens: dict[int, PrunedTokens] = {}
         self.padding: Tensor | None = None
         """Which tokens are real, if some are not, and if none of them were cut."""
@@ -324,7 +324,7 @@ class _Forward:
         self.frame = self.last = self.padding = None
 
     def put_back(self, caches: PrunedCaches) -> None:
-        """Make the caches what they were before this run."""
+        """Restore the caches of before this run."""
         for here, before, dropped in self.pruned:
             here.before = before
             caches.drop(here.layer, -dropped)

@@ -1,7 +1,7 @@
 """The cache of one layer of a transformers model while the layer runs: it is cut to some keys, or put back.
 
 Keys that stay keep the positions they were given, because transformers turns or adds positions before keys are
-cached. What it counts by the length of the cache (the positions of new tokens, the columns of masks) is put right by
+cached. Counts by the length of the cache (the positions of new tokens, the columns of masks) are corrected by
 `regard.inspection.pruning.pruned_caches`.
 Source: transformers 5.23, cache_utils.py.
 """
@@ -18,7 +18,7 @@ from regard.errors import FunctionError
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
-    """The cache of a layer whose attention runs now, and what was in it before."""
+    """The cache of a layer whose attention runs now, and its content before."""
 
     cache: Any
     """The `Cache` of the model."""
@@ -106,7 +106,7 @@ class LayerCache:
         self.before = None
 
     def put_back(self) -> None:
-        """Make the layer what it was before the call."""
+        """Restore the layer's cache of before the call."""
         if self.number >= len(self.cache.layers):
             return
         layer = self.layer

@@ -1,4 +1,4 @@
-"""Tokens that end with a layer: its output is cut, and so is what the layers that follow are given for each token."""
+"""Prune tokens after a layer: its output, and the arguments of the following layers with a part for each token."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -77,7 +77,7 @@ class PrunedTokens:
         return (cut, *output[1:]) if isinstance(output, tuple) else cut
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Cut what a layer is given for each token, if its input was cut."""
+        """Prune a layer's arguments with a part for each token, if its input was pruned."""
         hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if self._kept is None or hidden is None or hidden.shape[1:2] != self._kept.shape[1:]:
             return None

@@ -16,7 +16,7 @@ from regard.errors import FunctionError
 
 
 class PrunedCaches:
-    """What a hook knows of each cache from which it dropped keys."""
+    """Counts and positions of the caches from which a hook dropped keys."""
 
     def __init__(self) -> None:
         self._dropped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -34,11 +34,11 @@ class PrunedCaches:
         self._dropped[layer] = self.dropped(layer) + count
 
     def mark(self, cache: Any) -> None:
-        """Remember that the layers of a cache may hold unlike numbers of keys."""
+        """Remember that the layers of a cache may hold different counts of keys."""
         self._uneven.add(cache)
 
     def is_uneven(self, cache: Any) -> bool:
-        """Whether the layers of a cache may hold unlike numbers of keys."""
+        """Whether the layers of a cache may hold different counts of keys."""
         return cache in self._uneven or self.is_pruned(cache)
 
     def seen(self, cache: Any) -> int:
@@ -51,7 +51,7 @@ class PrunedCaches:
         return any(self.dropped(layer) for layer in cache.layers)
 
     def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
-        """Put right what a model is given beside a cache: `position_ids`, and a mask (B, columns) of padding.
+        """Correct the arguments beside a cache: `position_ids`, and a mask (B, columns) of padding.
 
         Raises:
             FunctionError: tokens come again the cache has seen.
@@ -59,7 +59,7 @@ class PrunedCaches:
         cache = given["past_key_values"]
         positions = given.get("position_ids")
         if not self.is_pruned(cache):
-            # transformers counts right here. What is given is remembered, because padding shifts each sequence.
+            # transformers counts right here. Given positions are stored, because padding shifts each sequence.
             self._remember(cache, positions)
             return
         seen, last = self.seen(cache), self._last.get(cache)

@@ -17,7 +17,7 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
             outputs = model.generate(**inputs)
         print(run.report())
 
-    Nothing of the model is changed, so nothing has to be restored, whatever happens. A call no edit changes
+    Nothing of the model is changed, so nothing has to be restored, even after an exception. A call no edit changes
     has the same bits as without. A watch, inside the block or around it, sees the edited weights. Gradients flow
     through the edits: a tensor in an edit can be learned. Edits hold in the thread that entered the block; inside
     another thread, `with run.attach():` adds one.

@@ -24,7 +24,7 @@ class AddBias(Edit):
     Args:
         bias: a number, a tensor (n,) with one for each chosen key, or (h, n) with one for each chosen head and key.
         keys: which keys, counted from the first of the whole sequence, also in the steps of a generation. A number or
-            numbers (negative ones count from the newest key), a slice (which takes those that exist), a bool tensor
+            indices (negative ones count from the newest key), a slice (which takes those that exist), a bool tensor
             (S,), or (B, S) for each row of the batch. None for all.
         queries: which queries, counted in the same way; None for all.
         heads: which heads, as the maps of a watch number them; None for all.

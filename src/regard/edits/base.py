@@ -81,7 +81,7 @@ def of_keys(
         what: the name of the value, for messages.
 
     Returns:
-        None if the call has nothing that is chosen.
+        None if the call has no chosen position.
 
     Raises:
         ShapeError: the value's shape is none of these.

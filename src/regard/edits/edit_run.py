@@ -31,7 +31,7 @@ from regard.maps.call_source import CallSource, GivenFactors
 
 Name = str | tuple[str, int]
 MASKS_HELD = 256
-"""After how many calls the masks that were read are forgotten, where the model itself is never called."""
+"""After how many calls the read masks are dropped, where the model itself is never called."""
 
 
 class EditsOfName:
@@ -245,7 +245,7 @@ class EditRun(Interceptor):
         return f"{ran[0]!r} ran, but {SILENT}" if ran else "it did not run, or it does not attend"
 
     def _silent(self) -> list[str]:
-        """Modules that were named, look like attention and ran, without a call in them, around them or inside them."""
+        """Named modules that look like attention and ran, without a call in them, around them or inside them."""
         known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
         return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
 

@@ -1,4 +1,4 @@
-"""The weights of a call while it is edited: a call with its mask and bias, factors, and heads that were replaced."""
+"""The weights of a call while it is edited: a call with its mask and bias, factors, and replaced heads."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""The edit that cuts edges between queries and keys."""
+"""The edit that knocks out pairs of queries and keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Edges = Sequence[tuple[int, int]] | Callable[[Tensor, Tensor, Tensor, Tensor], T
 class Knockout(Edit):
     """Cut edges: the chosen queries do not attend to the chosen keys; each row is rescaled to its sum.
 
-    A row that is left no key is exactly 0, and so is its output; the report counts such rows.
+    A row without a key left is exactly 0, and so is its output; the report counts such rows.
 
     Args:
         keys: which keys, as in `AddBias`. With `queries`, every chosen query is cut from every chosen key.
@@ -153,7 +153,7 @@ class KnockedOutBlock(Mask):
     rows_before: tuple[int, ...]
     """How many chosen queries there are before each query, and in all."""
     keys_before: tuple[int, ...]
-    """How many keys that are chosen anywhere there are before each key, and in all."""
+    """How many chosen keys there are before each key, and in all."""
 
     @classmethod
     def of(cls, rows: Tensor, cut: Tensor) -> "KnockedOutBlock":

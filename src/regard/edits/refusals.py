@@ -15,11 +15,11 @@ RUN_BY = ("sdpa", "regard")
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
-    """Refuse a model, or a module that was named, that cannot be edited.
+    """Refuse a model, or a named module, that cannot be edited.
 
     Args:
         modules: all modules of the model, by their paths.
-        wanted: the paths that were named.
+        wanted: the named paths.
 
     Raises:
         ArgumentError: it cannot; the message says why and how to proceed.

@@ -159,7 +159,7 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
 
 
 def _of_rows(piece: _Piece) -> AttentionMap:
-    """The rows of a piece that are asked for."""
+    """The requested rows of a piece."""
     source = piece.weights.source
     if len(piece.rows) == source.queries:
         return piece.weights

@@ -71,7 +71,7 @@ class Observed:
 
 
 class Record(Interceptor):
-    """The calls one watch has observed, in their order, and what it has passed over.
+    """The calls one watch has observed, in their order, and the reasons for those it passed over.
 
     `Seen` and the report read it.
     """
@@ -103,7 +103,7 @@ class Record(Interceptor):
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
         self.others: Counter[tuple[str, str]] = Counter()
-        """How often something was observed only looks like attention, by (module path, what it is)."""
+        """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
         """How many calls came from modules that were not asked for."""
         self.outside = 0
@@ -207,7 +207,7 @@ class Record(Interceptor):
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
     def other(self, path: str, reason: str) -> None:
-        """Remember something only looks like attention."""
+        """Remember a lookalike of attention."""
         if self.wanted(path):
             with self._lock:
                 self.others[path, reason] += 1
@@ -223,6 +223,6 @@ class Record(Interceptor):
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:
-    # Without this a watch would take the functions that are called here for calls of the model.
+    # Without this a watch would take the functions called here for calls of the model.
     with undisturbed(), DisableTorchFunction():
         return AttentionMap(SummarySource.of(source, what))

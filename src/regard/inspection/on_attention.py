@@ -1,4 +1,4 @@
-"""`regard.on_attention`: a function that is called after each attention call, and may prune keys or tokens."""
+"""`regard.on_attention`: a function called after each attention call, which may prune keys or tokens."""
 
 from typing import TYPE_CHECKING
 

@@ -13,7 +13,7 @@ from regard.mechanisms.byte_size import human
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The attention calls that were seen, and those that were not; `print` it."""
+    """The seen attention calls, and the missed ones; `print` it."""
 
     model: str
     calls: tuple[Observed, ...]
@@ -103,7 +103,7 @@ def _silent(record: Record) -> list[tuple[str, int]]:
 
 
 def _is_part_of_seen(record: Record, path: str, known: set[str]) -> bool:
-    """Whether a module is a part of attention that was seen beside it, and can be no attention itself."""
+    """Whether a module is a part of attention seen beside it, and can be no attention itself."""
     outside = path.rpartition(".")[0]
     seen = outside in record.ran and any(_inside(other, outside) for other in known)
     return seen and _only_projects(record.modules[path])

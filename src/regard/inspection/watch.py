@@ -104,7 +104,7 @@ def watch(
 class Seen:
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
-    `seen["encoder.0"]` is the map of a module that was called once, or the list of its maps; `seen[name, 2]`
+    `seen["encoder.0"]` is the map of a module called once, or the list of its maps; `seen[name, 2]`
     is the map of its third call. `print(seen.report())` lists the seen calls, and the missed ones with reasons.
     """
 

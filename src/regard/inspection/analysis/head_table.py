@@ -17,7 +17,7 @@ from regard.maps.tiles import ask
 
 @torch.no_grad()
 def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
-    r"""Compute statistics of every head, each a mean over the queries that have a key and over the batch.
+    r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
 
     Query i stands at position p = S - T + i, as under a causal mask with a cache.
 
@@ -27,7 +27,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
     - previous: $P_{i,p-1}$, the weight on the position before it
     - first: $P_{i0}$, the weight on the first position, over queries at other positions; a sink has much
     - induction, if tokens are given: the weight that query i gives to keys j < p for which token j - 1 equals the
-      query's own token, over queries that have such keys. A head has 1 if it always finds the token that followed last
+      query's own token, over queries with such keys. A head has 1 if it always finds the token that followed last
       time.
 
     Args:

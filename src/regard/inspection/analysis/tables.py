@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Maps = Union["Seen", AttentionMap, Mapping[str, AttentionMap], Iterable[AttentionMap]]
 """A watch, one map, maps by name, or maps in order."""
 SHOWN = 24
-"""The most heads that are printed; `top` and `[...]` know all."""
+"""The most heads printed; `top` and `[...]` know all."""
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:

@@ -53,7 +53,7 @@ def followed(
         at = kwargs.get("dim", args[1] if len(args) > 1 else 0) % result.dim()
         return [axis if axis is None or axis < at else axis + 1 for axis in axes]
     if name in ("scatter", "scatter_add", "index_copy", "index_add", "scatter_reduce"):
-        # The keys that were chosen before are put where they belong.
+        # The keys chosen before are put where they belong.
         return [kwargs.get("dim", args[1]) % result.dim(), *(None for _ in axes[1:])]
     if name in ("cat", "concat", "concatenate", "pad", "constant_pad_nd") and result.dim() == tensor.dim():
         return list(axes)

@@ -79,7 +79,7 @@ def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: 
     queries, keys = (one.tensor if isinstance(one, SavedTensor) else one for one in (queries, keys))
     if keys.is_meta or queries.is_meta or not keys.numel():
         return None
-    # Without this a watch would take the products that are computed here for calls of the model.
+    # Without this a watch would take the products computed here for calls of the model.
     with undisturbed(), DisableTorchFunction():
         prints = _print(keys)
         return Prints(_print(queries), prints, memory, _filled(prints))

@@ -153,7 +153,7 @@ class Factors:
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
-        """All tensors that are held in memory now."""
+        """All tensors held in memory now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -222,7 +222,7 @@ def _tolerance(call: Call) -> float:
 def row_sum_error(call: Call, lse: Tensor) -> float:
     r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
 
-    It uses few operations, because it runs for every call that is watched.
+    It uses few operations, because it runs for every watched call.
     """
     sizes, columns = call.sizes, range(call.sizes.keys)
     last = range(sizes.queries - 1, sizes.queries)

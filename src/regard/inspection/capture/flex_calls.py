@@ -1,7 +1,7 @@
 """Observe FlexAttention: queries and keys with the functions that change their scores and mask them.
 
 Uncompiled, torch hands the call to an operator of higher order, which is observed like any function. Compiled, no
-function is seen; while torch compiles the call under a watch, it records the arguments of that operator are to be
+function is seen; while torch compiles the call under a watch, it records that the arguments of the operator are to be
 put into a list after each run. Its kernel stays the same, and so do the bits.
 """
 
@@ -197,7 +197,7 @@ def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any,
 
 
 def hand_on_compiled(thread: ThreadState) -> None:
-    """Hand on the compiled calls that were recorded, as calls of the running module."""
+    """Hand on the recorded compiled calls, as calls of the running module."""
     calls, module = list(thread.compiled), thread.stack[-1].module if thread.stack else None
     thread.compiled.clear()
     # Calls torch runs while it compiles are recorded too, and were seen already.

@@ -56,7 +56,7 @@ class Interceptor:
         """Called if a module attends in a way that cannot be read."""
 
     def other(self, path: str, reason: str) -> None:
-        """Called if a module does something only looks like attention."""
+        """Called if a module does something like attention that is none."""
 
     def refuse(self, module: nn.Module, since: int) -> None:
         """Called when a module ends that attended in blocks: none of its softmaxes since call `since` is a map."""

@@ -1,7 +1,7 @@
 """Read the masks torch's functions take, bool or additive, back into predicates.
 
 A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
-predicate that says the same needs no memory. Added numbers so low no score can outweigh them (finfo.min, -1e9)
+predicate that says the same needs no memory. Added elements so low no score can outweigh them (finfo.min, -1e9)
 are masks too. A row of only such elements is different: a kernel cannot tell them apart, and spreads the row
 evenly over them. The map has to show that.
 """
@@ -33,13 +33,13 @@ class GivenMask:
     mask: Mask | None = None
     bias: Bias | None = None
     live: Tensor | None = None
-    """Rows that have a key, bool (B or 1, H or 1, T or 1); None: all rows."""
+    """Rows with a key, bool (B or 1, H or 1, T or 1); None: all rows."""
     even: Tensor | None = None
     """Rows the model spreads evenly over their keys, in the same shape; None: no row."""
     dense: Tensor | None = None
-    """The T x S tensor that is held, if any."""
+    """The T x S tensor held, if any."""
     kept: tuple[SavedTensor, ...] = ()
-    """The same tensor, with the version that was seen."""
+    """The same tensor, with the version seen."""
 
     @property
     def bytes(self) -> int:

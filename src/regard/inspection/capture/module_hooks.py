@@ -106,7 +106,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         is_this = thread.plain is module
         try:
             if is_this and len(rest) == 2:
-                # Our mode is still off: it would see each question that is asked of a tensor here.
+                # Our mode is still off: it would see each question asked of a tensor here.
                 observe_plain(thread, module, args, rest[1])
         finally:
             thread.end_plain()
@@ -116,7 +116,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
 
 
 def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-    """End a module that has a frame."""
+    """End a module with a frame."""
     # An exception in another hook may have left modules on the stack, or may have kept this one from it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
         return None
@@ -184,7 +184,7 @@ class OpenThreads:
     def leave(self, watch: Interceptor) -> ThreadState:
         """Close the watch in this thread; if it is not open here, where it was opened last.
 
-        A generator that is watched may be ended by another thread than the one that began it.
+        A watched generator may be ended by another thread than the one that began it.
         """
         thread = this_thread()
         if thread in self._open:

@@ -1,4 +1,4 @@
-"""Kinds of modules: those torch may run fused, those that call no attention, and those that are named so."""
+"""Kinds of modules: those torch may run fused, those that call no attention, and those named so."""
 
 from functools import lru_cache
 
@@ -73,7 +73,7 @@ def is_known(place: str, name: str) -> bool:
 
 
 def is_plain(module: nn.Module, traces: Traces) -> bool:
-    """Whether a module calls no function that has an observer, so it can run without our mode.
+    """Whether a module calls no function with an observer, so it can run without our mode.
 
     Outputs that a torch module makes of a traced tensor are found afterwards; transformers' modules run under our mode.
     """

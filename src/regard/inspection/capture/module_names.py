@@ -1,4 +1,4 @@
-"""Choose the modules that are watched: by name, by pattern, by a list of these, or by a function."""
+"""Choose the watched modules: by name, by pattern, by a list of these, or by a function."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable
@@ -46,7 +46,7 @@ def _similar(name: str, paths: Iterable[str]) -> str:
 
 
 def not_seen(name: str, seen: Iterable[str]) -> str:
-    """The message for a name that was asked for but not seen.
+    """The message for a name asked for but not seen.
 
     >>> not_seen("layers.3.atn", ["layers.3.attn"])
     "no attention of 'layers.3.atn' was seen; similar: layers.3.attn; seen.report() lists all"

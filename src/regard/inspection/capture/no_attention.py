@@ -49,7 +49,7 @@ class ValueProduct:
 
     @property
     def values(self) -> Tensor:
-        """The operand that has the keys too."""
+        """The operand with the keys too."""
         return self.contraction.operands[self._values]
 
     @property

@@ -63,7 +63,7 @@ class ObservedCall(ABC):
     is_editable: ClassVar[bool] = False
     """Whether a call of this kind can be edited before it runs."""
     how: str
-    """The function or module that was observed, for the report."""
+    """The observed function or module, for the report."""
     token: object = None
     """Identifies the call later, should it turn out to be no attention."""
 

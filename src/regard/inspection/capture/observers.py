@@ -1,4 +1,4 @@
-"""The one table of the functions and modules that are observed, each with its observer."""
+"""The one table of observed functions and modules, each with its observer."""
 
 from collections.abc import Callable
 from typing import Any

@@ -58,7 +58,7 @@ def _is_of_positions(given: object) -> bool:
 
 
 def _is_ours() -> bool:
-    """Whether this library runs the operator itself, such as for a map that is read while a model runs."""
+    """Whether this library runs the operator itself, such as for a map read while a model runs."""
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""Observe products: weights that are multiplied with values, along the axis on which they sum to 1, are attention.
+"""Observe products: weights multiplied with values, along the axis on which they sum to 1, are attention.
 
 The left operand of the product is kept, the weights that really multiplied the values: a mask, a gate, a mix
 of heads or dropout may stand between the softmax and them.
@@ -97,7 +97,7 @@ class WrittenOut(ObservedCall):
         return Evidence(weights, values, self.product.values)
 
     def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
-        """Multiply the weights that are read from the map with the values, and compare with the model's output."""
+        """Multiply the weights read from the map with the values, and compare with the model's output."""
         product = self.product
         read = source.laid_out(source.part(range(source.cells))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):

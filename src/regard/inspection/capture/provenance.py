@@ -37,7 +37,7 @@ class SoftmaxOrigin:
     module: nn.Module | None = None
     """The module that made it."""
     calls: list[object] = field(default_factory=list)
-    """A token of each attention call that was made of it."""
+    """A token of each attention call made of it."""
     is_taken: bool = False
     """Whether it multiplied something, be it attention or not."""
     is_refused: bool = False

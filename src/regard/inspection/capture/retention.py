@@ -108,7 +108,7 @@ class RetentionPolicy:
         return SavedTensor(tensor, what, version_counter(tensor))
 
     def keep_weight(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a parameter. It is copied only if that is asked for, and then once for all calls."""
+        """Keep a parameter. It is copied only if asked for, and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
             return SavedTensor(held, what, counted_version(tensor))
@@ -161,7 +161,7 @@ class RetentionPolicy:
 
     @property
     def dense_masks(self) -> list[GivenMask]:
-        """The masks that are held in full, each once."""
+        """The masks held in full, each once."""
         return list({id(g.dense): g for g in self._masks.values() if g.dense is not None}.values())
 
 

@@ -1,4 +1,4 @@
-"""A tensor of the model that is kept, as it is or as a copy; if the model overwrites it later, that is noticed."""
+"""A saved tensor of the model, as it is or as a copy; a later overwrite by the model is noticed."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ LARGE = 2**14
 
 @dataclass(slots=True, eq=False)
 class SavedTensor:
-    """A tensor of the model, its name for messages, and the version that was seen; None if it cannot be written to.
+    """A tensor of the model, its name for messages, and the version seen; None if it cannot be written to.
 
     A copy in an arena becomes a tensor when it is first asked for, most often after the model has run. Each tensor has
     small pieces of memory, which the heap puts between the large ones of the model: then it can no longer give these

@@ -77,7 +77,7 @@ def saved_values(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turned:
-    """A gradient that is received, laid out anew. The tensor it is of is not held."""
+    """A received gradient, laid out anew. The tensor it is of is not held."""
 
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]

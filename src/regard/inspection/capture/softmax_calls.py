@@ -167,7 +167,7 @@ def _quotient(
 
 
 def _again(thread: ThreadState, trace: Trace, axis: int, result: Tensor) -> None:
-    """Weights that were divided by their sum over an axis (in slot attention another than that of the softmax)."""
+    """Weights divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
     thread.traces.put(
         result, Trace("weights", trace.origins, axis, other, True, trace.is_product, depth=len(thread.stack))

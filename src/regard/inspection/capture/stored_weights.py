@@ -28,13 +28,13 @@ class StoredSource(TensorSource):
     """Gives the gradient of the weights (cells, T, S), if a watch waits for it."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) has the gradient that was received until now."""
+        """A copy (`copy`, `pickle`) has the gradient received until now."""
         parts = (self.held, self.layout, self.name, self.is_with_heads, self.mixed, read_now(self.received))
         return StoredSource, parts
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that is held."""
+        """The held tensor."""
         return self.held.tensor
 
     @property

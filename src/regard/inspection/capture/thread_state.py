@@ -65,7 +65,7 @@ class ThreadState:
         self.hidden = False
         self.traces = Traces()
         self.handed: set[int] = set()
-        """The addresses of the outputs of calls of FlexAttention that were seen as they ran."""
+        """The addresses of the outputs of calls of FlexAttention seen as they ran."""
 
     def enter(self, watch: Interceptor) -> int:
         """Begin to report to an interceptor.
@@ -155,7 +155,7 @@ class ThreadState:
         return None
 
     def moment(self, watch: Interceptor) -> Moment:
-        """The time of the latest call that was observed."""
+        """The time of the latest call observed."""
         return Moment(get_ident(), self.taken, self.begun(watch))
 
     def before(self) -> list[object]:
@@ -248,7 +248,7 @@ def is_in_backward() -> bool:
 
 
 def take_out(mode: TorchFunctionMode) -> None:
-    """Take a mode off torch's stack, also from below modes that were entered after it."""
+    """Take a mode off torch's stack, also from below modes entered after it."""
     above = []
     while (top := get_function_mode()) is not None and top is not mode:
         above.append(pop_function_mode())

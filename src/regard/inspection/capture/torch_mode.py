@@ -30,7 +30,7 @@ To ask for the kind takes a tenth of the time that `isinstance` takes with the c
 
 
 class FunctionMode(TorchFunctionMode):
-    """Hands the functions that have an observer to it, in place of running them."""
+    """Hands the functions with an observer to it, in place of running them."""
 
     def __init__(self, thread: ThreadState) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
 
 
 def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
-    """Weights that are written into a part of a larger tensor make one of weights."""
+    """Weights written into a part of a larger tensor make it one of weights."""
     tensor, trace = found[-1]
     if trace.kind != "weights" or tensor is target:
         return

@@ -16,7 +16,7 @@ from regard.inspection.observed import Observed, Record
 LEAST = 1e-6
 """A share of weight below this is rounding."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
-"""Patterns that have a meaning only if query and key are of one sequence."""
+"""Patterns with a meaning only if query and key are of one sequence."""
 
 
 def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = None) -> list[Finding]:

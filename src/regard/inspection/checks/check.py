@@ -57,7 +57,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     Returns:
         The findings and the trials. `check(model).faults` is empty for a model without fault. The model runs in
         evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
-        afterwards what they were.
+        restored afterwards.
 
     Raises:
         ArgumentError: the model does not run on the batch, or nothing can be made up for it.

@@ -27,7 +27,7 @@ from regard.mechanisms.tile_sizes import fitting, ranges
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """The mask that arrived, and shares of the weight: means over rows that have a key, over heads and over the batch.
+    """The mask that arrived, and shares of the weight: means over rows with a key, over heads and over the batch.
 
     Shares are in [0, 1].
     """
@@ -168,7 +168,7 @@ class _Counted:
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
 
-    None if the weights are not a softmax, or have rows that were lowered.
+    None if the weights are not a softmax, or rows were lowered.
     """
     call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, Leveled):

@@ -160,7 +160,7 @@ class HuggingFaceSubject(Subject):
     # -- with a cache ------------------------------------------------------------------------------------
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The outputs of a row that is read with the model's own cache."""
+        """The outputs of a row read with the model's own cache."""
         if self.config.model_type in FEEDS_ALL:
             return None
         if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
@@ -195,7 +195,7 @@ class HuggingFaceSubject(Subject):
     # -- another attention -------------------------------------------------------------------------------
 
     def in_double(self) -> Self:
-        """The same in float64, with experts that are written out: grouped products know no float64."""
+        """The same in float64, with experts written out: grouped products know no float64."""
         other = super().in_double()
         own: Any = other.model
         if hasattr(own, "set_experts_implementation"):

@@ -30,7 +30,7 @@ HiddenAt = Literal["left", "right", "both sides", "inside"]
 
 @dataclass(frozen=True, slots=True)
 class MaskKind:
-    """The kind of a mask: a pattern of positions, and keys that are hidden from all rows (padding)."""
+    """The kind of a mask: a pattern of positions, and keys hidden from all rows (padding)."""
 
     pattern: Pattern
     offset: int
@@ -175,7 +175,7 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
     position, seen = rows.position(offset), rows.seen
     reach, whole = rows.before(position + 1), (0, rows.keys)
     if sees_first:
-        # The first row that has a key sees the prefix.
+        # The first row with a key sees the prefix.
         first = rows.live.long().argmax(-1, keepdim=True)
         prefix = rows.stop.gather(1, first)
         if rows.all(rows.stop == reach.maximum(prefix)):

@@ -39,7 +39,7 @@ Outputs = dict[str, Output]
 
 
 class Subject(ABC):
-    """A model that is checked, and how to call it."""
+    """A model under check, and how to call it."""
 
     model: nn.Module
     rows: Samples
@@ -61,7 +61,7 @@ class Subject(ABC):
         return None
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The outputs of a row that is read with a cache: half of it first, and then `chunk` positions at a time.
+        """The outputs of a row read with a cache: half of it first, and then `chunk` positions at a time.
 
         None if the model has no cache.
         """
@@ -135,7 +135,7 @@ def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Out
         found: the outputs of a batch; those without a row for each sequence are left out.
         keeps: for each input that has positions, which of them are no padding, bool (B, L). An output belongs to the
             input whose width is the size of its second dimension. If any output has positions, the others are left
-            out of batches that are padded, because a model may take them from the first or the last position.
+            out of padded batches, because a model may take them from the first or the last position.
     """
     batch = len(next(iter(keeps.values())))
     is_padded = any(not bool(keep.all()) for keep in keeps.values())

@@ -171,7 +171,7 @@ class Trials:
                     return
 
     def _eager(self) -> None:
-        """The model's own kernel against attention that is written out."""
+        """The model's own kernel against attention written out."""
         rows = self.subject.rows
         if self.subject.eager() is None:
             return

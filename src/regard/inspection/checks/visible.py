@@ -1,6 +1,6 @@
 """Which keys each row sees in a watched call: a few integers for each row, in memory linear in T and S.
 
-If a mask is made of a range around each query and of keys that are hidden from all, the integers follow from these. Any
+If a mask is made of a range around each query and of keys hidden from all, the integers follow from these. Any
 other mask is rendered a few rows at a time. Weights a model computed itself say who saw whom by not being 0.
 """
 
@@ -39,11 +39,11 @@ class Visible:
     shape: tuple[int, int]
     """(B or 1, H or 1); their product is C."""
     is_exact: bool = True
-    """False if it was read from weights, where a key that was allowed may have the weight 0 too."""
+    """False if it was read from weights, where an allowed key may have the weight 0 too."""
 
     @property
     def live(self) -> Tensor:
-        """Rows that have a key, bool (C, T)."""
+        """Rows with a key, bool (C, T)."""
         return (self.count > 0) & ~self.even
 
 

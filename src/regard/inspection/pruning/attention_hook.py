@@ -23,7 +23,7 @@ from regard.maps.attention_map import AttentionMap
 
 
 class AttentionHook(Interceptor):
-    """A model with a function that is called after each attention call inside `with`."""
+    """A model with a function called after each attention call inside `with`."""
 
     def __init__(self, model: nn.Module, function: OnAttention, names: Names) -> None:
         self.model = model

@@ -119,7 +119,7 @@ class LayerCache:
 
 
 def layer_cache(module: nn.Module, arguments: dict[str, Any], padding: Tensor | None) -> LayerCache | None:
-    """The cache of an attention module that is called with these arguments; None if it is given none."""
+    """The cache of an attention module called with these arguments; None if it is given none."""
     library: Any = sys.modules.get("transformers.cache_utils")
     if library is None:
         return None

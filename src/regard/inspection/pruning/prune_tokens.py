@@ -27,7 +27,7 @@ MASKS = frozenset({"attention_mask", "mask", "src_mask", "attn_mask", "causal_ma
 
 @runtime_checkable
 class LazyTokens(Protocol):
-    """A tensor that has no memory, and that can be made anew for some of its tokens."""
+    """A tensor without memory that can be made anew for some of its tokens."""
 
     def of_tokens(self, indices: Tensor) -> Tensor:
         """The same for the tokens (B, K)."""
@@ -56,7 +56,7 @@ class PrunedTokens:
         self._next = layer, indices
 
     def leave(self, layer: nn.Module, output: Any) -> Any:
-        """The output of a layer, cut if that was planned; None if not.
+        """The output of a layer, cut if planned; None if not.
 
         Raises:
             FunctionError: the output is not (B, T, C).
@@ -114,7 +114,7 @@ class PrunedTokens:
         return value
 
     def _mask(self, mask: Tensor) -> Tensor:
-        """A mask (..., T, S) or (B, S), cut on each axis that has all tokens."""
+        """A mask (..., T, S) or (B, S), cut on each axis with all tokens."""
         assert self._kept is not None
         if isinstance(mask, LazyTokens):
             return mask.of_tokens(self._kept)

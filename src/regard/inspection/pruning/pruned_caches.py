@@ -30,7 +30,7 @@ class PrunedCaches:
         return self._dropped.get(layer, 0)
 
     def drop(self, layer: Any, count: int) -> None:
-        """Count keys that were dropped from a layer; a negative number takes them back."""
+        """Count keys dropped from a layer; a negative number takes them back."""
         self._dropped[layer] = self.dropped(layer) + count
 
     def mark(self, cache: Any) -> None:
@@ -97,7 +97,7 @@ class PrunedCaches:
 
 
 def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
-    """The mask of a layer that holds another number of keys than the layer for which the mask was made.
+    """The mask of a layer with another number of keys than the layer for which the mask was made.
 
     The layer sees all the keys it holds, and of the new ones those the mask says.
 
@@ -129,7 +129,7 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def parts_with_positions(model: nn.Module) -> list[nn.Module]:
-    """The innermost parts of a transformers model that are given a cache and positions."""
+    """The innermost parts of a transformers model given a cache and positions."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []

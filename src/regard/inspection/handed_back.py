@@ -45,7 +45,7 @@ class KeepKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepTokens:
-    """The tokens that go on to the next layer; all others end with this one, whose output is cut to those that stay.
+    """The tokens that go on to the next layer; all others end with this one, whose output is pruned to those that stay.
 
     Arguments of the following layers with a part for each token are pruned too: rotary angles, positions, masks. The
     model's output has the tokens that went through all layers.

@@ -137,7 +137,7 @@ class AttentionHook(Interceptor):
                 here.forget()
 
     def left(self, module: nn.Module, output: Any) -> Any:
-        """Cut the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
+        """Prune the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
         try:
             for pruned in self._running.tokens.values():
                 if output is not None and (changed := pruned.leave(module, output)) is not None:
@@ -218,7 +218,7 @@ class AttentionHook(Interceptor):
     def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
         real = self._running.padding
         if real is None or not self._running.visited:
-            # Without a cache there are no later tokens, and the masks of the layers that follow are cut.
+            # Without a cache there are no later tokens, and the masks of the layers that follow are pruned.
             return
         new = real[:, real.shape[1] - queries :].to(indices.device)
         if not bool(new.gather(1, indices).all()):
@@ -240,7 +240,7 @@ class AttentionHook(Interceptor):
         return True
 
     def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give a part of a transformers model the positions and the mask its cut cache needs."""
+        """Give a part of a transformers model the positions and the mask its pruned cache needs."""
         if not self._begin():
             return None
         given = arguments_of(part, args, kwargs)
@@ -303,7 +303,7 @@ class _Forward:
         """Pruned layers: the layer, its keys and values before this run, and how many keys were dropped."""
         self.tokens: dict[int, PrunedTokens] = {}
         self.padding: Tensor | None = None
-        """Which tokens are real, if some are not, and if none of them were cut."""
+        """Which tokens are real, if some are not, and if none of them were pruned."""
         self.last: tuple[Any, Tensor | None] | None = None
         """The cache of this run, and the last positions it had seen before."""
 

@@ -1,4 +1,4 @@
-"""The cache of one layer of a transformers model while the layer runs: it is cut to some keys, or put back.
+"""The cache of one layer of a transformers model while the layer runs: it is pruned to some keys, or put back.
 
 Keys that stay keep the positions they were given, because transformers turns or adds positions before keys are
 cached. Counts by the length of the cache (the positions of new tokens, the columns of masks) are corrected by
@@ -39,7 +39,7 @@ class LayerCache:
         return self.cache.layers[self.number]
 
     def refuse_unprunable(self, name: str, keys: int) -> None:
-        """Refuse a cache that cannot be cut, or that does not hold the keys of this call.
+        """Refuse a cache that cannot be pruned, or that does not hold the keys of this call.
 
         Raises:
             FunctionError: the message says why.
@@ -79,7 +79,7 @@ class LayerCache:
         at = indices.to(keys.device)[..., None]
         self._refuse_padding(name, indices, keys.shape[-2])
         kept = tuple(t.gather(2, at.expand(-1, -1, -1, t.shape[-1])) for t in (keys, values))
-        # Both are made before either is set, so the layer is never half cut.
+        # Both are made before either is set, so the layer is never half pruned.
         self.layer.keys, self.layer.values = kept
 
     def _refuse_padding(self, name: str, indices: Tensor, keys: int) -> None:

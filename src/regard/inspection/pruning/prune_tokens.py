@@ -52,11 +52,11 @@ class PrunedTokens:
         self._hooks.clear()
 
     def plan(self, layer: nn.Module, indices: Tensor) -> None:
-        """Cut the output of this layer, which runs now, to the tokens (B, K)."""
+        """Prune the output of this layer, which runs now, to the tokens (B, K)."""
         self._next = layer, indices
 
     def leave(self, layer: nn.Module, output: Any) -> Any:
-        """The output of a layer, cut if planned; None if not.
+        """The output of a layer, pruned if planned; None if not.
 
         Raises:
             FunctionError: the output is not (B, T, C).
@@ -114,7 +114,7 @@ class PrunedTokens:
         return value
 
     def _mask(self, mask: Tensor) -> Tensor:
-        """A mask (..., T, S) or (B, S), cut on each axis with all tokens."""
+        """A mask (..., T, S) or (B, S), pruned on each axis with all tokens."""
         assert self._kept is not None
         if isinstance(mask, LazyTokens):
             return mask.of_tokens(self._kept)

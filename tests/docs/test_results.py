@@ -1,9 +1,12 @@
 """RESULTS.md stays short, and a run replaces its own rows there and no others."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from benchmarks import __main__ as program
 from benchmarks import harness, page
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +70,24 @@ def test_rows_of_one_setting_stand_side_by_side() -> None:
     assert header == "| setting | forward | with weights |\n|---|---|---|"
     cells = "2.00x (1.90 to 2.10) of 1.5x; 2.0, 1.0 ms | **2.00x** (1.90 to 2.10) of 2.5x; 2.0, 1.0 ms"
     assert lines == [f"| T = 1 | {cells} |", f"| T = 2 | {cells} |"]
+
+
+def test_a_claim_that_was_not_run_leaves_the_page(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("speed", "| T = 1 | 1 |")
+    before = results.read_text()
+    module = ModuleType("benchmarks.fake")
+    module.TITLE, module.run = "Fake", lambda: ([], ["Not run: there is no corpus."])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "benchmarks.fake", module)
+    program.main(["fake"])
+    assert results.read_text() == before
+
+
+def test_a_table_may_come_as_a_note(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("benchmarks.fake")
+    module.TITLE = "Fake"  # type: ignore[attr-defined]
+    module.run = lambda: ([], ["After one step:", f"{HEADER}\n| T = 1 | 1 |"])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "benchmarks.fake", module)
+    program.main(["fake"])
+    text = results.read_text()
+    assert f"### {harness.processor()}\n{HEADER}\n| T = 1 | 1 |\n\n`python -m benchmarks fake`, " in text
+    assert text.endswith("After one step:\n")

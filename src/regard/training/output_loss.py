@@ -13,7 +13,6 @@ from regard.mechanisms.transforms import can_look
 from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
 from regard.torch_private import count_dispatch_modes
-from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 ROWS_OF_A_PRODUCT = 512
@@ -166,9 +165,6 @@ class _LossOfRows(torch.autograd.Function):
 
 def _to_gradient(logits: Tensor, targets: Tensor, loss: RowLoss, precise: torch.dtype, wanted: bool) -> Tensor:
     """The summed loss of rows of logits, which are overwritten. If `wanted`, they become its gradient."""
-    # A subclass may have a loss of its own.
-    if type(loss) is SmoothedRows and has_one_pass(logits, targets):
-        return loss_in_one_pass(logits, targets, loss.smoothing, wanted)
     total = logits.new_zeros((), dtype=precise)
     for rows in _blocks(len(logits), ROWS_AT_A_TIME, loss):
         z = logits[rows].to(precise)

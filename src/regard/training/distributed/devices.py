@@ -93,18 +93,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def device_of_rank(name: str) -> str:
-    """The name of a device; of several ranks on one machine each has a GPU of its own, where "auto" or "cuda" is asked.
-
-    >>> device_of_rank("cpu")
-    'cpu'
-    """
-    is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    if is_shared and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
-        return f"cuda:{os.environ['LOCAL_RANK']}"
-    return name
-
-
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
     """The precision for a device. "auto" means bf16 where the processor multiplies it faster.
 

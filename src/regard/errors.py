@@ -15,7 +15,6 @@
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
     ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
     ├── EngineError (RuntimeError)      another engine, such as CTranslate2, failed
-    ├── RendezvousError (TimeoutError)  the other processes of a training did not come
     ├── TorchVersionError (ImportError) this torch lacks something; names it, the versions, and the pip line
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
@@ -96,10 +95,6 @@ class FunctionError(RegardError, RuntimeError):
 
 class EngineError(RegardError, RuntimeError):
     """Another engine failed in a search; the message is its own."""
-
-
-class RendezvousError(RegardError, TimeoutError):
-    """The other processes of a training did not come in time."""
 
 
 class TorchVersionError(RegardError, ImportError):

@@ -148,7 +148,6 @@ PARSE_THEIR_OWN = {
     "regard.storage.untrusted",
     "regard.text.spool",
     "regard.training.distributed.ranks",
-    "regard.training.distributed.rendezvous",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import ModelConfig
 from regard.ranges import require_above, require_at_least
-from regard.training.distributed.choices import Precision, Strategy
+from regard.training.distributed.choices import Precision
 from regard.training.fit_config import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
 
@@ -61,9 +61,6 @@ class TrainingConfig(ABC):
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Precision = "auto"
     """float32, bf16, or bf16 where the processor multiplies it faster."""
-    strategy: Strategy = "auto"
-    """What each rank that torchrun starts holds: all of the model (ddp, auto), or a share of it and of the
-    optimizer (fsdp)."""
     gradient_checkpointing: bool = False
     """Whether layers keep only their inputs and compute the rest again in the backward pass: less memory, more time."""
 
@@ -72,8 +69,6 @@ class TrainingConfig(ABC):
         require_above(0, learning_rate=self.learning_rate, muon_rate=self.muon_rate)
         if self.optimizer != "muon" and self.muon_rate != 1.0:
             raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")
-        if self.optimizer == "muon" and self.strategy == "fsdp":
-            raise ArgumentError("muon needs whole matrices, of which --strategy fsdp gives each rank a share: take ddp")
         if self.tokenizers_of is not None and self.warm_start is not None:
             raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
         require_at_least(1, batch_tokens=self.batch_tokens)

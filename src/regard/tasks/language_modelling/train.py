@@ -219,9 +219,9 @@ def _validation(
     def validate() -> dict[str, float]:
         sums = torch.zeros(2, dtype=torch.float64)
         batches = window_batches(windows(), places=places)
-        for batch, counts in Ranks.of(fabric).share_out(batches):
+        for batch in Ranks.of(fabric).share_out(batches):
             part = loss(model, fabric.to_device(batch))
-            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(fabric).sum(sums).tolist()
         metrics = {"loss": total / max(count, 1.0)}
         if text_bytes is None:

@@ -14,7 +14,7 @@ from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.training import output_loss
 from regard.training.losses import cross_entropy
-from regard.training.output_loss import SmoothedRows, loss_of_rows, output_cross_entropy
+from regard.training.output_loss import loss_of_rows, output_cross_entropy
 
 PAD = 0
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2}
@@ -142,32 +142,13 @@ def test_a_target_that_is_no_column_is_refused() -> None:
             output_cross_entropy(hidden, layer, targets=torch.full((9,), target), ignore_index=PAD)
 
 
-class HalfTheLoss(SmoothedRows):
-    """A loss of a user's own, made of ours."""
-
-    def __call__(self, logits: Tensor, targets: Tensor, wanted: bool) -> Tensor:
-        loss = super().__call__(logits, targets, wanted)
-        if wanted:
-            logits.mul_(0.5)
-        return loss / 2
-
-
-def test_a_subclass_has_a_loss_of_its_own() -> None:
-    torch.manual_seed(0)
-    hidden, layer, targets = torch.randn(6, 4, requires_grad=True), nn.Linear(4, 9), torch.randint(9, (6,))
-    one, half = (loss_of_rows(hidden, layer, targets, kind(0.1)) for kind in (SmoothedRows, HalfTheLoss))
-    torch.testing.assert_close(half, one / 2)
-    of_one, of_half = (torch.autograd.grad(total, hidden)[0] for total in (one, half))
-    torch.testing.assert_close(of_half, of_one / 2)
-
-
 def test_a_recorded_loss_of_several_blocks_runs_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product of the graph may write into memory that was given, which autograd refuses."""
     monkeypatch.setattr(output_loss, "ROWS_OF_A_PRODUCT", 7)
     hidden, output, targets = example(torch.float32, shape=(1, 40))
 
     def loss(hidden: Tensor) -> Tensor:
-        return loss_of_rows(hidden[0], output, targets[0], SmoothedRows(0.1))
+        return loss_of_rows(hidden[0], output, targets[0], 0.1)
 
     graph = make_fx(loss)(hidden.detach())
     torch.testing.assert_close(graph(hidden), loss(hidden))

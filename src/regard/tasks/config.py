@@ -38,9 +38,6 @@ class TrainingConfig(ABC):
     weight_decay: float = 0.01
     """Weight decay; embeddings, gains and offsets do not decay."""
 
-    r_drop: float = 0.0
-    """R-Drop: each batch passes through the model twice with other dropout, and this many times half the symmetric
-    divergence of the two predictions is added to the loss; 0 is one pass."""
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
     tokenizers_of: Path | None = None
@@ -73,7 +70,7 @@ class TrainingConfig(ABC):
             raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
         require_at_least(1, batch_tokens=self.batch_tokens)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
-        require_at_least(0, qk_clip=self.qk_clip, r_drop=self.r_drop)
+        require_at_least(0, qk_clip=self.qk_clip)
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
@@ -87,17 +84,6 @@ class TrainingConfig(ABC):
     @abstractmethod
     def sizes(self) -> ModelConfig:
         """The settings of the model that is trained. Every task says which of its settings they are."""
-
-
-def check_r_drop(r_drop: float, model: object) -> None:
-    """Refuse R-Drop for a model without dropout, whose two passes would be the same.
-
-    Raises:
-        ArgumentError: the settings of the model have no dropout.
-    """
-    names = ("dropout", "activation_dropout", "attention_dropout")
-    if r_drop and not any(getattr(model, name, None) for name in names):
-        raise ArgumentError("r_drop compares two passes that drop different units, but the model's dropout is 0")
 
 
 def make_schedule(config: TrainingConfig) -> Schedule:

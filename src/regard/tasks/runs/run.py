@@ -29,6 +29,7 @@ from regard.training.fit_config import FitConfig
 from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.interrupts import ending_at_once
 from regard.training.loop import fit
+from regard.training.optimizers import require_muon
 from regard.training.protocols import Batches, Loss, Validate
 from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
@@ -121,6 +122,7 @@ def train_run(
         DataError: the text cannot be read, or there is too little of it.
         RunFolderError: the folder holds something else, or cannot be resumed with these settings.
         ArgumentError: some settings do not go together.
+        TorchVersionError: torch has no Muon, which the settings ask for.
         NonFiniteError: the loss became NaN or infinite.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         Interrupted: SIGTERM came while the data was prepared.
@@ -130,6 +132,8 @@ def train_run(
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
         refuse_settings(task, config, resume=resume, overwrite=overwrite)
         _refuse_unfit_weights(config, make_model)
+    if config.optimizer == "muon":
+        require_muon()
     refuse_too_large(make_model, config.sizes, config)
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision)

@@ -269,6 +269,6 @@ def test_a_job_says_among_how_many_it_is(monkeypatch: pytest.MonkeyPatch, rows: 
     for among in (1, search_job.MANY - 1, search_job.MANY):
         rows.clear()
         job = SearchJob(sources=sources, begin_id=BOS, end_id=EOS, max_steps=9, among=among)
-        found.append([best[0].tokens for best in search(ready, SearchJob.of(job.plain()))])
+        found.append([best[0].tokens for best in search(ready, job)])
         assert bool(rows) == (among == search_job.MANY)
     assert found[0] == found[1] == found[2]

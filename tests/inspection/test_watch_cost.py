@@ -344,7 +344,7 @@ def test_large_queries_are_copied_and_keys_are_not() -> None:
     expected = dense(query, key)
     with torch.no_grad(), regard.watch(model := Asks()) as seen:
         model(query, key)
-    assert [kept.is_late for kept in seen.calls[0].factors.held] == [True, False]
+    assert [kept.is_deferred for kept in seen.calls[0].factors.held] == [True, False]
     torch.testing.assert_close(seen[""].dense().double(), expected, atol=1e-6, rtol=0)
     assert seen.report().held_bytes == 4 * B * H * T * (2 * D + 1)
     with torch.no_grad(), regard.watch(model) as seen:
@@ -374,9 +374,9 @@ def test_no_tensor_is_made_before_a_map_is_read() -> None:
     seen = seen_of(Projected(), torch.randn(2, T, H * D))
     assert 4 * T * H * D >= LARGE
     held = seen.calls[0].factors.held
-    assert [kept.is_late for kept in held] == [True, True]
+    assert [kept.is_deferred for kept in held] == [True, True]
     seen[""].dense()
-    assert [kept.is_late for kept in held] == [False, False]
+    assert [kept.is_deferred for kept in held] == [False, False]
 
 
 def test_copies_are_kept_by_maps_alone_and_travel() -> None:

@@ -92,10 +92,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
     rows = []
     for (_, a), (_, b) in zip(ours, theirs, strict=True):
         apart, live = difference(a, b), _live(a) | _live(b)
-        numbers = {
-            "jensen-shannon": _mean(apart.jensen_shannon, live),
-            "variation": _mean(apart.total_variation, live),
-        }
+        numbers = {"jensen-shannon": _mean(apart.jensen_shannon, live), "variation": _mean(apart.total_variation, live)}
         rows.append({**numbers, "largest": apart.largest.reshape(-1, *apart.largest.shape[-2:]).amax((0, 2))})
     return table([name for name, _ in ours], rows)
 

@@ -11,21 +11,12 @@ from regard.functional import attention
 from regard.inspection.capture.contractions import READERS
 from regard.inspection.capture.flex_calls import observe_flex
 from regard.inspection.capture.functions import name_of
-from regard.inspection.capture.multi_head_calls import (
-    observe_encoder_layer,
-    observe_function,
-    observe_module,
-)
+from regard.inspection.capture.multi_head_calls import observe_encoder_layer, observe_function, observe_module
 from regard.inspection.capture.operator_calls import is_own, observe_operator, observe_own
 from regard.inspection.capture.product_calls import observe_product
 from regard.inspection.capture.regard_calls import observe_attention
 from regard.inspection.capture.sdpa_calls import observe_sdpa
-from regard.inspection.capture.softmax_calls import (
-    observe_exponential,
-    observe_quotient,
-    observe_softmax,
-    observe_sum,
-)
+from regard.inspection.capture.softmax_calls import observe_exponential, observe_quotient, observe_softmax, observe_sum
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.torch_private import flex_attention_operator
 

@@ -9,12 +9,7 @@ from torch.overrides import TorchFunctionMode
 from regard.inspection.capture.observers import FUNCTIONS, of_operator
 from regard.inspection.capture.thread_state import ThreadState
 from regard.inspection.capture.traced_calls import observe_traced
-from regard.torch_private import (
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    flex_attention_operator,
-)
+from regard.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 """The kinds of functions that are operators."""

@@ -26,10 +26,10 @@ def serve(requests: Iterable[str], answers: TextIO) -> None:
         request = json.loads(line)
         try:
             if "load" in request:
-                folders, checkpoint, precision, memories = request["load"]
-                settings = {"device": "cpu", "checkpoint": checkpoint, "precision": precision, "memories": memories}
+                folders, checkpoint, memories = request["load"]
+                settings = {"device": "cpu", "checkpoint": checkpoint, "memories": memories}
                 translator = Translator.load(folders[0], **settings, ensemble=folders[1:])
-                decoder, answer = translator.decoder, {"ready": os.getpid()}
+                decoder, answer = translator.model, {"ready": os.getpid()}
             else:
                 found = search(decoder, SearchJob.of(request["job"]))
                 answer = {"found": [[[one.tokens, one.score] for one in best] for best in found]}

@@ -24,7 +24,6 @@ from regard.errors import ArgumentError, RegardError, WorkerError
 from regard.generation.protocol import Hypothesis
 from regard.tasks.translation.search_job import SearchJob
 from regard.text.lines import raw_lines
-from regard.training.distributed.choices import Precision
 
 LINES_FOR_WORKERS = 4_096
 """A file with fewer lines is translated before processes have started and imported torch."""
@@ -44,7 +43,6 @@ class Workers(AbstractContextManager["Workers"]):
         folder: the run, as `Translator.load` reads it.
         count: how many processes to start.
         checkpoint: "best" or "last".
-        precision: the precision of their search.
         ensemble: the other runs of an ensemble.
         memories: the files of the memories that they ask.
 
@@ -63,7 +61,6 @@ class Workers(AbstractContextManager["Workers"]):
         count: int,
         *,
         checkpoint: str = "best",
-        precision: Precision = "float32",
         ensemble: Sequence[Path | str] = (),
         memories: Sequence[Path | str] = (),
     ) -> None:
@@ -75,7 +72,7 @@ class Workers(AbstractContextManager["Workers"]):
         try:
             self._all += [_Worker(number, count) for number in range(1, count + 1)]
             folders, files = ([str(Path(one).resolve()) for one in some] for some in ((folder, *ensemble), memories))
-            load = {"load": [folders, checkpoint, precision, files]}
+            load = {"load": [folders, checkpoint, files]}
             list(self._threads.map(lambda worker: worker.ask(load), self._all))
         except BaseException:
             self.close()
@@ -164,7 +161,7 @@ def sharing(
     if count == 0:
         yield
         return
-    settings: dict[str, Any] = {"precision": translator.precision, "ensemble": ensemble, "memories": memories}
+    settings: dict[str, Any] = {"ensemble": ensemble, "memories": memories}
     with Workers(folder, count, **settings) as translator.searcher:
         try:
             yield

@@ -8,8 +8,6 @@ from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests compare processes bit by bit: none of them may find another product the fastest on a busy machine.
-os.environ.setdefault("REGARD_CACHE", "off")
 
 import jaxtyping
 

@@ -3,7 +3,6 @@
 import math
 import reprlib
 from collections.abc import Sequence
-from importlib import import_module
 from os import PathLike
 from typing import Any, final
 
@@ -361,30 +360,6 @@ class AttentionMap(TensorLike):
         tensor([0.0000, 0.6532, 1.0581])
         """
         return cls(files.load(path, torch.device(device)))
-
-    def text(self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, **options: Any) -> str:
-        """A map (T, S) as text for `print`: half-blocks in colours in a terminal, a plain table elsewhere.
-
-        Args:
-            rows: T labels, or None for positions from 0.
-            columns: S labels; None for those of the rows if there are as many keys as queries.
-            options: the keyword arguments of `regard.views.map_text`, such as `scale`.
-
-        Raises:
-            ShapeError: it is more than one map: name the batch and the head first, as in `map[0, 3]`.
-            RegardError: see `regard.views.map_text`.
-
-        >>> import regard
-        >>> x = torch.eye(2)
-        >>> weights = regard.attention(x, x, x, mask=regard.causal(), return_weights=True).weights
-        >>> print(weights.text(["le", "chat"], printing=regard.views.Table()))
-                 le   chat
-        le    1.000      ·
-        chat  0.330  0.670
-        """
-        # The views stand on a floor above and are not needed for anything else here.
-        written: str = import_module("regard.views.terminal").map_text(self, rows, columns, **options)
-        return written
 
     def __repr__(self) -> str:
         """The shape and the source, the memory that it holds, and the memory that `dense()` would take."""

@@ -1,7 +1,6 @@
 """Sources made of one other source: averages, choices of rows and columns, and weights times values."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -81,12 +80,17 @@ class SameShapeSource(DerivedSource):
         return self.of.has_heads
 
 
-class OverLastSource(DerivedSource):
-    """One weight for each query and key, made of those of a source over its last leading dimension."""
+@dataclass(frozen=True, eq=False)
+class AverageSource(DerivedSource):
+    """The mean of a source over its last leading dimension, or its sum with factors."""
+
+    of: Source
+    shares: Tensor | None = None
+    """The factors: for a mean they sum to 1."""
 
     @property
     def count(self) -> int:
-        """Of how many one is made."""
+        """The size of that dimension."""
         return self.of.leading[-1]
 
     @property
@@ -98,37 +102,6 @@ class OverLastSource(DerivedSource):
     def width(self) -> int:
         """All that one is made of are made together."""
         return self.of.width * self.count
-
-    def columns(self, rows: range) -> range:
-        """The same for every head."""
-        return self.of.columns(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """Those of the cells' groups."""
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
-        return lambda rows, columns: Piece(self.as_one(inner(rows, columns).weights))
-
-    @abstractmethod
-    def as_one(self, answer: Tensor) -> Tensor:
-        """One (cells, ...) of the answers (cells * count, ...)."""
-
-    @abstractmethod
-    def with_source(self, of: Source) -> Source:
-        """The same of another source."""
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> Source:
-        """Those of the cells' groups."""
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return self.with_source(self.of.choose(cells, (*leading, self.count)))
-
-
-@dataclass(frozen=True, eq=False)
-class AverageSource(OverLastSource):
-    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
-
-    of: Source
-    shares: Tensor | None = None
 
     @property
     def has_signs(self) -> bool:
@@ -145,7 +118,8 @@ class AverageSource(OverLastSource):
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def __str__(self) -> str:
-        return f"the mean over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+        kind = "mean" if self.shares is None else "weighted sum"
+        return f"the {kind} over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
         """The other's."""
@@ -163,42 +137,26 @@ class AverageSource(OverLastSource):
             case _:
                 return None
         found = self.of.at_once(statistic)
-        return None if found is None else (self.as_one(found[0]),)
+        return None if found is None else (self._as_one(found[0]),)
 
-    def as_one(self, answer: Tensor) -> Tensor:
-        """The mean."""
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        """Those of the cells' groups."""
+        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+        return lambda rows, columns: Piece(self._as_one(inner(rows, columns).weights))
+
+    def _as_one(self, answer: Tensor) -> Tensor:
         answer = answer.unflatten(0, (-1, self.count))
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
-    def with_source(self, of: Source) -> "AverageSource":
-        """The same mean of another source."""
-        return replace(self, of=of)
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
+        """Those of the cells' groups."""
+        if cells is not None:
+            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
+        return replace(self, of=self.of.choose(cells, (*leading, self.count)))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
         """The other and the shares, changed."""
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
-
-
-@dataclass(frozen=True, eq=False)
-class LargestSource(OverLastSource):
-    """The largest weight of a source over its last leading dimension, for each query and key."""
-
-    of: Source
-
-    def __str__(self) -> str:
-        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
-
-    def as_one(self, answer: Tensor) -> Tensor:
-        """The largest."""
-        return answer.unflatten(0, (-1, self.count)).amax(1)
-
-    def with_source(self, of: Source) -> "LargestSource":
-        """The largest of another source."""
-        return LargestSource(of)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
-        """The other, changed."""
-        return LargestSource(self.of.mapped(change))
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,72 +346,56 @@ class PositiveSource(SameShapeSource):
         return PositiveSource(self.of.mapped(change))
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedSource(SameShapeSource):
-    """A function of each weight of a source that is even and 0 at 0: squares and absolute values."""
-
-    of: Source
-    function: Callable[[Tensor], Tensor]
-    name: str
-
-    @property
-    def has_signs(self) -> bool:
-        """Never."""
-        return False
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.of}"
-
-    def columns(self, rows: range) -> range:
-        """Where the other is 0, so is this, and no weight is below it."""
-        return self.of.support(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The function of the other's."""
-        inner = self.of.part(cells, scratch)
-        return lambda rows, columns: Piece(self.function(inner(rows, columns).weights))
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "FoldedSource":
-        """The same of those cells."""
-        return replace(self, of=self.of.choose(cells, leading))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "FoldedSource":
-        """The other, changed."""
-        return replace(self, of=self.of.mapped(change))
-
-
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))
     return average(positive, -3, None) if source.has_heads else positive
 
 
-def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> AverageSource:
+def sum_over(of: Source, dim: int) -> AverageSource:
+    """The sum over a leading dimension.
+
+    Raises:
+        ArgumentError: the dimension is not one of those before queries and keys.
+    """
+    place = _leading_place(of, dim, "sum()")
+    return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
+
+
+def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
     """The mean over a leading dimension. See `AttentionMap.average`.
 
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
             is 0 or no number.
     """
-    of.require_heads("average()")
-    leading = of.leading
+    place = _leading_place(of, dim, "average()")
+    shares = None
+    if weights is not None:
+        shares, count = torch.as_tensor(weights, dtype=of.dtype, device=of.device), of.leading[place]
+        if shares.shape != (count,):
+            raise ArgumentError(f"average() needs one weight for each of {count}, got {tuple(shares.shape)}")
+        whole = shares.sum()
+        if has_values(whole) and not (bool(whole.isfinite()) and bool(whole)):
+            raise ArgumentError(f"average() divides its weights by their sum, which is {float(whole)}")
+        shares = shares / whole
+    return _over(of, place, shares)
+
+
+def _leading_place(of: Source, dim: int, asked: str) -> int:
+    of.require_heads(asked)
     place = dim + len(of.shape) if dim < 0 else dim
-    if not 0 <= place < len(leading):
+    if not 0 <= place < len(of.leading):
         raise ArgumentError(
             f"a map {tuple(of.shape)} can be averaged over the dimensions before queries and keys, got dim {dim}"
         )
-    shares = None
-    if weights is not None:
-        shares = torch.as_tensor(weights, dtype=of.dtype, device=of.device)
-        if shares.shape != (leading[place],):
-            raise ArgumentError(f"average() needs one weight for each of {leading[place]}, got {tuple(shares.shape)}")
-        total = shares.sum()
-        if has_values(total) and not (bool(total.isfinite()) and bool(total)):
-            raise ArgumentError(f"average() divides its weights by their sum, which is {float(total)}")
-        shares = shares / total
-    if place == len(leading) - 1:
+    return place
+
+
+def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
+    if place == len(of.leading) - 1:
         return AverageSource(of, shares)
-    cells = torch.arange(math.prod(leading), device=of.device).view(leading).movedim(place, -1)
+    cells = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
     return AverageSource(of.choose(cells.reshape(-1), tuple(cells.shape)), shares)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.compiled import thread_team
-from regard.maps import one_loop, row_tiles, row_work
+from regard.maps import one_loop, row_tiles
 from regard.maps.dot_scores import DotScores
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -345,8 +345,8 @@ def test_memory_that_vectors_read_begins_at_a_line_of_the_cache(monkeypatch: pyt
     told = dict[str, int]()
 
     def addresses(**arrays: Any) -> dict[str, int]:
-        told.update(row_work.addresses(**arrays))
-        return row_work.addresses(**arrays)
+        told.update(row_tiles.addresses(**arrays))
+        return row_tiles.addresses(**arrays)
 
     monkeypatch.setattr(one_loop, "addresses", addresses)
     q = torch.randn(1, 2, 200, 8)

@@ -19,7 +19,7 @@ from regard.backends.base import Call
 from regard.compiled import thread_team
 from regard.maps import statistics as st
 from regard.maps.pooling import Bins, Grid
-from regard.maps.row_work import FIELDS, WORK, addresses
+from regard.maps.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.source import Scores, Source, Statistic
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.readable import is_installed, row_contiguous
@@ -152,7 +152,6 @@ def _read(
 ) -> list[tuple[Tensor, ...]] | None:
     from regard.compiled.vector_code import PANEL
     from regard.maps.row_loop import prepare, read_rows
-    from regard.maps.row_tiles import batches_of
 
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)

@@ -24,7 +24,7 @@ from regard.compiled.vector_code import (
     pointers_to,
     transpose,
 )
-from regard.maps import dot_scores, picture_blocks, row_ranks, row_work, weights_block
+from regard.maps import dot_scores, picture_blocks, row_ranks, row_tiles, weights_block
 from regard.maps.picture_blocks import (
     max_1,
     max_2,
@@ -40,7 +40,7 @@ from regard.maps.picture_blocks import (
     sum_32,
 )
 from regard.maps.row_ranks import rank, room_for
-from regard.maps.row_work import TILE, WORK
+from regard.maps.row_tiles import TILE, WORK
 from regard.maps.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 
 LN_2 = np.float32(0.6931471805599453)
@@ -415,5 +415,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_work)
+_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_tiles)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

@@ -51,7 +51,7 @@ def ours(length: int) -> Run:
     @torch.no_grad()
     def run() -> Tensor:
         attentions = model(tokens, output_attentions=True).attentions
-        heads = torch.cat(attentions, 1)[..., 1:-1, 1:-1]
+        heads: Any = torch.cat(attentions, 1)[..., 1:-1, 1:-1]
         sums = heads.sum(-1) + heads.sum(-2)
         share = head.weight[0] / sums.sum(-1)
         one = heads.average(1, weights=head.weight[0]).dense() * head.weight[0].sum()

@@ -100,9 +100,11 @@ def test_a_file_says_what_its_map_was_told(tmp_path: Path) -> None:
     torch.testing.assert_close(regard.AttentionMap.load(path).average().dense(), weights[1:].average().dense())
     for place, other in ((4, 1), (5, True), (5, None), (6, 7.0), (4, "yes")):
         weights[1:].save(path)
-        rewritten(
-            path, lambda tree, at=place, new=other: {"tuple": [*tree["tuple"][:at], new, *tree["tuple"][at + 1 :]]}
-        )
+
+        def changed(tree: Any, at: int = place, new: object = other) -> Any:
+            return {"tuple": [*tree["tuple"][:at], new, *tree["tuple"][at + 1 :]]}
+
+        rewritten(path, changed)
         with pytest.raises(DataError, match="does not hold a map"):
             regard.AttentionMap.load(path)
 

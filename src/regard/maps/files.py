@@ -117,10 +117,10 @@ def load(path: str | PathLike[str], device: torch.device) -> Source:
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path)
-    is_summary = header.get("format") == SUMMARY_FORMAT and "map" in header
-    if not is_summary:
-        _require_format(path, header, FORMAT)
-    return _loaded(path, header, tensors, device, _summary_source if is_summary else _call_source)
+    if header.get("format") == SUMMARY_FORMAT and "map" in header:
+        return _loaded(path, header, tensors, device, _summary_source)
+    _require_format(path, header, FORMAT)
+    return _loaded(path, header, tensors, device, _call_source)
 
 
 def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -216,17 +217,17 @@ class CallSource(Source):
     @property
     def dtype(self) -> torch.dtype:
         """float32, or float64 for float64 input."""
-        return self.call.compute_dtype
+        return self.factors.call.compute_dtype
 
     @property
     def device(self) -> torch.device:
         """Where the factors are."""
-        return self.call.query.device
+        return self.factors.call.query.device
 
     @property
     def width(self) -> int:
         """How many numbers the score computes for each pair."""
-        call = self.call
+        call = self.factors.call
         return call.score.pair_width(call.query.shape[-1])
 
     @property
@@ -276,8 +277,8 @@ class CallSource(Source):
 
     def columns(self, rows: range) -> range:
         """The keys that the mask allows."""
-        call = self.call
-        return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
+        call = self.factors.call
+        return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
         """The weights of the call on those cells."""
@@ -285,11 +286,10 @@ class CallSource(Source):
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
             return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), cells)
-        if len(cells) == self.cells:
-            return lambda rows, columns: _weights(call, state, rows, columns)
-        one = call.select(torch.arange(cells.start, cells.stop, device=state.device))
-        rows_of_one = state.flatten(0, 1)[cells.start : cells.stop, None]
-        return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
+        if len(cells) < state.shape[0] * state.shape[1]:
+            call = call.select(torch.arange(cells.start, cells.stop, device=state.device))
+            state = state.flatten(0, 1)[cells.start : cells.stop, None]
+        return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
         """The scores, if the weights are a softmax of dot products."""
@@ -455,11 +455,9 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
     """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in few steps."""
-    query, key = (
-        take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
-        for tensor, asked in ((call.query, rows), (call.key, columns))
-    )
-    logs = dot_logs(query, key, state, scale)
+    dtype = call.compute_dtype
+    query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
+    logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_

@@ -55,12 +55,11 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     float32 on the CPU, if a gradient is asked, if a number is not finite, or if a kernel's row state turns out to be
     wrong: then tiles answer.
     """
+    weights = math.prod(source.shape)
+    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
+        return None
     wanted = _Wanted.of(statistics)
-    if wanted is None or not _is_worth_it(source.dtype, math.prod(source.shape)) or not is_installed():
-        return None
-    if not source.cells:
-        return None
-    if in_forward_mode():
+    if wanted is None or in_forward_mode():
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
         return None

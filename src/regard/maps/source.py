@@ -317,10 +317,9 @@ class Source(ABC):
 
     def laid_out(self, answer: Tensor) -> Tensor:
         """An answer (cells, ...) with the leading dimensions, in the dtype of answers."""
-        dtype = self.answer_dtype
-        if answer.dtype != dtype and answer.is_floating_point():
-            answer = answer.to(dtype)
-        return answer.reshape(*self.leading, *answer.shape[1:])
+        if answer.is_floating_point():
+            answer = answer.to(self.answer_dtype)
+        return answer.reshape(*self.shape[:-2], *answer.shape[1:])
 
 
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:

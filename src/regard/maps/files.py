@@ -1,19 +1,14 @@
 """Maps on disk: a safetensors file holds their factors, and its header says in JSON what the factors are.
 
-A file is checked against its own tensors before anything of the claimed size is allocated. Every field has the type
-that its class declares, sizes are those of the tensors, and a few weights are computed in the corners of the map.
+A file is checked against its own tensors before anything of the claimed size is allocated: sizes are those of the
+tensors, and a few weights are computed in the corners of the map.
 """
 
-import json
 import math
-import types
-from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
-from functools import cache
+from collections.abc import Callable
 from os import PathLike
 from os.path import realpath
-from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,26 +16,17 @@ from torch import Tensor
 from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError
-from regard.maps import fused_statistics, pooling
 from regard.maps import statistics as st
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.maps.call_values import CallValues
+from regard.maps.file_tree import check_fields, packed, said, unpacked
 from regard.maps.source import Source, Statistic
 from regard.maps.statistics_by_name import STATISTICS, How, Summary, by_name
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.summary_source import Summarize, SummarySource
 from regard.maps.tiles import ask_all
-from regard.mechanisms import normalizations
-from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
-from regard.mechanisms.biases import base as biases
-from regard.mechanisms.masks import base as masks
-from regard.mechanisms.masks import basic, patterns, selection, transpose
-from regard.mechanisms.scores import additive, custom, kernels
-from regard.mechanisms.scores import base as scores
-from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.tensor_tree import rebuilt
 from regard.storage.atomic import write_atomically
-from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
+from regard.storage.untrusted import open_tensors, safetensors_library
 
 S = TypeVar("S", CallSource, SummarySource)
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
@@ -52,14 +38,6 @@ LONGEST_EMPTY = 2**20
 SMALL = 2**16
 """Up to this many weights all statistics are computed as a check; of larger maps the corners are."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NAMED: tuple[ModuleType, ...] = (
-    *(alibi, relative, shaw, t5, transformer_xl, biases),
-    *(masks, basic, patterns, selection, transpose),
-    *(additive, custom, kernels, scores, normalizations),
-    *(st, pooling),
-)
-"""The modules whose classes a file may name. It gives only the name of a class, which is unique, so that a class can
-move to another module."""
 
 
 class CallParts(NamedTuple):
@@ -84,17 +62,6 @@ class SummaryParts(NamedTuple):
     answers: tuple[tuple[Statistic, tuple[Tensor, ...]], ...]
 
 
-def _kinds() -> dict[str, type]:
-    """The classes that a file may name: the frozen objects that make up a call, without those that hold a function."""
-    found = {
-        name: kind
-        for module in NAMED
-        for name, kind in vars(module).items()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
-    }
-    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
-
-
 def save(path: str | PathLike[str], source: CallSource) -> None:
     """Write the factors of a call's map.
 
@@ -105,7 +72,7 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
     parts = CallParts(
         source.call, source.state, source.layout, source.value, source.keeps_heads, source.mixed, source.name
     )
-    tree, tensors = _packed(tuple(parts))
+    tree, tensors = packed(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
@@ -142,7 +109,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     """
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
-        header["map"], tensors = _packed(tuple(_parts_of_summary(summary)))
+        header["map"], tensors = packed(tuple(_parts_of_summary(summary)))
     else:
         for name, answer in summary.items():
             parts = {"": answer} if isinstance(answer, Tensor) else {f".{n}": t for n, t in answer._asdict().items()}
@@ -197,10 +164,7 @@ def _loaded(
         DataError: anything was raised while it was made.
     """
     try:
-        tree = _read(parse_json(header["map"]), _kinds(), tensors)
-        if not isinstance(tree, tuple):
-            raise TypeError(f"a map is written as a tuple, got {type(tree).__name__}")
-        source = made(header, tree)
+        source = made(header, unpacked(header["map"], tensors))
         repr(source)
         _try(source)
     except Exception as error:  # parts that do not fit together fail in torch, in numpy and in our own code
@@ -223,18 +187,6 @@ def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
     factors, backend = GivenFactors(parts.call, parts.state), _backend(header.get("backend"), parts.call)
     beside = CallValues() if parts.value is None else CallValues.given(parts.value)
     return CallSource(factors, parts.layout, backend, beside, parts.name, parts.mixed, parts.keeps_heads)
-
-
-def _packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
-    """A tree as JSON, and its tensors by the names that it gives them."""
-    tensors: dict[str, Tensor] = {}
-    names = {kind: name for name, kind in _kinds().items()}
-    tree = json.dumps(_written(parts, names, tensors))
-    try:
-        parse_json(tree)
-    except DataError as error:
-        raise ArgumentError(f"this map cannot be saved: its parts are {error}; make it of fewer parts") from None
-    return tree, tensors
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
@@ -262,44 +214,6 @@ def _backend(name: str | None, call: Call) -> Backend:
         return choose_backend(call, None)
 
 
-def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
-    """A tree as JSON; tensors are named and put aside."""
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return {"number": str(tree)}  # JSON has no such number
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree
-    if isinstance(tree, Tensor):
-        name = f"tensor.{len(tensors)}"
-        tensors[name] = tree.detach().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(tree, tuple):
-        return {"tuple": [_written(part, names, tensors) for part in tree]}
-    if (kind := names.get(type(tree))) is None or any(callable(getattr(tree, f.name)) for f in fields(tree)):
-        raise ArgumentError(
-            f"this map cannot be saved: {tree} is a {type(tree).__name__}, a function or a class of one's own, which "
-            "no file can hold; render it as a bool tensor (mask=) or a float tensor (bias=) before the call"
-        )
-    return {"kind": kind, "fields": {f.name: _written(getattr(tree, f.name), names, tensors) for f in fields(tree)}}
-
-
-def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
-    """The tree of a JSON value."""
-    if not isinstance(tree, dict):
-        return tree
-    if "tensor" in tree:
-        return tensors[tree["tensor"]]
-    if "number" in tree:
-        return float(tree["number"])
-    if "tuple" in tree:
-        return tuple([_read(part, kinds, tensors) for part in tree["tuple"]])
-    kind = kinds[tree["kind"]]
-    found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
-    _check_fields(kind, found)
-    made = rebuilt(kind, found)
-    # The places follow from the ids, and are found anew: others would show keys of other documents.
-    return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made
-
-
 # -- checks ------------------------------------------------------------------------------------------------
 
 
@@ -308,20 +222,12 @@ def _require(holds: bool, wrong: str) -> None:
         raise ValueError(wrong)
 
 
-def _check_fields(kind: Any, values: dict[str, Any]) -> None:
-    """Check that a class has these fields, and that their values are of the types that it declares."""
-    hints = _hints(kind)
-    _require(set(values) == set(hints), f"{kind.__name__} has the fields {sorted(hints)}, got {sorted(values)}")
-    for name, value in values.items():
-        _require(_is(value, hints[name]), f"{kind.__name__} has {_said(value)} as its {name}")
-
-
 def _check_call(parts: CallParts) -> None:
     """Check the sizes of a call against its tensors."""
-    _check_fields(CallParts, parts._asdict())
+    check_fields(CallParts, parts._asdict())
     call, state, value = parts.call, parts.state, parts.value
     query, key, sizes = call.query, call.key, call.sizes
-    shapes = f"query and key are {_said(query)} and {_said(key)}"
+    shapes = f"query and key are {said(query)} and {said(key)}"
     _require(query.dim() == key.dim() == 4 and query.dtype == key.dtype and query.dtype in FLOATS, shapes)
     claimed = (sizes.flat_batch, sizes.heads, sizes.kv_heads, sizes.queries, sizes.keys)
     found = (query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2])
@@ -332,13 +238,13 @@ def _check_call(parts: CallParts) -> None:
     _check_layout(parts.layout, cells)
     _check_layout(sizes.batch, query.shape[0])
     _require(bool(cells) or max(longest) <= LONGEST_EMPTY, f"it has no batch, and shapes {longest}")
-    _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {_said(state)}")
+    _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {said(state)}")
     _require(
         value is None
         or (
             value.dim() == 3 and value.shape[:2] == (cells, sizes.keys) and value.dtype in FLOATS and value.shape[2] > 0
         ),
-        f"its values are {_said(value)}",
+        f"its values are {said(value)}",
     )
     _require(0 <= call.dropout < 1, f"its dropout is {call.dropout}")
     _require(not parts.keeps_heads or bool(parts.layout), "it has heads, and no dimension for them")
@@ -346,7 +252,7 @@ def _check_call(parts: CallParts) -> None:
 
 def _check_summary(parts: SummaryParts) -> None:
     """Check the sizes of kept statistics against their tensors."""
-    _check_fields(SummaryParts, parts._asdict())
+    check_fields(SummaryParts, parts._asdict())
     *leading, queries, keys = parts.layout if len(parts.layout) >= 2 else (0, 0)
     answers, cells = dict(parts.answers), math.prod(leading)
     _require(
@@ -358,7 +264,7 @@ def _check_summary(parts: SummaryParts) -> None:
         _require(name in STATISTICS and statistic in answers, f"it has {statistic} as {name!r}")
     for statistic, found in answers.items():
         expected = _answer_shapes(statistic, cells, queries, keys)
-        wrong = f"it has {', '.join(map(_said, found))} as {statistic}, expected shapes {expected}"
+        wrong = f"it has {', '.join(map(said, found))} as {statistic}, expected shapes {expected}"
         _require([tuple(t.shape) for t in found] == expected, wrong)
         match statistic:
             case st.ArgLargest():
@@ -392,34 +298,29 @@ def _try_statistics(source: CallSource) -> None:
 
 
 def _try_corners(source: CallSource) -> None:
-    down, across = _corners(source.queries), _corners(source.keys)
+    rows, columns = _corners(source.queries, source.device), _corners(source.keys, source.device)
     for cells in {range(source.cells), range(1), range(source.cells - 1, source.cells)}:
         part = source.part(cells)
-        for rows in down:
-            seen = source.columns(rows)
+        part(rows, columns)
+        for row in rows.tolist():
+            seen = source.columns(range(row, row + 1))
             fits = not seen or 0 <= seen.start <= seen.stop <= source.keys
             _require(fits, f"its mask shows the keys {seen} of {source.keys}")
-            for columns in across:
-                part(rows, columns)
-                part(*(torch.tensor(places, device=source.device) for places in (rows, columns)))
-    queries, keys = (
-        torch.tensor([place for corner in corners for place in corner], device=source.device)
-        for corners in (down, across)
-    )
-    count = min(len(queries), len(keys))
-    source.pairs(queries[:count], keys[:count])
+            part(range(row, row + 1), range(source.keys)[seen.start : seen.start + 2] or range(1))
+    count = min(len(rows), len(columns))
+    source.pairs(rows[:count], columns[:count])
     source.row_anew(range(source.queries - 1, source.queries))
 
 
-def _corners(length: int) -> list[range]:
+def _corners(length: int, device: torch.device) -> Tensor:
     """The first two places, two in the middle, and the last two."""
-    width = min(2, length)
-    return [range(start, start + width) for start in dict.fromkeys((0, (length - width) // 2, length - width))]
+    places = {0, min(1, length - 1), (length - 1) // 2, length // 2, max(length - 2, 0), length - 1}
+    return torch.tensor(sorted(places), device=device)
 
 
 def _check_layout(layout: tuple[int, ...], cells: int) -> None:
     fits = len(layout) <= MOST_DIMENSIONS and all(n >= 0 for n in layout) and math.prod(layout) == cells
-    _require(fits, f"it has {cells} heads of sequences in the layout {_said(layout)}")
+    _require(fits, f"it has {cells} heads of sequences in the layout {said(layout)}")
 
 
 def _answer_shapes(statistic: Statistic, cells: int, queries: int, keys: int) -> list[tuple[int, ...]]:
@@ -446,40 +347,3 @@ def _are_places(indices: Tensor, keys: int) -> bool:
     if indices.dtype not in (torch.int32, torch.int64):
         return False
     return indices.numel() == 0 or (int(indices.min()) >= -1 and int(indices.max()) < keys)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return hints if issubclass(kind, tuple) else {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a declared type."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_is(value, one) for one in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return type(value) is tuple and _all_are(value, arguments)
-    if hint in (int, float, bool, str):
-        return type(value) is hint or (hint is float and type(value) is int)
-    if origin is not None or hint is Callable:
-        return False  # nothing of this kind is in a file
-    return isinstance(value, hint)
-
-
-def _all_are(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
-    if hints[1:] == (...,):
-        return all(_is(value, hints[0]) for value in values)
-    return len(values) == len(hints) and all(map(_is, values, hints))
-
-
-def _said(value: Any) -> str:
-    """A value in few words."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-    return repr(value)[:80] if isinstance(value, int | float | str | Iterable) else type(value).__name__

@@ -20,7 +20,7 @@ Answer = tuple[Tensor, ...]
 
 
 class SeveralSource(Source):
-    """A source that is made of several of equal numbers of queries and keys."""
+    """A source made of several with as many queries and keys."""
 
     parts: tuple[Source, ...]
 
@@ -210,7 +210,7 @@ class SumSource(SeveralSource):
 
 @dataclass(frozen=True, eq=False)
 class ScaledSource(SameShapeSource):
-    """The weights of a source times factors that broadcast: one number, one for each head, a mask of keys, ..."""
+    """The weights of a source times factors that broadcast: a scalar, one for each head, a mask of keys, ..."""
 
     of: Source
     factor: Tensor

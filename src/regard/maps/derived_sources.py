@@ -16,7 +16,7 @@ from regard.mechanisms.transforms import has_values
 
 
 class DerivedSource(Source):
-    """A source that is made of one other source, and has its device, its dtype, and what was kept of it."""
+    """A source made of one other source, with its device and its dtype."""
 
     of: Source
 
@@ -62,7 +62,7 @@ class DerivedSource(Source):
 
 
 class SameShapeSource(DerivedSource):
-    """A source with the queries, keys, heads and cells of another, and other numbers."""
+    """A source with the shape and the heads of another, and other weights."""
 
     @property
     def shape(self) -> torch.Size:
@@ -201,7 +201,7 @@ class SelectionSource(DerivedSource):
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products are those of the other source with 0 in the place of what is not chosen.
+        """Sums and products are those of the other source with 0 for all rows and columns that are not chosen.
 
         This pays only if most of its weights are chosen: of a few rows a tile is made sooner.
         """
@@ -367,7 +367,7 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = Non
 
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
-            is 0 or no number.
+            is 0 or not finite.
     """
     place = _leading_place(of, dim, "average()")
     shares = None
@@ -406,7 +406,7 @@ def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:
-    """The numbers, in the other source, of places among the chosen ones."""
+    """The positions in the other source of places among the chosen ones."""
     if not isinstance(chosen, range):
         return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
     if isinstance(places, range):

@@ -52,7 +52,7 @@ def unpacked(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
     """The tree of JSON and tensors.
 
     Raises:
-        Exception: of any class, if the text is not what `packed` writes.
+        Exception: of any class, if `packed` did not write the text.
     """
     tree = _read(parse_json(text), _kinds(), tensors)
     if not isinstance(tree, tuple):

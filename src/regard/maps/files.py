@@ -1,4 +1,4 @@
-"""Maps on disk: a safetensors file holds their factors, and its header says in JSON what the factors are.
+"""Maps on disk: a safetensors file holds their factors, and its header has their tree in JSON.
 
 A file is checked against its own tensors before anything of the claimed size is allocated: sizes are those of the
 tensors, and a few weights are computed in the corners of the map.
@@ -77,10 +77,10 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
-    """Read what `save` wrote of a map, or `save_summary` of a map of which only statistics were kept.
+    """Read a map that `save` wrote, or `save_summary` if only statistics were kept of it.
 
     Raises:
-        DataError: it is not such a file, or what it says does not fit its own tensors.
+        DataError: it is not such a file, or its sizes do not fit its own tensors.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path)
@@ -118,7 +118,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
-    """Read what `save_summary` wrote, by name.
+    """Read the statistics that `save_summary` wrote, by name.
 
     Raises:
         DataError: it is not such a file.
@@ -142,8 +142,8 @@ def _parts_of_summary(summary: MapStatistics) -> SummaryParts:
     source = summary.source
     if not isinstance(source, SummarySource):
         raise ArgumentError(
-            "save_summary() takes what map.summary(...) said, or a map of which statistics alone were kept; "
-            f"{summary!r} holds what its weights follow from: map.save(path) writes that"
+            "save_summary() takes the result of map.summary(...), or a map of which statistics alone were kept; "
+            f"{summary!r} holds queries and keys: map.save(path) writes these"
         )
     what = source.what
     settings = (what.names, what.k, what.p, what.rows, what.columns, what.how)
@@ -206,7 +206,7 @@ def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[s
 
 
 def _backend(name: str | None, call: Call) -> Backend:
-    # A file must not have a kernel compiled, which takes minutes: what only its name chooses never reads a map.
+    # To compile a kernel takes minutes, so that backends chosen by name alone never read a map.
     known = name in BACKENDS and BACKENDS[name].only_by_name is None
     try:
         return choose_backend(call, name if known else None)

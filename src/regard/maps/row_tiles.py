@@ -29,19 +29,19 @@ _ADDRESSES = (
 )  # fmt: skip
 FIELDS = (*_COUNTS, *_STRIDES, *_ADDRESSES, "scale")
 WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.float32)], align=True)
-"""Counts, strides in numbers, addresses in bytes, and the scale of the scores to base 2.
+"""Counts, strides in elements, addresses in bytes, and the scale of the scores to base 2.
 
     is_first            whether these are the first tiles, so that the answers hold nothing yet
     counter             the next share that no thread has taken
-    not_finite          a number that is not 0 after the preparation if a query, a key or a state is NaN or infinite
+    not_finite          not 0 after the preparation if a query, a key or a state is NaN or infinite
     query, key          (batch, heads, queries, depth) and (batch, key_heads, keys, depth), float32
     panels              the keys as (batch, key_heads, panel_count, depth, PANEL)
     lse                 (batch, heads, queries), the log-sum-exp, -inf for a row with no key
     state               the same to base 2, and NEVER for such a row
-    added               what is added to scores, in the order of the tiles
+    added               the additions to the scores, in the order of the tiles
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
-    row_shares, column_shares   what the sum of a block is multiplied by: 1 / size of its bins for means, 1 for sums
+    row_shares, column_shares   the factors of the sum of a block: 1 / size of its bins for means, 1 for sums
     misses              (cells,), how far the sum of the last query's weights is from 1: |ln of it|
     received            (cells, pieces, panel_count * PANEL), float64, the sums by key
     entropy             (cells, queries)
@@ -60,17 +60,17 @@ TILE = np.dtype(
     ]
 )
 """A few rows, the panels of the keys that they may see, the first panel to whose scores something is added, and where
-that begins among the added numbers, with its strides."""
+that begins among the additions, with its strides."""
 
 ADDED_ELEMENTS = 1 << 20
-"""How many numbers are added to scores in one run of the loop: 4 MiB of masks and biases."""
+"""How many elements are added to scores in one run of the loop: 4 MiB of masks and biases."""
 MOST_ROWS, FEWEST_ROWS = 64, 8
 """The queries for which masks and biases are made together."""
 MOST_KEPT, KEPT_ELEMENTS = 16, 1 << 16
-"""The tiles of so many maps are kept for later maps, if they have no more added numbers than that."""
+"""The tiles of so many maps are kept for later maps, if they have no more additions than that."""
 
 TileBatch = tuple[Any, Tensor]
-"""Some tiles, and the numbers that are added to their scores."""
+"""Some tiles, and the additions to their scores."""
 kept_batches: dict[Hashable, TileBatch] = {}
 """All tiles of such maps, the oldest first."""
 
@@ -83,7 +83,7 @@ def addresses(**arrays: Any) -> dict[str, int]:
 
 
 def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[TileBatch]:
-    """The tiles, some at a time, and the numbers that are added to their scores; the last time may be without tiles.
+    """The tiles, some at a time, and the additions to their scores; the last time may be without tiles.
 
     The layers of a model most often have the same, which are made once.
     """
@@ -138,9 +138,9 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
 
 
 def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
-    """What is added to the scores of some rows and the keys of some panels; those outside `wanted` are hidden."""
+    """The additions to the scores of some rows and the keys of some panels; keys outside `wanted` are hidden."""
     block = scores.added(rows, wanted)
-    # Always a copy: a bias may have any strides, and one number for all keys.
+    # Always a copy: a bias may have any strides, and one element for all keys.
     part = block.new_full((*block.shape[:3], len(panels)), -NEVER)
     part[..., wanted.start - panels.start : wanted.stop - panels.start] = block
     return part

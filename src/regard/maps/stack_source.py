@@ -138,7 +138,7 @@ def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[
     """Check that sources can be the steps of one map; return the place of each one's first key.
 
     Raises:
-        ArgumentError: there are no sources, or the starts are not one number of at least 0 for each.
+        ArgumentError: there are no sources, or the starts are not one integer of at least 0 for each.
         ShapeError: the sources are of several leading dimensions, dtypes or devices.
     """
     if not sources:

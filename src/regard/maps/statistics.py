@@ -369,7 +369,7 @@ class Pooled(Statistic):
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.cells)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        # Autograd has saved what it takes the maximum of, so that is a copy, which the next tile does not overwrite.
+        # Autograd saves the inputs of the maximum: a copy, which the next tile does not overwrite.
         before = where.clone() if apart else where
         where[...] = torch.maximum(before, part) if self.of_largest else before + part
         return total
@@ -399,7 +399,7 @@ def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.
     """The values of a function of the key, or those that are given in its place.
 
     Raises:
-        ShapeError: they are no numbers.
+        ShapeError: they are not numeric.
     """
     values = f(torch.arange(keys, device=device)) if callable(f) else f
     try:

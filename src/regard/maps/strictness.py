@@ -26,7 +26,7 @@ LAZILY = {
     **dict.fromkeys(("tolist", "numpy", "numpy.asarray"), "read rows of it, or map.pooled(rows, columns)"),
     **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "use map.singular_values(k)"),
 }
-"""What a map answers in place of a function that needs the matrix."""
+"""Lazy answers in place of functions that need the matrix."""
 
 
 @contextmanager

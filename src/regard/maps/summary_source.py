@@ -101,7 +101,7 @@ class SummarySource(Source):
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
@@ -125,7 +125,7 @@ class SummarySource(Source):
     def __str__(self) -> str:
         return f"statistics alone, by {self.what!r}"
 
-    # -- what was kept of it ---------------------------------------------------------------------------
+    # -- kept statistics ------------------------------------------------------------------------------
 
     @property
     def has_blocks(self) -> bool:
@@ -134,7 +134,7 @@ class SummarySource(Source):
 
     @property
     def kept(self) -> Mapping[str, Statistic]:
-        """What was asked for by name."""
+        """The kept statistics by name."""
         return self.named
 
     def grid(self, wanted: Grid, how: str) -> Grid:
@@ -143,7 +143,7 @@ class SummarySource(Source):
         return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
 
     def refuse(self, asked: str) -> NoReturn:
-        """Say what was kept.
+        """Name the kept statistics.
 
         Raises:
             NotKeptError: always.

@@ -22,7 +22,7 @@ OF_STORAGE = frozenset(
 
 
 def _operator(name: str) -> Any:
-    """An operator of Python that does what it does for a tensor."""
+    """An operator of Python with its meaning for tensors."""
 
     def operate(self: "TensorLike", *other: Any) -> Any:
         return self._as(name, *other)
@@ -78,7 +78,7 @@ class TensorLike(MapStatistics, ABC):
         return np.asarray(as_matrix(self, "numpy.asarray()").detach().cpu().numpy(), dtype=dtype)
 
     __array_priority__ = 1000
-    """NumPy leaves arithmetic of its numbers and arrays with a map to the map, as with a tensor."""
+    """NumPy leaves arithmetic of its scalars and arrays with a map to the map, as with a tensor."""
 
     def __dlpack__(self, **options: Any) -> Any:
         """The dense weights for `torch.as_tensor` and other libraries.
@@ -151,7 +151,7 @@ class TensorLike(MapStatistics, ABC):
         return int(as_matrix(self, "int()"))
 
     def __contains__(self, weight: Any) -> bool:
-        """Whether any weight is this number."""
+        """Whether any weight equals this one."""
         return weight in as_matrix(self, "in")
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -218,7 +218,7 @@ class TensorLike(MapStatistics, ABC):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether what is read from the map carries gradients."""
+        """Whether answers of the map carry gradients."""
         return any(tensor.requires_grad for tensor in self.source.tensors())
 
     @property

@@ -6,7 +6,7 @@ from regard.maps.source import Source
 from regard.mechanisms.tile_sizes import ranges, tile_shape
 
 TILE_ELEMENTS = 1 << 20
-"""How many numbers the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
+"""How many elements the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
 more calls cancel the gain."""
 TILE_ROWS = 64
 """A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""

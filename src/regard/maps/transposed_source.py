@@ -15,7 +15,7 @@ from regard.maps.tiles import one_pass
 
 @dataclass(frozen=True, eq=False)
 class TransposedSource(DerivedSource):
-    """P^T: a row has what one key gets from every query."""
+    """P^T: a row has the weights of one key, by query."""
 
     of: Source
 
@@ -58,7 +58,7 @@ class TransposedSource(DerivedSource):
         return lambda rows, columns: Piece(inner(columns, rows).weights.mT)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Products and sums are the other's. Where these need tiles, the tiles skip what its mask leaves out."""
+        """Products and sums are the other's. Where these need tiles, the tiles skip masked keys."""
         match statistic:
             case st.Product(x):
                 found = self._asked(st.TransposedProduct(x))

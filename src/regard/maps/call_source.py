@@ -210,18 +210,15 @@ class CallSource(Source):
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
         sizes = self.factors.sizes
         return torch.Size((*self.layout, sizes.queries, sizes.keys))
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 input."""
         return self.factors.call.compute_dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the factors are."""
         return self.factors.call.query.device
 
     @property
@@ -232,7 +229,6 @@ class CallSource(Source):
 
     @property
     def has_heads(self) -> bool:
-        """Whether the input had a dimension of heads."""
         return self.factors.sizes.has_heads if self.keeps_heads is None else self.keeps_heads
 
     @property
@@ -254,11 +250,9 @@ class CallSource(Source):
     # -- gradients of weights --------------------------------------------------------------------------
 
     def gradient(self, grad_output: Tensor | None) -> WeightedSource:
-        """dO V^T, also for masked weights."""
         return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
 
     def attribution(self, grad_output: Tensor | None) -> WeightedSource:
-        """P times dO V^T."""
         return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
 
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
@@ -276,12 +270,10 @@ class CallSource(Source):
     # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> range:
-        """The keys that the mask allows."""
         call = self.factors.call
         return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the call on those cells."""
         call, state = self.factors.reading
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
@@ -374,7 +366,6 @@ class CallSource(Source):
         return tuple(answer.flatten(0, 1) for answer in found)
 
     def _for_cells(self, x: Tensor) -> Tensor:
-        """x (cells or 1, length, N) for every cell."""
         return x.expand(self.cells, *x.shape[1:])
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
@@ -408,7 +399,6 @@ class CallSource(Source):
         return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
 
     def told_heads(self, has_heads: bool) -> "CallSource":
-        """The same call."""
         return replace(self, keeps_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
@@ -487,5 +477,4 @@ def _never_if_no_key(state: Tensor) -> Tensor:
 
 
 def _dot_scale(call: Call) -> float | None:
-    """The scale of the dot products, if the weights are a softmax of them."""
     return call.score.dot_scale(call.query.shape[-1]) if isinstance(call.normalization, Softmax) else None

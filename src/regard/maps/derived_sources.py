@@ -22,36 +22,29 @@ class DerivedSource(Source):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The other's."""
         return self.of.dtype
 
     @property
     def answer_dtype(self) -> torch.dtype:
-        """The other's."""
         return self.of.answer_dtype
 
     @property
     def device(self) -> torch.device:
-        """The other's."""
         return self.of.device
 
     @property
     def has_signs(self) -> bool:
-        """The other's."""
         return self.of.has_signs
 
     @property
     def mixed(self) -> str:
-        """The other's."""
         return self.of.mixed
 
     @property
     def has_blocks(self) -> bool:
-        """The other's."""
         return self.of.has_blocks
 
     def tensors(self) -> list[Tensor]:
-        """The other's."""
         return list(self.of.tensors())
 
     def refuse(self, asked: str) -> NoReturn:
@@ -66,17 +59,14 @@ class SameShapeSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """The other's."""
         return self.of.shape
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
 
@@ -95,7 +85,6 @@ class AverageSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """Without that dimension."""
         return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
 
     @property
@@ -110,7 +99,6 @@ class AverageSource(DerivedSource):
         return self.of.has_signs or (shares is not None and has_values(shares) and bool((shares.detach() < 0).any()))
 
     def tensors(self) -> list[Tensor]:
-        """The other's and the shares."""
         return [*self.of.tensors(), *(() if self.shares is None else (self.shares,))]
 
     def columns(self, rows: range) -> range:
@@ -122,7 +110,6 @@ class AverageSource(DerivedSource):
         return f"the {kind} over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The other's."""
         return self.of.grid(wanted, how)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
@@ -140,7 +127,6 @@ class AverageSource(DerivedSource):
         return None if found is None else (self._as_one(found[0]),)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """Those of the cells' groups."""
         inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
         return lambda rows, columns: Piece(self._as_one(inner(rows, columns).weights))
 
@@ -149,13 +135,11 @@ class AverageSource(DerivedSource):
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
-        """Those of the cells' groups."""
         if cells is not None:
             cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
         return replace(self, of=self.of.choose(cells, (*leading, self.count)))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
-        """The other and the shares, changed."""
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
 
 
@@ -170,17 +154,14 @@ class SelectionSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """As many queries and keys as chosen."""
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     def __str__(self) -> str:
@@ -221,7 +202,6 @@ class SelectionSource(DerivedSource):
         return None
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
-        """The same rows and columns of those cells."""
         return replace(self, of=self.of.choose(cells, leading))
 
     def gradient(self, grad_output: Tensor | None) -> Source:
@@ -235,7 +215,6 @@ class SelectionSource(DerivedSource):
         return replace(self, of=self.of.attribution(None))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
-        """The other and the indices, changed."""
         rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
         return SelectionSource(self.of.mapped(change), rows, chosen)
 
@@ -254,17 +233,14 @@ class WeightedSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """The other's."""
         return self.of.shape
 
     @property
     def width(self) -> int:
-        """The other's, if it is asked at all."""
         return 1 if self.alone else self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     @property
@@ -273,7 +249,6 @@ class WeightedSource(DerivedSource):
         return self.left is not None
 
     def tensors(self) -> list[Tensor]:
-        """The other's and its own."""
         return [*self.of.tensors(), self.right, *(() if self.left is None else (self.left,))]
 
     def __str__(self) -> str:
@@ -284,11 +259,9 @@ class WeightedSource(DerivedSource):
         return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
 
     def support(self, rows: range) -> range:
-        """A product is 0 where the other is."""
         return range(self.keys) if self.alone else self.of.support(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The product of the two, pair by pair."""
         where = slice(cells.start, cells.stop)
         inner = None if self.alone else self.of.part(cells, scratch)
         right = self.right[where]
@@ -303,13 +276,11 @@ class WeightedSource(DerivedSource):
         return weights
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
-        """The same of those cells."""
         left, right = ((t if t is None or cells is None else t[cells]) for t in (self.left, self.right))
         assert right is not None
         return replace(self, of=self.of.choose(cells, leading), left=left, right=right)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
-        """The other and both factors, changed."""
         left = None if self.left is None else change(self.left)
         return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
 
@@ -322,7 +293,6 @@ class PositiveSource(SameShapeSource):
 
     @property
     def has_signs(self) -> bool:
-        """Never."""
         return False
 
     def __str__(self) -> str:
@@ -333,16 +303,13 @@ class PositiveSource(SameShapeSource):
         return self.of.support(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The positive part of the other's."""
         inner = self.of.part(cells, scratch)
         return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
-        """The same of those cells."""
         return PositiveSource(self.of.choose(cells, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
-        """The other, changed."""
         return PositiveSource(self.of.mapped(change))
 
 

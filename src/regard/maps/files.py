@@ -201,7 +201,6 @@ def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tens
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a file in one step; if `path` is a link, the file that it leads to."""
     write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 
 

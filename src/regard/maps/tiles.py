@@ -65,7 +65,6 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
 
 
 def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers, by the fastest way that this source and these statistics have here."""
     return in_one_kernel(source, statistics) or in_one_loop(source, statistics) or one_pass(source, statistics)
 
 

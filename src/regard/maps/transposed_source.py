@@ -26,25 +26,21 @@ class TransposedSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, S, T)."""
         *leading, queries, keys = self.of.shape
         return torch.Size((*leading, keys, queries))
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     def __str__(self) -> str:
         return f"the transpose of a map {tuple(self.of.shape)}: {self.of}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The other's, turned."""
         found = self.of.grid(Grid(wanted.columns, wanted.rows), how)
         return Grid(found.columns, found.rows)
 
@@ -53,7 +49,6 @@ class TransposedSource(DerivedSource):
         return range(self.keys)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The other's blocks, transposed."""
         inner = self.of.part(cells)
         return lambda rows, columns: Piece(inner(columns, rows).weights.mT)
 
@@ -82,9 +77,7 @@ class TransposedSource(DerivedSource):
         return None if found is None else found[0]
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "TransposedSource":
-        """The transposes of those cells."""
         return TransposedSource(self.of.choose(cells, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "TransposedSource":
-        """The other, changed."""
         return TransposedSource(self.of.mapped(change))

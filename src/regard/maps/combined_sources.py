@@ -226,9 +226,9 @@ class ScaledSource(SameShapeSource):
         return block
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """Linear statistics are multiplied too, if a factor belongs to a whole cell; a factor of keys goes into x."""
-        cells_only, keys_only = self.factor.shape[1:] == (1, 1), self.factor.shape[1] == 1
-        if isinstance(statistic, st.Product) and keys_only:
+        """Linear statistics are multiplied by the factor of a cell; a factor of keys goes into x."""
+        cells_only = self.factor.shape[1:] == (1, 1)
+        if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
             return self.of.at_once(st.Product(self.factor.mT * statistic.x))
         if not is_linear(statistic) or not cells_only:
             return None

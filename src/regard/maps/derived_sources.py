@@ -367,7 +367,7 @@ def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
-    """Rows (cells, n, N) in their places among so many, 0 in the others; a place that is chosen twice has their sum."""
+    """Rows (cells, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
     places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
     return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
 

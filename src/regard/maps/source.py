@@ -114,7 +114,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
-        """Add a tile to the total, which is None at first. Groups of cells come one by one, each from its first row."""
+        """Add a tile to the total, which is None at first. Groups of cells come one by one, rows ascending."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:

@@ -81,7 +81,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spanned(Statistic):
-    """The mean over the queries of a span of the sums over the keys of a span: (cells, spans of queries, of keys)."""
+    """The mean over a span's queries of the sums over a span's keys: (cells, spans of queries, spans of keys)."""
 
     rows: Cut
     columns: Cut

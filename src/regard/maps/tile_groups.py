@@ -13,7 +13,7 @@ TILE_ROWS = 64
 
 
 def groups(source: Source) -> list[tuple[range, list[range]]]:
-    """Groups of cells, each with the rows of its tiles. If not all fit, a tile has few cells and many rows."""
+    """Groups of cells, each with the rows of its tiles. If not all fit, tiles have few cells, many rows."""
     *leading, queries, keys = source.shape
     count, width = math.prod(leading), source.width
     a_row = max(1, keys * width)

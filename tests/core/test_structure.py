@@ -120,6 +120,19 @@ def test_a_planted_circle_is_seen(tmp_path: Path) -> None:
     assert house.circles(house.script_imports(tmp_path)) == [["a.js", "b.js"]]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'from importlib import import_module\nimport_module("planted.two")',
+        'import importlib\ndef f():\n    return importlib.import_module("planted.two").x',
+        '__import__("planted.two")',
+    ],
+)
+def test_a_planted_import_by_name_is_seen(tmp_path: Path, line: str) -> None:
+    graph = house.imports(house.python_files(written(tmp_path, one=line, two="import planted.one")))
+    assert house.circles(graph) == [["planted.one", "planted.two"]]
+
+
 def test_planted_private_reads_are_seen(tmp_path: Path) -> None:
     own = "class A:\n    def __init__(self):\n        self._kept = 1\n\ndef _inner(): ...\n"
     reads = "from planted.one import A, _inner\nprint(A()._kept, A()._replace, A().__dict__)\n"

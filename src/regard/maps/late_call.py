@@ -45,12 +45,10 @@ class LateCall:
 
     @property
     def _unwritten(self) -> Unwritten:
-        """What the call reads, as it was when it ran."""
         return Unwritten(self._tensors, self._versions)
 
     @property
     def _state(self) -> Tensor | None:
-        """The log-sum-exp (B, H, T) of the kernel; None in half precision, where it is not exact enough."""
         return self._lse if self._lse.dtype == self._query.dtype else None
 
     def source(self) -> CallSource:

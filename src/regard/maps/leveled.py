@@ -1,6 +1,6 @@
 r"""Rows whose biases are so far from 0 that their log-sum-exp has no digits left for the weights.
 
-$\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one number. If the scores of a whole row are near $m = -10^9$, float32
+$\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one scalar. If the scores of a whole row are near $m = -10^9$, float32
 has steps of 64 there, and the sum is lost: each weight is read as 1. The weights are those of the scores less $m$:
 $P_j = \exp((s_j - m) - \mathrm{lse}')$ with $\mathrm{lse}' = \ln \sum_j \exp(s_j - m)$.
 """
@@ -21,7 +21,7 @@ from regard.mechanisms.transforms import has_values, in_transform
 
 
 class Leveling:
-    """What the rows of one call are lowered by, found when the weights are first read."""
+    """The shift of the rows of one call, found when the weights are first read."""
 
     def __init__(self) -> None:
         self._is_known = False

@@ -1,4 +1,4 @@
-"""The questions that every map answers in numbers, whatever its source: blocks, single weights and statistics."""
+"""The questions that every map answers, whatever its source: blocks, single weights and statistics."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class MapStatistics:
         """A copy (`copy`, `pickle`) is put together."""
         return type(self), (self.source,)
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
@@ -402,7 +402,7 @@ class MapStatistics:
         leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
 
         Raises:
-            ArgumentError: a size is no whole number, or below 1.
+            ArgumentError: a size is no integer, or below 1.
             NotKeptError: only statistics were kept of the map.
 
         >>> import regard

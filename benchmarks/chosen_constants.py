@@ -20,11 +20,7 @@ from benchmarks.harness import Row, Run, compare, forward_backward, without_grad
 from regard.backends import fused_kernels, fused_plan
 from regard.backends import short_sequences as kernel_of_short
 from regard.maps import one_loop, tile_groups
-from regard.models.config import TransformerConfig
-from regard.tasks.translation.made_model import make_model
 from regard.training import output_loss
-from regard.training.batched_muon import BatchedMuon
-from regard.training.optimizers import muon, torchs_muon
 
 TITLE = "Constants that were chosen on one machine"
 HEADS, DIM = 8, 64
@@ -130,28 +126,10 @@ def rows_of_a_product() -> list[Row]:
     ]
 
 
-def steps_of_muon() -> list[Row]:
-    """One step of Muon and AdamW over 3 + 3 layers of 192, as runs of both precisions make it, against torch's."""
-
-    def step(kind: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> Run:
-        sizes = TransformerConfig(encoder_layers=3, decoder_layers=3, dim=192, feed_forward_dim=512, num_heads=4)
-        model = make_model(sizes, source_vocab_size=8, target_vocab_size=8)
-        optimizer = muon(model, kind=kind)
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        return optimizer.step
-
-    what = "torch.optim.Muon, in bfloat16: a step of Muon and AdamW over 3 + 3 layers of 192; ours in"
-    return [
-        compare(f"{what} {dtype}", step(torchs_muon), step(partial(BatchedMuon, dtype=dtype)), seconds=3.0, pairs=7)
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-
-
 def run() -> tuple[list[Row], list[str]]:
     torch.manual_seed(0)
     parts: tuple[Callable[[], list[Row]], ...] = (
-        backward_in_float32, short_sequences, blocks_of_queries, statistics, rows_of_a_product, steps_of_muon
+        backward_in_float32, short_sequences, blocks_of_queries, statistics, rows_of_a_product
     )  # fmt: skip
     rows = [row for part in parts for row in part()]
     return rows, [

@@ -6,11 +6,11 @@ REGARD_USES=eviction,pruning measures these alone, and keeps the lines of the ot
 import os
 import pkgutil
 import subprocess
-from pathlib import Path
 
 from benchmarks import consumers
 from benchmarks.consumers.frame import LENGTHS, SHORT
 from benchmarks.harness import peak_memory_mib
+from benchmarks.page import RESULTS
 
 TITLE = "Consumers: peak memory of each use"
 HEADER = (
@@ -19,7 +19,6 @@ HEADER = (
 )
 MOST_GIB, SECONDS = 20.0, 240.0
 """What one run may take: the address space, of which torch's libraries have about 2 GiB, and the time."""
-RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def run() -> tuple[list[str], list[str]]:

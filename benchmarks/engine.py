@@ -3,8 +3,8 @@
     python -m benchmarks engine        with REGARD_RUN naming a run, and REGARD_TEST a file of pairs
 
 The sources of the first 1,024 pairs, which is a window of a file, from text to text: tokens are cut and joined on both
-sides. Two workers of one thread search for regard (float32), and two threads for CTranslate2. glibc is told to keep its
-memory. The first table has regard as the peer.
+sides. Two threads search for regard (float32), and for CTranslate2. glibc is told to keep its memory.
+The first table has regard as the peer.
 """
 
 import os
@@ -23,7 +23,6 @@ LINES = 1024
 
 def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
     from regard.exports.engine import searching_by_ctranslate2
-    from regard.tasks.translation.bulk.worker_pool import sharing
     from regard.tasks.translation.translator import Translator
     from regard.text.pairs import read_pairs
 
@@ -32,7 +31,6 @@ def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
     for beam in (1, 5):
         searchers: dict[str, AbstractContextManager[Any]] = {}
         translators = {name: Translator.load(run, device="cpu") for name in ("regard", "float32", "int8")}
-        searchers["regard"] = sharing(translators["regard"], run, 2)
         for precision in ("float32", "int8"):
             translator = translators[precision]
             searchers[precision] = searching_by_ctranslate2(translator, run, precision=precision, threads=2)
@@ -40,7 +38,7 @@ def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
         def translate(name: str, beam: int = beam, translators: dict[str, Translator] = translators) -> list[str]:
             return [one.text for one in translators[name].translate(lines, beam=Beam(beam))]
 
-        with searchers["regard"], searchers["float32"], searchers["int8"]:
+        with searchers["float32"], searchers["int8"]:
             ours = translate("regard")
             for precision in ("float32", "int8"):
                 kind = "greedy" if beam == 1 else f"beam {beam}"

@@ -36,10 +36,33 @@ class Row:
             f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f}) | {target} | {met} |"
         )
 
+    def cell(self) -> str:
+        """The row in one cell of a table: the ratio, bold if it misses its target, and both times."""
+        missed = self.target is not None and self.ratio < self.target
+        ratio = f"**{self.ratio:.2f}x**" if missed else f"{self.ratio:.2f}x"
+        asked = "" if self.target is None else f" of {self.target:g}x"
+        return f"{ratio} ({self.low:.2f} to {self.high:.2f}){asked}; {1e3 * self.peer:.1f}, {1e3 * self.ours:.1f} ms"
+
 
 HEADER = (
     "| setting | peer, ms | ours, ms | peer / ours: median (quartiles) | at least | met |\n|---|---|---|---|---|---|"
 )
+
+
+def side_by_side(rows: Sequence[Row], columns: dict[str, str]) -> tuple[str, list[str]]:
+    """The header and lines of a table with several rows in one line, by the ends of their names.
+
+    Args:
+        rows: each ends in one of the columns.
+        columns: the title of each column, by the end of a row's name; a longer end stands before its own end.
+    """
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        end = next(end for end in columns if row.what.endswith(end))
+        found.setdefault(row.what.removesuffix(end), {})[end] = row
+    header = f"| setting | {' | '.join(columns.values())} |\n|---{'|---' * len(columns)}|"
+    cells = ([what, *(some[end].cell() if end in some else "" for end in columns)] for what, some in found.items())
+    return header, [f"| {' | '.join(line)} |" for line in cells]
 
 
 def compare(
@@ -131,14 +154,21 @@ def peak_memory_mib(code: str, *, most_gib: float | None = None, seconds: float 
     return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds).stdout)
 
 
-def machine() -> str:
-    """What this ran on."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
+def processor() -> str:
+    """The processor's name, and whether it has the units of which the kernels of bf16 take account."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    units = {"amx_tile": " with AMX", "avx512_bf16": " with AVX-512 BF16"}
+    return name + next((said for flag, said in units.items() if flag in flags), "")
+
+
+def details() -> str:
+    """Threads and versions."""
     threads = torch.get_num_threads()
-    return f"{cpu}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    return (
+        f"{threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 KEEP_MEMORY = {

@@ -22,8 +22,8 @@ from datetime import date
 from itertools import zip_longest
 from pathlib import Path
 
-from benchmarks.__main__ import write_section
-from benchmarks.harness import machine
+from benchmarks import page
+from benchmarks.harness import details, processor
 from regard.generation.config import Beam
 from regard.tasks import Translator
 from regard.tasks.translation.memory_file import FILE
@@ -129,61 +129,51 @@ class TestSet:
         for source, reference in zip(sources, references, strict=True):
             self.references_of.setdefault(source, []).append(reference)
 
-    def scores(self, translator: Translator, hypotheses: Path) -> str:
-        """What a translator gets, whose translations are kept in a file."""
+    def scores(self, translator: Translator, hypotheses: Path) -> tuple[str, str]:
+        """The cells of a translator, whose translations are kept in a file, and the signatures of its scores."""
         different = list(self.references_of)
         found = [one.text for one in translator.translate(different, beam=Beam(5))]
         hypotheses.write_text("\n".join(found) + "\n", encoding="utf-8")
         answers = dict(zip(different, found, strict=True))
         by_line = [answers[source] for source in self.sources]
         tokenised, how = moses_bleu(by_line, self.lines, self.language)
-        told = [f"BLEU {tokenised:.2f} (`{how}`)"]
-        if not translator.target_tokenizer.lowercases:
-            streams = list(zip_longest(*self.references_of.values()))
-            if len(different) < len(self.sources):
-                line_by_line = bleu(by_line, self.lines).value
-                told.insert(0, f"BLEU {line_by_line:.2f}, each of the {len(self.sources):,} lines a pair of its own")
-            told = [
-                f"{what} {one.value:.2f} (`{one.signature}`)"
-                for what, one in (("BLEU", bleu(found, *streams)), ("chrF", chrf(found, *streams)))
-            ] + told
-        return "".join(f"- {one}\n" for one in told)
+        if translator.target_tokenizer.lowercases:
+            return f" | | {tokenised:.2f} | ", how
+        streams = list(zip_longest(*self.references_of.values()))
+        cased, letters = bleu(found, *streams), chrf(found, *streams)
+        by_lines = f"{bleu(by_line, self.lines).value:.2f}" if len(different) < len(self.sources) else ""
+        cells = f"{cased.value:.2f} | {letters.value:.2f} | {tokenised:.2f} | {by_lines}"
+        return cells, f"{cased.signature}; {letters.signature}; {how}"
 
 
-def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> str:
-    """The scores of finished runs, with their commands and the ends of their logs."""
+HEADER = (
+    "| model | updates | BLEU, cased | chrF | BLEU, lower-cased, sacremoses | BLEU, each line a pair |\n"
+    "|---|---|---|---|---|---|"
+)
+
+
+def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """A row of scores for each finished run and for all together, and the signatures."""
     test = TestSet(*recipe.test(corpus), recipe.languages[1])
-    parts = [f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5.\n"]
-    for seed, run in enumerate(runs):
-        command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / run.name, seed))
-        log = (run / "train.log").read_text(encoding="utf-8").splitlines()
-        shown = [line for line in log if "validation" in line][-3:]
-        trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        steps = max(record["step"] for record in trained)
-        parts += [
-            f"```\n{command}\nregard choose runs/{run.name} --by bleu\nregard remember runs/{run.name}\n```\n",
-            f"{steps:,} updates:\n",
-            test.scores(Translator.load(run), run / "test.hypotheses.txt"),
-            *with_memories(test, [run]),
-            "```\n" + "\n".join(shown) + "\n```\n",
-        ]
-    if len(runs) > 1:
-        together = Translator.load(runs[0], ensemble=runs[1:])
-        parts += [f"The {len(runs)} runs together (`--ensemble`):\n", test.scores(together, runs[0] / "ensemble.txt")]
-        parts += with_memories(test, runs)
-    return "\n".join(parts)
+    together = [runs] if len(runs) > 1 else []
+    rows, signatures = [], ""
+    for some in [*([run] for run in runs), *together]:
+        trained = [json.loads(line) for line in (some[0] / "metrics.jsonl").read_text().splitlines()]
+        steps = f"{max(record['step'] for record in trained):,}" if len(some) == 1 else ""
+        for memories in ([], [run / FILE for run in some]):
+            if not all(file.exists() for file in memories):
+                continue
+            translator = Translator.load(some[0], ensemble=some[1:], memories=memories)
+            kept = some[0] / f"test-{len(some)}{'-memory' if memories else ''}.txt"
+            cells, signatures = test.scores(translator, kept)
+            what = some[0].name if len(some) == 1 else f"{len(some)} runs together"
+            rows.append(f"| {what}{', with memories' if memories else ''} | {steps} | {cells} |")
+    command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name, 0))
+    said = f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5. The first run: `{command}`."
+    return rows, [said, f"Signatures: {signatures}."]
 
 
-def with_memories(test: TestSet, runs: Sequence[Path]) -> list[str]:
-    """What runs get together that ask their memories, if they have some."""
-    files = [run / FILE for run in runs]
-    if not all(file.exists() for file in files):
-        return []
-    asking = Translator.load(runs[0], ensemble=runs[1:], memories=files)
-    return ["With `regard remember` and `--memory`:\n", test.scores(asking, runs[0] / f"memory-{len(runs)}.txt")]
-
-
-def dates_report() -> str:
+def dates_report() -> tuple[list[str], list[str]]:
     """The demonstration's model and `dateparser` on the same 2,000 held-out dates."""
     import dateparser
 
@@ -194,16 +184,17 @@ def dates_report() -> str:
     translator = Translator.load(Path("demo/run"))
     found = [one.text for one in translator.translate((pair.source for pair in pairs), beam=Beam(1))]
     ours = exact_match(found, [pair.target for pair in pairs])
-    return (
-        "Asked: 99.9 %, and above dateparser. `make demo`, then `python -m benchmarks.quality dates demo`.\n\n"
-        f"- `regard demo`: {ours:.2f} % of 2,000 held-out dates\n"
-        f"- dateparser {dateparser.__version__}, which is not told the language: {theirs:.2f} %\n"
+    said = (
+        f"Exact matches of 2,000 held-out dates, dateparser {dateparser.__version__}, which is not given the language."
     )
+    asked = "Asked: 99.9 %, and above dateparser. `make demo` trains the model."
+    rows = [f"| `regard demo` | | {ours:.2f} % | | | |", f"| dateparser | | {theirs:.2f} % | | | |"]
+    return rows, [asked, said]
 
 
 def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     if name == "dates":
-        write_section("Quality: dates in 25 languages", f"{date.today()}, {machine()}\n\n{dates_report()}")
+        put(name, "Dates in 25 languages", "python -m benchmarks.quality dates demo", *dates_report())
         return
     recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
@@ -211,10 +202,15 @@ def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
         chosen, remembered = ["regard", "choose", str(run), "--by", "bleu"], ["regard", "remember", str(run)]
         for command in (train_command(recipe, corpus, run, seed), chosen, remembered):
             subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
-    text = report(name, recipe, corpus, runs)
-    print(text)
-    how = f"`python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}`"
-    write_section(f"Quality: {recipe.title}", f"{how}, {date.today()}, {machine()}\n\n{text}")
+    typed = f"python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}"
+    put(name, recipe.title, typed, *report(name, recipe, corpus, runs))
+
+
+def put(name: str, title: str, command: str, rows: Sequence[str], notes: Sequence[str]) -> None:
+    """Write what was found into RESULTS.md."""
+    print("\n".join([HEADER, *rows, *notes]))
+    found = page.Found(f"quality.{name}", title, command, HEADER, rows, notes)
+    page.write(found, processor=processor(), details=f"{date.today()}, {details()}")
 
 
 if __name__ == "__main__":

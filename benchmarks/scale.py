@@ -1,5 +1,5 @@
-"""What a large corpus and a long stack take of memory: a corpus as `regard train` prepares and reads it, gradient
-checkpointing, and ranks that share a model."""
+"""What a large corpus and a long stack take of memory: a corpus as `regard train` prepares and reads it, and
+gradient checkpointing."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.training.gradient_checkpointing import recompute_layers
 
-TITLE = "Memory of large corpora, of long stacks, and of ranks that share a model"
+TITLE = "Memory of large corpora and of long stacks"
 PAIRS = (100_000, 2_000_000, 4_000_000)
 WORDS, WORDS_A_SIDE = 300_000, 8
 TINY = [
@@ -99,46 +99,6 @@ def of_a_stack(how: str) -> int:
     return int(json.loads(done.stdout))
 
 
-SHARED = """
-import os, sys, torch
-from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
-from regard.training.distributed.devices import start_fabric
-from regard.training.optimizers import adamw
-from regard.training.distributed.sharding import follow, layers_shared_out
-from regard.training.distributed.shares import is_shared_out
-fabric = start_fabric("cpu", "float32", sys.argv[1])
-def rss(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name))
-before = rss("RssAnon")
-with layers_shared_out(fabric):
-    model = DecoderOnly(DecoderOnlyConfig(dim=768, num_layers=12, num_heads=12, feed_forward_dim=3072), vocab_size=1000)
-optimizer = adamw(model)
-wrapped = fabric.setup_module(model)
-if any(is_shared_out(p) for p in model.parameters()):
-    follow(optimizer, model)
-for _ in range(2):
-    fabric.backward(wrapped(torch.arange(8)[None]).sum())
-    optimizer.step()
-    held = rss("RssAnon") - before  # parameters, gradients, two moments
-    optimizer.zero_grad()
-if fabric.global_rank == 0:
-    print(sum(p.numel() for p in model.parameters()), held * 1024)
-fabric.barrier()
-"""
-
-
-def of_ranks(strategy: str, ranks: int) -> tuple[int, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "shared.py")
-        script.write_text(SHARED, encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        done = subprocess.run([*command, str(script), strategy], capture_output=True, check=True, env=ALIVE)
-    parameters, held = done.stdout.split()[-2:]
-    return int(parameters), int(held)
-
-
 def run() -> tuple[list[Row], list[str]]:
     notes = list(of_corpora())
     kept, recomputed = of_a_stack("kept"), of_a_stack("recomputed")
@@ -146,12 +106,6 @@ def run() -> tuple[list[Row], list[str]]:
         f"12 layers of width 256, 16 texts of 256 tokens: forward and backward take {kept / MIB:.0f} MiB more than for "
         f"one text, with gradient checkpointing {recomputed / MIB:.0f} MiB (a {kept / recomputed:.1f}th)."
     )
-    for ranks in (2, 4):
-        (parameters, copies), (_, shares) = of_ranks("ddp", ranks), of_ranks("fsdp", ranks)
-        notes.append(
-            f"A model of {parameters / 1e6:.0f} million parameters with its gradients and AdamW, {ranks} ranks: "
-            f"{copies / MIB:.0f} MiB on each with --strategy ddp, {shares / MIB:.0f} MiB with fsdp."
-        )
     return [_time()], notes
 
 

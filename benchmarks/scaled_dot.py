@@ -8,6 +8,12 @@ import regard
 from benchmarks.harness import Row, compare, forward_backward, peak_memory_mib, without_gradients
 
 TITLE = "Scaled dot product against F.scaled_dot_product_attention"
+COLUMNS = {
+    ", forward": "forward",
+    ", forward, with weights": "forward, with weights",
+    ", forward + backward": "forward + backward",
+}
+"""The columns of the table, by the ends of the rows' names."""
 HEADS, DIM = 8, 64
 
 

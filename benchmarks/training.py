@@ -31,6 +31,8 @@ from regard.training.optimizers import adamw
 from regard.training.output_loss import output_cross_entropy
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
+COLUMNS = {": torch.nn.Transformer": "torch.nn.Transformer", ": BART": "BART"}
+"""The columns of the table, by the ends of the rows' names."""
 DIM, HEADS, LAYERS, HIDDEN, DROPOUT, SMOOTHING, RATE = 256, 4, 3, 1024, 0.1, 0.1, 5e-4
 VOCABULARY, PAD, BEGIN, END, LIMIT, STEPS = 8000, 0, 1, 2, 2048, 12
 

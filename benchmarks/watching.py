@@ -18,6 +18,11 @@ from benchmarks.harness import Row, compare
 from regard.inspection.watch import Seen
 
 TITLE = "Watching a model against not watching it, and against output_attentions=True"
+COLUMNS = {
+    ": forward, unwatched / watched": "forward: not watched, watched",
+    ": output_attentions=True / watched with all five statistics": "output_attentions=True, watched with statistics",
+}
+"""The columns of the table, by the ends of the rows' names."""
 SHAPES = ("GPT-2", "Llama")
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 EAGER = {512: 1.0, 1024: 1.2, 2048: 3.5, 4096: 5.5}

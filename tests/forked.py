@@ -45,7 +45,6 @@ IMPORTED = (
     "tests.training.many_ranks",
     "tests.training.toy_training",
     "tokenizers",
-    "torch.distributed.fsdp",
     "torch.utils.tensorboard",
 )
 

@@ -152,12 +152,14 @@ def test_torchrun_as_it_is(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call, data: Path, tmp_path: Path) -> None:
-    """Two ranks that share the model; torchrun starts both again, which go on from the last checkpoint."""
+    """torchrun starts both again, which go on from the last checkpoint."""
     out, exact = tmp_path / "run", ("--transformer.dropout", "0", "--precision", "float32")
     command = ("train", "--data", str(data), "--steps", "40", *exact, *TINY, *linked(data))
-    here = ("-m", "regard", *command, "--out", str(out), "--strategy", "fsdp", "--gradient-checkpointing", "--resume")
+    here = ("-m", "regard", *command, "--out", str(out), "--gradient-checkpointing", "--resume")
     ranks = torchrun("--max-restarts", "2", *here)
-    process = subprocess.Popen(ranks, env=environment(), stderr=subprocess.PIPE, text=True)
+    # Without it the torch of 2.13 lets restarted ranks find the addresses of dead ones (pytorch/pytorch#135712).
+    variables = {**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    process = subprocess.Popen(ranks, env=variables, stderr=subprocess.PIPE, text=True)
     wait_for(out, 23, process)
     os.kill(rank_of(process, 1), signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
@@ -167,10 +169,9 @@ def test_a_killed_rank_is_restarted_by_the_command_of_the_first_start(call: Call
     ours, theirs = losses(tmp_path / "one"), losses(out)
     assert [step for step, _ in theirs] == list(range(1, 41))
     assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)) < 1e-5
-    assert len(list((out / "best").glob("model-0000?-of-00002-*"))) == 2
     for run in (out, tmp_path / "one"):
         assert call("translate", str(run), "1 times 2")[0] == 0
-    status, text, _ = call("train", "--out", str(out), "--resume", "--strategy", "auto", "--steps", "41")
+    status, text, _ = call("train", "--out", str(out), "--resume", "--steps", "41")
     assert (status, text) == (0, "")
     assert losses(out)[-1][0] == 41
 

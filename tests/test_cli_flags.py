@@ -173,6 +173,13 @@ def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: di
         assert out == ("1\t-0.5000\tfirst one\n1\t-1.5000\tsecond\n" if "--nbest" in flags else "first one\n")
 
 
+def test_ranks_translate_no_file(call: Call, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, out, err = call("translate", "run", "a sentence")
+    assert (status, out) == (2, "")
+    assert "not by the ranks of torchrun: cut it up (split), and join the translations (cat)" in err
+
+
 def test_lines_with_prefixes_and_a_vocabulary(call: Call, asked: Asked, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("one\ntwo\n")
     stdin = b"a\tb\nc\n"

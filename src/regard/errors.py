@@ -14,8 +14,7 @@
     ├── GradientError (RuntimeError)    no backward pass has handed over the gradient that is asked for
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
     ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
-    ├── WorkerError (RuntimeError)      a process that shared the work ended or failed
-    ├── RendezvousError (TimeoutError)  the other processes of a training did not come
+    ├── EngineError (RuntimeError)      another engine, such as CTranslate2, failed
     ├── TorchVersionError (ImportError) this torch lacks something; names it, the versions, and the pip line
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
@@ -94,12 +93,8 @@ class FunctionError(RegardError, RuntimeError):
     """A function that the caller handed in raised (see `__cause__`), or handed back what cannot be used."""
 
 
-class WorkerError(RegardError, RuntimeError):
-    """A process that shared the work failed or ended before it gave its result; the message says how."""
-
-
-class RendezvousError(RegardError, TimeoutError):
-    """The other processes of a training did not come in time."""
+class EngineError(RegardError, RuntimeError):
+    """Another engine failed in a search; the message is its own."""
 
 
 class TorchVersionError(RegardError, ImportError):

@@ -146,12 +146,8 @@ def test_a_planted_double_name_is_seen(tmp_path: Path) -> None:
 # These parse what this program itself wrote a moment before, to a pipe, a socket or a file without a name.
 PARSE_THEIR_OWN = {
     "regard.storage.untrusted",
-    "regard.tasks.translation.bulk.worker",
-    "regard.tasks.translation.bulk.worker_pool",
     "regard.text.spool",
-    "regard.tasks.translation.bulk.shared_file",
     "regard.training.distributed.ranks",
-    "regard.training.distributed.rendezvous",
 }
 
 

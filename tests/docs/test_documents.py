@@ -11,6 +11,7 @@ from tests import ROOT
 
 PAGES = [
     "README.md",
+    "docs/command-line.md",
     "docs/learn.md",
     "docs/coming-from.md",
     "docs/convert.md",

@@ -11,7 +11,6 @@ from regard.cli.main import run_command
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
-from regard.tasks.translation.bulk.worker_pool import sharing
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
@@ -78,10 +77,6 @@ def test_runs_translate_together(runs: tuple[Path, Path, Path]) -> None:
     assert both.fingerprint() != alone.fingerprint()
     losses = [translator.loss(pair) for translator in (alone, Translator.load(second, device="cpu"), both)]
     assert losses[2] < (losses[0] + losses[1]) / 2  # the logarithm of a mean is above the mean of logarithms
-    sources = [source for source, _ in PAIRS[:5]]
-    here = [one.text for one in both.translate(sources)]
-    with sharing(both, first, 1, ensemble=[second]):
-        assert [one.text for one in both.translate(sources)] == here
 
 
 def test_the_command_line(runs: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
-from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced, misalignment
+from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, misalignment
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
@@ -63,19 +63,6 @@ def test_the_loss_is_the_papers_equation(kind: str) -> None:
     gradients = (torch.autograd.grad(total, parameters, retain_graph=True) for total in (found.total, expected))
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-
-
-def test_both_passes_of_r_drop_are_taught() -> None:
-    """Without dropout both are the same, and so is the loss."""
-    model = Transformer(SMALL["transformer"], source_vocab_size=11, target_vocab_size=11)
-    links = [(np.array([1]), np.array([0])), (np.array([0, 1]), np.array([1, 1]))]
-    batch = collate([[4, 5], [7, 7, 8]], [[4, 4], [9, 9]], links=links)
-    one, two = (
-        GuidedAlignment(forcing, AlignmentOf(head=1), model.alignment_names, 2.0)(model, batch)
-        for forcing in (TeacherForcing(0.1), TwiceForced(3.0, 0.1))
-    )
-    assert one.count == two.count
-    torch.testing.assert_close(one.total, two.total)
 
 
 def test_a_weight_that_is_zero_keeps_the_loss_finite() -> None:

@@ -174,10 +174,9 @@ def test_tensor_files_that_a_kill_left_are_known_by_their_checksum(run: Path) ->
     (left,) = (path for path in best.glob("model-*.safetensors"))
     crc = checksum_of_file(left)["crc32"]
     orphan = shutil.copy(left, last / f"optimizer-{crc}.safetensors")
-    shard = shutil.copy(left, last / f"model-00000-of-00002-{crc}.safetensors")
     other = shutil.copy(left, last / "model-00000000.safetensors")
     RunFolder(run).sweep()
-    assert [path.exists() for path in map(Path, (orphan, shard, other))] == [False, False, True]
+    assert [path.exists() for path in map(Path, (orphan, other))] == [False, True]
 
 
 def test_pictures_are_not_written_through_links(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
 from regard.models.token_memory import RememberingOutput, read_by_output
 from regard.tasks.translation import memory_file, remember
-from regard.tasks.translation.bulk.worker_pool import sharing
 from regard.tasks.translation.memory_file import FILE, give_memories, read_memory, write_memory
 from regard.tasks.translation.recalled import recalled
 from regard.tasks.translation.remember import remember_for
@@ -95,16 +93,6 @@ def test_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert f"with it, {Translator.load(run, device='cpu').loss(PAIRS):.4f} without" in said
     assert torch.equal(read_memory(other).memory.keys, read_memory(run / FILE).memory.keys)
-
-
-def test_other_processes_ask_the_memory_too(run: Path) -> None:
-    asking = Translator.load(run, device="cpu", memories=[run / FILE])
-    sources = [source for source, _ in PAIRS[:6]]
-    here = [(one.text, one.candidates[0].score) for one in asking.translate(sources, beam=Beam(2))]
-    with sharing(asking, run, 1, memories=[run / FILE]):
-        there = [(one.text, one.candidates[0].score) for one in asking.translate(sources, beam=Beam(2))]
-    assert [text for text, _ in there] == [text for text, _ in here]
-    assert [score for _, score in there] == pytest.approx([score for _, score in here], abs=1e-3)
 
 
 def test_each_run_of_an_ensemble_has_its_own(run: Path) -> None:

@@ -10,7 +10,6 @@ from regard.cli.main import run_command
 from regard.cli.ranking import Ranking
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
-from regard.tasks.translation.bulk.worker_pool import sharing
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.reverse import Reverse, log_probabilities_back
 from regard.tasks.translation.terms import Term, Terms
@@ -101,13 +100,9 @@ def test_a_small_weight_changes_nothing_but_the_last_digits(both: tuple[Translat
     ]
 
 
-def test_workers_terms_and_empty_lines_go_with_it(both: tuple[Translator, Translator], runs: tuple[Path, Path]) -> None:
+def test_terms_and_empty_lines_go_with_it(both: tuple[Translator, Translator]) -> None:
     forward, back = both
     how: dict[str, Any] = {"beam": Beam(3), "reverse": Reverse(back)}
-    here = told(forward, **how)
-    with sharing(forward, runs[0], 1):
-        there = told(forward, **how)
-    assert [[text for text, _ in each] for each in there] == [[text for text, _ in each] for each in here]
     lines = ["", "we see one cats"]
     empty, forced = forward.translate(lines, terms=Terms([Term("cats", "木々")]), alignments=forward.alignment, **how)
     assert empty.text == ""

@@ -131,18 +131,13 @@ def test_what_was_interrupted_ends_as_if_it_had_not_been(
 
 
 def test_resume_from_nothing_and_after_the_end(
-    translator: Translator, source: Path, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, source: Path, whole: bytes, tmp_path: Path
 ) -> None:
     target = tmp_path / "out.txt"
     run(translator, source, target, resume=True)
     assert target.read_bytes() == whole
     with pytest.raises(ArgumentError, match=r"out\.txt is there already, and nothing of it is unfinished"):
         run(translator, source, target, resume=True)
-    # torchrun starts all ranks again if one dies when the file is whole.
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    run(translator, source, target, resume=True)
-    assert target.read_bytes() == whole
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     # Killed between the last two steps: the file has its name, and the record is still there.
     with pytest.raises(Killed):
         run(translator, source, tmp_path / "other.txt", stop_after=23)

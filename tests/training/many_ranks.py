@@ -6,25 +6,18 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.models.config import DecoderOnlyConfig
-from regard.models.decoder_only import DecoderOnly
 from regard.nn import MultiHeadAttention
-from regard.storage.atomic import write_atomically
+from regard.training import tensor_files
 from regard.training.checkpoints import Checkpoints
-from regard.training.distributed import tensor_files
-from regard.training.distributed.choices import Strategy
 from regard.training.distributed.devices import start_fabric
-from regard.training.distributed.sharding import gathered, layers_shared_out, total_norm
-from regard.training.distributed.shares import held
 from regard.training.fit_config import FitConfig
-from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.loop import fit
 from regard.training.optimizers import adamw
 from regard.training.qk_clip import QKClip
@@ -63,9 +56,9 @@ class SharedBatches(ToyBatches):
             yield ToyBatch(batch.source[mine], batch.target[mine])
 
 
-def train(folder: Path, *, steps: int, strategy: Strategy = "auto", dropout: float = 0.0) -> TiedModel:
+def train(folder: Path, *, steps: int, dropout: float = 0.0) -> TiedModel:
     """Train to a step, with an average of the weights that is validated."""
-    fabric = start_fabric("cpu", "float32", strategy)
+    fabric = start_fabric("cpu", "float32")
     seed_everything(3)
     model = TiedModel(dropout)
     seed_everything(3, rank=fabric.global_rank)
@@ -92,46 +85,18 @@ def train(folder: Path, *, steps: int, strategy: Strategy = "auto", dropout: flo
     return model
 
 
-def train_on_a_full_disk(folder: Path, *, rank: int, **options: Any) -> None:
-    """Nothing can be written by one of the ranks; each writes down what it was told."""
+def train_on_a_full_disk(folder: Path, **options: Any) -> None:
+    """Nothing can be written; each rank writes down what it was told."""
     here = int(os.environ["RANK"])
 
     def write(path: Path, content: bytes) -> None:
-        if here == rank:
-            raise OSError(28, "No space left on device", str(path))
-        write_atomically(path, content)
+        raise OSError(28, "No space left on device", str(path))
 
     try:
         with patch.object(tensor_files, "write_atomically", write):
             train(folder, **options)
     except OSError as error:
         (folder / f"told-{here}.txt").write_text(str(error))
-
-
-def build(folder: Path) -> None:
-    """Whether a model's layers are shared out as soon as they are made, and what the first of the ranks holds."""
-    fabric = start_fabric("cpu", "float32", "fsdp")
-    with layers_shared_out(fabric):
-        seed_everything(3)
-        model = DecoderOnly(
-            DecoderOnlyConfig(dim=12, num_heads=2, num_layers=2, feed_forward_dim=20, dropout=0.0), vocab_size=17
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    if fabric.global_rank == 0:
-        made = {name: held(value) for name, value in model.named_parameters()}
-        save_file({name: value.clone() for name, value in made.items()}, folder / "made.safetensors")
-    recompute_layers(model)
-    logits = fabric.setup_module(model)(torch.arange(6)[None])
-    logits.sum().backward()
-    norm = total_norm([cast(Tensor, value.grad) for value in model.parameters()])
-    with gathered(model), torch.no_grad():  # each by itself, as often as it likes
-        states = [model.start(torch.arange(length)[None], torch.tensor([length])) for length in range(1, 7)]
-        stepped = model.step(states[-1], torch.tensor([6])).logits if fabric.global_rank == 0 else None
-    logits_after = model(torch.arange(6)[None])  # of all again
-    if stepped is not None:
-        found = {"logits": logits, "after": logits_after, "stepped": stepped, "norm": torch.tensor(norm)}
-        save_file({name: value.detach() for name, value in found.items()}, folder / "answer.safetensors")
-    fabric.barrier()
 
 
 def two_attentions() -> nn.ModuleDict:
@@ -169,5 +134,5 @@ def main() -> None:
             if os.environ["RANK"] == "0":
                 shutil.copytree(source, folder)
             start_fabric("cpu", "float32").barrier()
-        acts = {"train": train, "full disk": train_on_a_full_disk, "build": build, "clip": clip_heads}
+        acts = {"train": train, "full disk": train_on_a_full_disk, "clip": clip_heads}
         acts[job.pop("act", "train")](folder, **job)

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
+from regard.tasks import train_translation
 from regard.training.checkpoints import flatten_optimizer, unflatten_optimizer
 from regard.training.metrics import bleu, chrf, exact_match
 from regard.training.optimizers import adamw, muon, parameter_groups
 from regard.training.schedules import cosine, inverse_square_root
+from tests.tasks.small_runs import small_config
 
 
 class Tied(nn.Module):
@@ -100,6 +102,16 @@ def test_muon_is_torchs_with_adamw_beside_it() -> None:
     some_steps(theirs, *apart, seed=1)
     for a, b in zip(weights_of(ours), weights_of(theirs), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_torch_without_muon_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(TorchVersionError, match=r"has no Muon, and torch 2\.9 has it: .* --optimizer adamw"):
+        muon(small_model())
+    config = small_config(tmp_path, optimizer="muon")
+    with pytest.raises(TorchVersionError, match="has no Muon"):
+        train_translation(config)
+    assert not config.out.exists()
 
 
 def test_muon_goes_on_from_its_state() -> None:

@@ -14,7 +14,7 @@ from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.training import output_loss
 from regard.training.losses import cross_entropy
-from regard.training.output_loss import SmoothedRows, loss_of_rows, output_cross_entropy
+from regard.training.output_loss import loss_of_rows, output_cross_entropy
 
 PAD = 0
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 2e-2}
@@ -135,13 +135,20 @@ def test_the_door() -> None:
         output_cross_entropy(hidden, output, targets=targets[:, 1:], ignore_index=PAD)
 
 
+def test_a_target_that_is_no_column_is_refused() -> None:
+    hidden, layer = torch.randn(9, 4), nn.Linear(4, 50)
+    for target in (50, -1):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            output_cross_entropy(hidden, layer, targets=torch.full((9,), target), ignore_index=PAD)
+
+
 def test_a_recorded_loss_of_several_blocks_runs_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product of the graph may write into memory that was given, which autograd refuses."""
     monkeypatch.setattr(output_loss, "ROWS_OF_A_PRODUCT", 7)
     hidden, output, targets = example(torch.float32, shape=(1, 40))
 
     def loss(hidden: Tensor) -> Tensor:
-        return loss_of_rows(hidden[0], output, targets[0], SmoothedRows(0.1))
+        return loss_of_rows(hidden[0], output, targets[0], 0.1)
 
     graph = make_fx(loss)(hidden.detach())
     torch.testing.assert_close(graph(hidden), loss(hidden))

@@ -1,6 +1,7 @@
 """Who searches for translations: what `--engine` and `--precision` mean together."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,34 +62,24 @@ class SearchBy:
             refuse_run(run)
 
     @contextmanager
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None,
-        own_workers: int,
-        ensemble: Sequence[Path] = (),
-        memories: Sequence[Path] = (),
-    ) -> Iterator[str]:
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
         """Let the engine search for a translator that was loaded from `run`, and give the engine's name.
 
         Args:
             translator: the translator.
             run: the run folder.
             workers: batches that another engine searches at a time; unless given one for each core.
-            own_workers: processes of regard's own search; 0 for this one alone.
-            ensemble: the other runs from which the translator was loaded, for regard's own search.
-            memories: the files of the memories that it was loaded with, for regard's own search.
         """
         if self.is_own:
-            from regard.tasks.translation.bulk.worker_pool import sharing
-
-            with sharing(translator, run, own_workers, ensemble=ensemble, memories=memories):
-                yield self.engine
+            yield self.engine
             return
         from regard.exports.engine import searching_by_ctranslate2
-        from regard.tasks.translation.bulk.worker_pool import cores
 
-        threads = workers or (cores() if translator.device.type == "cpu" else 1)
+        threads = workers or (_cores() if translator.device.type == "cpu" else 1)
         with searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads) as engine:
             yield str(engine)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

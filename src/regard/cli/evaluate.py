@@ -187,7 +187,7 @@ def evaluate(
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 back = ranking.loaded(device)
                 aligned = [] if alignment_data is None else [_alignment_row(model, data, alignment_data, align)]
-                with search_by.searching(model, run, None, 0):
+                with search_by.searching(model, run):
                     rows = [*_translation_scores(model, _judged(data, references), chosen, back, tell), *aligned]
             case LanguageModel():
                 found = model.evaluate(lines_of(data), stride=stride, tell=tell)

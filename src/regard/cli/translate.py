@@ -12,7 +12,7 @@ import tyro
 
 from regard.cli.engines import SearchBy
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
-from regard.cli.loading import loading, speaks
+from regard.cli.loading import loading
 from regard.cli.ranking import Ranking
 from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.exports.formats import Engine, SearchPrecision
@@ -103,8 +103,7 @@ def translate(
         device: auto, cpu, cuda, cuda:N or mps.
         engine: who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run.
         precision: with --engine ctranslate2 int8 (unless given), float32, bf16 or auto; regard searches in float32.
-        workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
-            --input has many lines. With --engine ctranslate2 threads, unless given one for each core.
+        workers: with --engine ctranslate2: threads, each with a batch of its own; unless given, one for each core.
         verbose: with --engine ctranslate2, say on standard error at the end how it searched.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
@@ -135,7 +134,6 @@ def translate(
     }
     unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
     size = 5 if beam is None else beam
-    is_shared = os.environ.get("WORLD_SIZE", "1") != "1"
     refuse_first(
         (simultaneous and unused is not None, f"--simultaneous writes word by word, greedily: leave out {unused}"),
         (
@@ -156,8 +154,9 @@ def translate(
         (output is not None and not output.absolute().parent.is_dir(), f"--output: there is no folder for {output}"),
         (output is not None and output.is_dir(), f"--output: {output} is a folder; name a file"),
         (
-            is_shared and (output is None or input is None or not input.is_file()),
-            "torchrun shares out a file: give --input, a file that every rank can read, and --output",
+            os.environ.get("WORLD_SIZE", "1") != "1",
+            "a file is translated by one process, not by the ranks of torchrun: cut it up (split), and join the "
+            "translations (cat)",
         ),
         (_are_same(input, output), f"--input and --output are both {input}: name another --output"),
     )
@@ -166,6 +165,7 @@ def translate(
         (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
+        (engine == "regard" and workers is not None, "--workers are threads of --engine ctranslate2: give both"),
         (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
         (engine != "regard" and bool(memory), f"--engine {engine} has no memory: leave out --memory"),
         (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
@@ -183,21 +183,19 @@ def translate(
     for flag, path in (("--input", input), ("--vocabulary", vocabulary), ("--terms", terms)):
         require_files([] if path is None else [path], setting=flag)
     with loading():
-        from regard.cli.whole_file import finish_file, shared_file
+        from regard.cli.whole_file import finish_file
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
             sentence_and_prefix,
             whole_line,
         )
-        from regard.tasks.translation.bulk.worker_pool import workers_for
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
-        from regard.training.distributed.devices import device_of_rank
 
     search_by.refuse(run)
-    translator = Translator.load(run, device=device_of_rank(device), ensemble=ensemble, memories=memory)
+    translator = Translator.load(run, device=device, ensemble=ensemble, memories=memory)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -214,7 +212,7 @@ def translate(
         confidence=confidence,
         keep_tags=keep_tags,
         terms=None if terms is None else Terms(read_terms(terms)),
-        reverse=ranking.loaded(device_of_rank(device)),
+        reverse=ranking.loaded(device),
         labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
@@ -222,26 +220,21 @@ def translate(
     if sentence is not None:
         lines = iter([Line("the sentence", os.fsencode(sentence))])
     parse = sentence_and_prefix if prefix_column else partial(whole_line, prefix=prefix)
-    shared = shared_file(WINDOW_LINES)
-    picked = lines if shared is None else shared.picked(lines)
-    windows = answered(translator, picked, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    windows = answered(translator, lines, asked, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     is_json = alignments or confidence
     show = _as_json if is_json else _as_table if nbest > 1 else _as_text
-    work = BulkTranslation(picked, windows, show, bad_lines)
-    own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
-    with search_by.searching(translator, run, workers, own_workers, ensemble, memory) as searcher:
+    work = BulkTranslation(lines, windows, show, bad_lines)
+    with search_by.searching(translator, run, workers) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
         else:
             form = {"json": is_json, "prefix": prefix, "prefix-column": prefix_column, "window": WINDOW_LINES}
             settings = {"model": translator.fingerprint(), **asked.settings(), **search_by.settings(), **form}
-            finish_file(work, output, settings, input=input, shared=shared, resume=resume, overwrite=overwrite)
+            finish_file(work, output, settings, input=input, resume=resume, overwrite=overwrite)
     if work.bad.lines:
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.doubted.lines:
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
-    if not speaks():
-        return
     if verbose and not search_by.is_own:
         print(searcher, file=sys.stderr)
 

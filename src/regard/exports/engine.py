@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard.errors import ArgumentError, WorkerError
+from regard.errors import ArgumentError, EngineError
 from regard.exports.ctranslate2 import library, refuse_for_ctranslate2
 from regard.exports.formats import SearchPrecision
 from regard.exports.kept_export import with_kept_export
@@ -84,7 +84,7 @@ class CTranslate2Engine:
 
         Raises:
             ArgumentError: a job is limited to a vocabulary, which CTranslate2's scores would not survive.
-            WorkerError: CTranslate2 failed.
+            EngineError: CTranslate2 failed.
         """
         given = list(jobs)
         if any(job.beam.length_reward for job in given):
@@ -98,7 +98,7 @@ class CTranslate2Engine:
                 for job, answers in zip(given, begun, strict=True)
             ]
         except (RuntimeError, ValueError) as error:
-            raise WorkerError(f"CTranslate2 failed: {error}") from None
+            raise EngineError(f"CTranslate2 failed: {error}") from None
 
     def _begin(self, job: SearchJob) -> Sequence[Any]:
         """Let a job begin; its answers come later."""

@@ -1,7 +1,6 @@
 """The common part of the decoder-only and the encoder-only Transformer: one stack from token ids to logits."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.mechanisms.masks.base import Mask
-from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.short_stack import run_short, short_stack
@@ -31,7 +29,7 @@ class OneStack(nn.Module):
         self.embedding_norm = parts.stack.embedding_norm()
         self.dropout = Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
-        self.layers = stack_of(parts.stack.num_layers, partial(SelfAttentionLayer, parts.stack))
+        self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
         self.output = Linear(parts.dim, vocab_size, bias=parts.output_bias)

@@ -14,7 +14,6 @@ from regard.maps.attention_map import AttentionMap
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
-from regard.models.building import stack_of
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
@@ -174,8 +173,8 @@ class Transformer(nn.Module):
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )
-        self.encoder = stack_of(parts.encoder.num_layers, partial(SelfAttentionLayer, parts.encoder))
-        self.decoder = stack_of(parts.decoder.num_layers, partial(DecoderLayer, parts.decoder))
+        self.encoder = nn.ModuleList(SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
         self.output = Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)

@@ -9,7 +9,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import ModelConfig
 from regard.ranges import require_above, require_at_least
-from regard.training.distributed.choices import Precision, Strategy
+from regard.training.distributed.choices import Precision
 from regard.training.fit_config import FitConfig
 from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
 
@@ -38,9 +38,6 @@ class TrainingConfig(ABC):
     weight_decay: float = 0.01
     """Weight decay; embeddings, gains and offsets do not decay."""
 
-    r_drop: float = 0.0
-    """R-Drop: each batch passes through the model twice with other dropout, and this many times half the symmetric
-    divergence of the two predictions is added to the loss; 0 is one pass."""
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
     tokenizers_of: Path | None = None
@@ -61,9 +58,6 @@ class TrainingConfig(ABC):
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Precision = "auto"
     """float32, bf16, or bf16 where the processor multiplies it faster."""
-    strategy: Strategy = "auto"
-    """What each rank that torchrun starts holds: all of the model (ddp, auto), or a share of it and of the
-    optimizer (fsdp)."""
     gradient_checkpointing: bool = False
     """Whether layers keep only their inputs and compute the rest again in the backward pass: less memory, more time."""
 
@@ -72,13 +66,11 @@ class TrainingConfig(ABC):
         require_above(0, learning_rate=self.learning_rate, muon_rate=self.muon_rate)
         if self.optimizer != "muon" and self.muon_rate != 1.0:
             raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")
-        if self.optimizer == "muon" and self.strategy == "fsdp":
-            raise ArgumentError("muon needs whole matrices, of which --strategy fsdp gives each rank a share: take ddp")
         if self.tokenizers_of is not None and self.warm_start is not None:
             raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
         require_at_least(1, batch_tokens=self.batch_tokens)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
-        require_at_least(0, qk_clip=self.qk_clip, r_drop=self.r_drop)
+        require_at_least(0, qk_clip=self.qk_clip)
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
@@ -92,17 +84,6 @@ class TrainingConfig(ABC):
     @abstractmethod
     def sizes(self) -> ModelConfig:
         """The settings of the model that is trained. Every task says which of its settings they are."""
-
-
-def check_r_drop(r_drop: float, model: object) -> None:
-    """Refuse R-Drop for a model without dropout, whose two passes would be the same.
-
-    Raises:
-        ArgumentError: the settings of the model have no dropout.
-    """
-    names = ("dropout", "activation_dropout", "attention_dropout")
-    if r_drop and not any(getattr(model, name, None) for name in names):
-        raise ArgumentError("r_drop compares two passes that drop different units, but the model's dropout is 0")
 
 
 def make_schedule(config: TrainingConfig) -> Schedule:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.torch_private import lerp_each_
-from regard.training.distributed.shares import held, is_shared_out
 
 
 class MovingAverage:
@@ -53,8 +52,7 @@ class MovingAverage:
     def update(self, model: nn.Module, step: int) -> None:
         """Add the weights after step `step` to the average; steps are counted from 1."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        ours, theirs = map(held, self._values.values()), map(held, model.parameters())
-        lerp_each_(list(ours), list(theirs), 1.0 - decay)
+        lerp_each_(list(self._values.values()), list(model.parameters()), 1.0 - decay)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -84,13 +82,7 @@ class MovingAverage:
     @torch.no_grad()
     def _exchange(self, model: nn.Module) -> None:
         for name, value in model.named_parameters():
-            if is_shared_out(value):  # other code knows the memory of the shares, so only their content is exchanged
-                ours, theirs = held(self._values[name]), held(value)
-                kept = theirs.clone()
-                theirs.copy_(ours)
-                ours.copy_(kept)
-            else:
-                self._values[name], value.data = value.data, self._values[name]
+            self._values[name], value.data = value.data, self._values[name]
 
 
 def mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

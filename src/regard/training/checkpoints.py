@@ -7,8 +7,7 @@
 `checkpoint.json`, the manifest, names the files of one checkpoint with their sizes and checksums. It is replaced last.
 So it names whole files at any time at which a process may die: those of the old checkpoint or those of the new.
 
-If ranks hold shares of the model, each writes its own file: model-00002-of-00004-<checksum>.safetensors. The
-manifest says which file has which rows, so that any number of ranks can read them.
+Of several ranks the first writes.
 """
 
 import re
@@ -26,17 +25,7 @@ from regard.storage.own_files import refuse_links, refuse_links_in, remove_empty
 from regard.storage.sealed import SEAL, read_sealed, write_sealed
 from regard.training.checkpoint_names import KEPT, TRAINED
 from regard.training.distributed.ranks import ALONE, Ranks
-from regard.training.distributed.tensor_files import (
-    Place,
-    Tensors,
-    describe,
-    file_names,
-    is_own_file,
-    is_own_name,
-    read_part,
-    whole,
-    write_part,
-)
+from regard.training.tensor_files import Tensors, is_own_file, is_own_name, read_part, write_part
 
 FORMAT = 1
 """The version of the manifest's format."""
@@ -212,8 +201,8 @@ class Checkpoints:
             return False
         return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
-    def load_last(self, place: Place = whole) -> TrainingState:
-        """Read the last checkpoint, or the part of each tensor that `place` takes.
+    def load_last(self) -> TrainingState:
+        """Read the last checkpoint.
 
         Raises:
             RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
@@ -221,21 +210,21 @@ class Checkpoints:
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
         files = manifest["files"]
-        model, optimizer = (read_part(folder, name, files.get(name), place) for name in ("model", "optimizer"))
+        model, optimizer = (read_part(folder, name, files.get(name)) for name in ("model", "optimizer"))
         random = read_part(folder, "random", files.get("random"))
-        average = read_part(folder, "average", files["average"], place) if "average" in files else None
+        average = read_part(folder, "average", files["average"]) if "average" in files else None
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
-    def load_model(self, which: str, place: Place = whole) -> Tensors:
-        """Read the model of a checkpoint on the CPU, or the part that `place` takes; the moving average if it has one.
+    def load_model(self, which: str) -> Tensors:
+        """Read the model of a checkpoint on the CPU; the moving average if it has one.
 
         Raises:
             RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
         """
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
-        model = read_part(folder, "model", files.get("model"), place)
-        return model | (read_part(folder, "average", files["average"], place) if "average" in files else {})
+        model = read_part(folder, "model", files.get("model"))
+        return model | (read_part(folder, "average", files["average"]) if "average" in files else {})
 
     def position(self, which: str) -> Position:
         """The position of training at which the checkpoint was written.
@@ -326,32 +315,16 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 def _write_checkpoint(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position, ranks: Ranks
 ) -> None:
-    """Let every rank write its part. When all have done so, the first rank writes the manifest."""
+    """Let the first rank write the parts and then the manifest. All ranks raise the error that it meets."""
 
-    def write() -> dict[str, Any]:
+    def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        return {name: write_part(folder, name, tensors, ranks) for name, tensors in parts.items()}
+        files = {name: write_part(folder, name, tensors) for name, tensors in parts.items()}
+        before = _names_in_manifest(folder)
+        write_sealed(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
+        _remove_leftovers(folder, but={one["name"] for one in files.values()}, before=before)
 
-    written = ranks.gather(write)
-
-    def finish() -> None:
-        if ranks.rank == 0:
-            _finish(folder, {name: describe([one[name] for one in written]) for name in parts}, position)
-
-    ranks.gather(finish)
-
-
-def _finish(folder: Path, files: Mapping[str, Any], position: Position) -> None:
-    kept = {name for entry in files.values() for name in file_names(entry)}
-    absent = [name for name in kept if not (folder / name).is_file()]
-    if absent:
-        raise OSError(
-            f"{folder / absent[0]} was written by another rank and is not here: all ranks need one folder, on a "
-            "disk that their machines share"
-        )
-    before = _names_in_manifest(folder)
-    write_sealed(folder / "checkpoint.json", {"format": FORMAT, "position": asdict(position), "files": files})
-    _remove_leftovers(folder, but=kept, before=before)
+    ranks.gather(lambda: write() if ranks.rank == 0 else None)
 
 
 def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Container[str] = ()) -> None:
@@ -381,7 +354,7 @@ def _names_in_manifest(folder: Path) -> set[str]:
     try:
         if SEAL not in read_json(folder / "checkpoint.json"):
             return set()
-        return {name for entry in _read_manifest(folder)["files"].values() for name in file_names(entry)}
+        return {str(entry["name"]) for entry in _read_manifest(folder)["files"].values()}
     except (RunFolderError, AttributeError, KeyError, TypeError):
         return set()
 

@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import ArgumentError
-from regard.training.distributed.sharding import layers
 
 
 def recompute_layers(model: nn.Module) -> None:
@@ -27,7 +26,8 @@ def recompute_layers(model: nn.Module) -> None:
     >>> recompute_layers(model)
     >>> x = model[0][0](torch.ones(1, 2)).sum().backward()
     """
-    found = layers(model)
+    stacks = [child for child in model.children() if isinstance(child, nn.ModuleList)]
+    found = [layer for stack in stacks for layer in stack]
     if not found:
         raise ArgumentError(
             f"gradient checkpointing is by layers, and {type(model).__name__} has no stack of them: leave it out"

@@ -26,8 +26,6 @@ from regard.training.checkpoints import (
     unflatten_optimizer,
 )
 from regard.training.distributed.ranks import Ranks
-from regard.training.distributed.sharding import follow, placed_as, total_norm
-from regard.training.distributed.shares import is_shared_out
 from regard.training.fit_config import FitConfig
 from regard.training.interrupts import StopWish, TrainingInterrupted, listening
 from regard.training.optimizers import RATE
@@ -85,8 +83,6 @@ def fit(
         OSError: a checkpoint could not be written; the one before is still there.
     """
     wrapped = fabric.setup_module(model)
-    if any(is_shared_out(parameter) for parameter in model.parameters()):
-        follow(optimizer, model)
     average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
     # The optimizer is used without Fabric's wrapper, because that keeps the parameter groups that it saw first.
     run = _Run(
@@ -192,7 +188,7 @@ class _Run:
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
         # Distributed training leaves the mean over ranks. Multiplied by their number it is the sum again.
         scale = self.fabric.world_size / max(sums.count, 1.0)
-        norm = total_norm(gradients) * scale
+        norm = float(nn.utils.get_total_norm(gradients)) * scale
         if self.passes_over(group, what_is_wrong(sums.loss, norm)):
             return sums, None
         clip = self.config.clip_norm
@@ -353,7 +349,7 @@ class _Run:
         """Go back to the last checkpoint, if there is one."""
         if self.checkpoints is None or not self.checkpoints.has("last"):
             return
-        state, source = self.checkpoints.load_last(placed_as(self.model)), self.checkpoints.folder / "last"
+        state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
         fill_model(self.model, state.model, source=source)
         self.optimizer.load_state_dict(unflatten_optimizer(state.optimizer, self.optimizer.state_dict(), source=source))
         if self.average is not None:

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
-from regard.training.batched_muon import BatchedMuon
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
 """Modules whose weights are embeddings, so that they do not decay."""
@@ -58,11 +57,17 @@ def adamw(
     return _adamw(parameter_groups(model, weight_decay=weight_decay), betas, eps)
 
 
-def torchs_muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` with updates of the size of AdamW's; `BatchedMuon` before torch 2.9, which has none."""
+def require_muon() -> None:
+    """Refuse a torch that has no Muon.
+
+    Raises:
+        TorchVersionError: it is older than 2.9.
+    """
     if not hasattr(torch.optim, "Muon"):
-        return BatchedMuon(groups, dtype=torch.bfloat16)
-    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+        raise TorchVersionError(
+            f"torch {torch.__version__} has no Muon, and torch 2.9 has it: pip install -U torch, or take "
+            "--optimizer adamw"
+        )
 
 
 def muon(
@@ -73,9 +78,8 @@ def muon(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.98),
     eps: float = 1e-9,
-    kind: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torchs_muon,
 ) -> "Several":
-    """Muon over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
+    """`torch.optim.Muon` over the matrices of the hidden layers, and AdamW over all else, as one optimizer.
 
     Muon makes the mean of the gradients of a matrix nearly orthogonal (five steps of Newton and Schulz), and scales it
     by 0.2 sqrt(max(rows, columns)), so that its entries have about the size of AdamW's updates: learning rate and
@@ -88,11 +92,10 @@ def muon(
         weight_decay: the decay of all matrices that are no embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
-        kind: makes the Muon over the groups of hidden matrices: `torchs_muon`, or `BatchedMuon`, which is faster, as it
-            takes matrices of one shape together, and may compute in float32.
 
     Raises:
         ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
+        TorchVersionError: torch is older than 2.9, and has no Muon.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
     al. 2025 (arXiv:2502.16982), section 2.2.
@@ -102,6 +105,7 @@ def muon(
     >>> [(group["param_names"], group.get("rate", 1.0)) for group in optimizer.param_groups]
     [(['1.weight'], 5.0), (['2.weight'], 1.0), (['0.weight', '1.bias', '2.bias'], 1.0)]
     """
+    require_muon()
     matrices, others = _kinds(model)
     spared = {id(weight) for part in aside for weight in part.parameters()}
     hidden = [(name, value) for name, value in matrices if value.ndim == 2 and id(value) not in spared]
@@ -112,7 +116,7 @@ def muon(
     groups = [{"params": rest, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     orthogonal: list[dict[str, Any]] = [{"params": hidden, "lr": 0.0, "weight_decay": weight_decay, RATE: rate}]
     parts: list[torch.optim.Optimizer] = [
-        kind(orthogonal),
+        torch.optim.Muon(orthogonal, adjust_lr_fn="match_rms_adamw"),
         *([_adamw(some, betas, eps)] if (some := [group for group in groups if group["params"]]) else []),
     ]
     return Several(parts)

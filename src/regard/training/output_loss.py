@@ -1,6 +1,6 @@
 """Cross-entropy from the input of the output layer, so that the logits of a batch never exist all at once."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,45 +13,10 @@ from regard.mechanisms.transforms import can_look
 from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
 from regard.torch_private import count_dispatch_modes
-from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 ROWS_OF_A_PRODUCT = 512
 """Rows whose logits exist at a time: with fewer rows the matrix products are slower, with more they are not faster."""
-
-
-class RowLoss(Protocol):
-    """The loss of rows of logits, each with its target."""
-
-    rows_together: int
-    """The rows that belong together: this function gets multiples of them."""
-
-    def __call__(self, z: Float[Tensor, "N V"], targets: Int[Tensor, "N 1"], wanted: bool) -> Tensor:
-        """The summed loss of the rows. If `wanted`, z becomes its gradient; it may be overwritten in any case."""
-        ...
-
-
-class SmoothedRows:
-    """The cross-entropy of each row by itself, with the share e of its target's mass spread over all V."""
-
-    rows_together = 1
-
-    def __init__(self, smoothing: float) -> None:
-        self.smoothing = smoothing
-
-    def __call__(self, z: Tensor, targets: Tensor, wanted: bool) -> Tensor:
-        """The sum; if `wanted`, z becomes softmax(z) - (1 - e) * onehot - e / V."""
-        smoothing = self.smoothing
-        top, hit = z.amax(1), z.gather(1, targets)
-        mean = z.mean(1) if smoothing else 0.0
-        # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
-        weights = torch.softmax(z, -1, out=z)
-        lse = top - weights.amax(1).log()
-        total = (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
-        if wanted:
-            weights = weights.sub_(smoothing / z.shape[1]) if smoothing else weights
-            weights.scatter_add_(1, targets, weights.new_full((len(weights), 1), smoothing - 1))
-        return total
 
 
 def output_cross_entropy(
@@ -105,16 +70,18 @@ def output_cross_entropy(
     if int(count) < len(live):
         places = live.nonzero()[:, 0]
         flat, targets = flat.index_select(0, places), targets.reshape(-1).index_select(0, places)
-    return loss_of_rows(flat, output, targets.reshape(-1), SmoothedRows(label_smoothing)), count
+    return loss_of_rows(flat, output, targets.reshape(-1), label_smoothing), count
 
 
-def loss_of_rows(hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Int[Tensor, " N"], loss: RowLoss) -> Tensor:
+def loss_of_rows(
+    hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Int[Tensor, " N"], smoothing: float
+) -> Tensor:
     """The summed loss of rows through the output layer, with its gradients, 512 rows of logits at a time."""
     tensors = (hidden, output.weight, output.bias)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else output.weight.dtype
-    total: Tensor = _LossOfRows.apply(*tensors, targets, loss, dtype, wanted)
+    total: Tensor = _LossOfRows.apply(*tensors, targets, smoothing, dtype, wanted)
     return total
 
 
@@ -128,7 +95,7 @@ class _LossOfRows(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        loss: RowLoss,
+        smoothing: float,
         dtype: torch.dtype,
         wanted: bool,
     ) -> Tensor:
@@ -138,12 +105,12 @@ class _LossOfRows(torch.autograd.Function):
         of_hidden, of_weight, logits = torch.empty_like(hidden) if wanted else None, None, None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT, loss):
+            for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT):
                 given = factors[0][rows]
                 count = len(targets[rows])
                 logits = _product_in(logits, given, factors[1].mT)
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
-                total += _to_gradient(logits[:count], targets[rows, None], loss, precise, wanted)
+                total += _to_gradient(logits[:count], targets[rows, None], smoothing, precise, wanted)
                 if of_hidden is not None:
                     logits[count:] = 0.0
                     of_hidden[rows] = _product(logits, factors[1])[:count]
@@ -164,23 +131,32 @@ class _LossOfRows(torch.autograd.Function):
         return hidden, weight, bias[0] if bias else None, None, None, None, None
 
 
-def _to_gradient(logits: Tensor, targets: Tensor, loss: RowLoss, precise: torch.dtype, wanted: bool) -> Tensor:
+def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: torch.dtype, wanted: bool) -> Tensor:
     """The summed loss of rows of logits, which are overwritten. If `wanted`, they become its gradient."""
-    # A subclass may have a loss of its own.
-    if type(loss) is SmoothedRows and has_one_pass(logits, targets):
-        return loss_in_one_pass(logits, targets, loss.smoothing, wanted)
     total = logits.new_zeros((), dtype=precise)
-    for rows in _blocks(len(logits), ROWS_AT_A_TIME, loss):
+    for rows in _blocks(len(logits), ROWS_AT_A_TIME):
         z = logits[rows].to(precise)
-        total += loss(z, targets[rows], wanted)
+        total += _smoothed(z, targets[rows], smoothing, wanted)
         if wanted and z.dtype != logits.dtype:
             logits[rows] = z
     return total
 
 
-def _blocks(count: int, size: int, loss: RowLoss) -> list[slice]:
-    """Slices of `count` rows, of about `size` rows each; none parts rows that belong together."""
-    size = max(size // loss.rows_together, 1) * loss.rows_together
+def _smoothed(z: Tensor, targets: Tensor, smoothing: float, wanted: bool) -> Tensor:
+    """The sum over rows; z is overwritten, if `wanted` by its gradient softmax(z) - (1 - e) * onehot - e / V."""
+    top, hit = z.amax(1), z.gather(1, targets)
+    mean = z.mean(1) if smoothing else 0.0
+    # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
+    weights = torch.softmax(z, -1, out=z)
+    lse = top - weights.amax(1).log()
+    total = (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
+    if wanted:
+        weights = weights.sub_(smoothing / z.shape[1]) if smoothing else weights
+        weights.scatter_add_(1, targets, weights.new_full((len(weights), 1), smoothing - 1))
+    return total
+
+
+def _blocks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 

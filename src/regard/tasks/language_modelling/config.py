@@ -7,7 +7,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
 from regard.ranges import require_at_least, require_share
-from regard.tasks.config import TrainingConfig, check_r_drop
+from regard.tasks.config import TrainingConfig
 from regard.training.fit_config import FitConfig
 
 
@@ -67,7 +67,6 @@ class LanguageModelConfig(TextConfig):
         """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
-        check_r_drop(self.r_drop, self.model)
 
     @property
     def sizes(self) -> DecoderOnlyConfig:
@@ -86,7 +85,6 @@ class MaskedLanguageModelConfig(TextConfig):
         """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
-        check_r_drop(self.r_drop, self.model)
 
     @property
     def sizes(self) -> EncoderOnlyConfig:

@@ -38,7 +38,6 @@ from regard.training.distributed.ranks import Ranks
 from regard.training.losses import LossSum
 from regard.training.output_loss import output_cross_entropy
 from regard.training.protocols import BatchSize, Loss, Validate
-from regard.training.r_drop import output_r_drop
 from regard.training.reporting.events import Callback
 
 
@@ -131,19 +130,6 @@ def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 
 
-def next_token_loss_twice(model: nn.Module, batch: TextBatch, *, alpha: float) -> LossSum:
-    """The same of two passes with other dropout (R-Drop)."""
-    loss = partial(output_r_drop, targets=batch.targets, ignore_index=PAD, alpha=alpha)
-    return LossSum(*model(torch.cat([batch.tokens, batch.tokens]), loss=loss))
-
-
-def masked_loss_twice(model: nn.Module, batch: TextBatch, *, alpha: float) -> LossSum:
-    """The same of two passes with other dropout (R-Drop), over the same masks."""
-    loss = partial(output_r_drop, targets=batch.targets, ignore_index=PAD, alpha=alpha)
-    twice = (torch.cat([part, part]) for part in (batch.tokens, batch.lengths))
-    return LossSum(*model(*twice, loss=loss))
-
-
 def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
     """Make the model, batches, loss and validation of a language model, from a folder that `prepare_text` filled."""
     corpus = open_text(folder)
@@ -157,8 +143,7 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
     logged = attend_to_text(model, corpus, config.block_length, model.attend)
-    loss = partial(next_token_loss_twice, alpha=config.r_drop) if config.r_drop else next_token_loss
-    return TrainingJob(model, batches, loss, _optimizer(config, model), validate, look=look, attend=logged)
+    return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any) -> TrainingJob:
@@ -181,8 +166,7 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
     logged = attend_to_text(model, corpus, config.block_length, attend)
-    loss = partial(masked_loss_twice, alpha=config.r_drop) if config.r_drop else masked_loss
-    return TrainingJob(model, batches, loss, _optimizer(config, model), validate, look=look, attend=logged)
+    return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
 def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
@@ -219,9 +203,9 @@ def _validation(
     def validate() -> dict[str, float]:
         sums = torch.zeros(2, dtype=torch.float64)
         batches = window_batches(windows(), places=places)
-        for batch, counts in Ranks.of(fabric).share_out(batches):
+        for batch in Ranks.of(fabric).share_out(batches):
             part = loss(model, fabric.to_device(batch))
-            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(fabric).sum(sums).tolist()
         metrics = {"loss": total / max(count, 1.0)}
         if text_bytes is None:

@@ -1,13 +1,11 @@
 """The optimizer that the settings of a run name."""
 
-from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
 from torch import nn
 
 from regard.tasks.config import TrainingConfig
-from regard.training.batched_muon import BatchedMuon
 from regard.training.optimizers import adamw, muon
 
 
@@ -21,13 +19,8 @@ class AdamSettings(TypedDict, total=False):
 def chosen_optimizer(
     config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
 ) -> torch.optim.Optimizer:
-    """AdamW, or Muon with AdamW, over a model whose last layer is `output`.
-
-    Muon computes in the precision of the run: where that is float32, bf16 is no faster, or float32 was asked for.
-    """
+    """AdamW, or Muon with AdamW, over a model whose last layer is `output`."""
+    decay = config.weight_decay
     if config.optimizer == "muon":
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        kind = partial(BatchedMuon, dtype=dtype)
-        decay = config.weight_decay
-        return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, kind=kind, **settings)
-    return adamw(model, weight_decay=config.weight_decay, **settings)
+        return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, **settings)
+    return adamw(model, weight_decay=decay, **settings)

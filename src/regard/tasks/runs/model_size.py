@@ -71,7 +71,7 @@ def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingC
     device = find_device(config.device)
     there, count = most_bytes(device), count_parameters(make, sizes)
     numbers = 2 + OPTIMIZER_NUMBERS[config.optimizer] + (config.fit.ema_decay > 0)
-    needed = count * numbers * NUMBER_BYTES * _copies(config, device)
+    needed = count * numbers * NUMBER_BYTES * _copies(device)
     if there and needed > there:
         average = ", their average" if config.fit.ema_decay else ""
         owner = f"the device {device}" if device.type == "cuda" else "this machine, with its swap,"
@@ -82,11 +82,9 @@ def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingC
         )
 
 
-def _copies(config: TrainingConfig, device: torch.device) -> float:
-    """How many copies of the model one device holds for the ranks that `torchrun` started; a share is part of one."""
-    local, world = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    here = local if device.type == "cpu" else 1
-    return here / world if config.strategy == "fsdp" else here
+def _copies(device: torch.device) -> int:
+    """How many copies of the model one device holds for the ranks that `torchrun` started."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
 
 
 def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) -> M:

@@ -23,14 +23,13 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
 from regard.training.bad_batches import bad_batches
 from regard.training.checkpoints import check_fit, fill_model
-from regard.training.distributed.devices import agreed_precision, find_device, has_whole_model, start_fabric
+from regard.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
 from regard.training.distributed.ranks import Ranks
-from regard.training.distributed.rendezvous import meet
-from regard.training.distributed.sharding import layers_shared_out, placed_as
 from regard.training.fit_config import FitConfig
 from regard.training.gradient_checkpointing import recompute_layers
 from regard.training.interrupts import ending_at_once
 from regard.training.loop import fit
+from regard.training.optimizers import require_muon
 from regard.training.protocols import Batches, Loss, Validate
 from regard.training.qk_clip import QKClip
 from regard.training.random_state import seed_everything
@@ -53,7 +52,6 @@ RESUMABLE = WATCHING | {
     "patience",
     "bad_batches",
     "device",
-    "strategy",
     "gradient_checkpointing",
 }
 """The settings that may change when a run is resumed; the meaning of a checkpoint depends on all others."""
@@ -124,6 +122,7 @@ def train_run(
         DataError: the text cannot be read, or there is too little of it.
         RunFolderError: the folder holds something else, or cannot be resumed with these settings.
         ArgumentError: some settings do not go together.
+        TorchVersionError: torch has no Muon, which the settings ask for.
         NonFiniteError: the loss became NaN or infinite.
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         Interrupted: SIGTERM came while the data was prepared.
@@ -133,12 +132,11 @@ def train_run(
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
         refuse_settings(task, config, resume=resume, overwrite=overwrite)
         _refuse_unfit_weights(config, make_model)
+    if config.optimizer == "muon":
+        require_muon()
     refuse_too_large(make_model, config.sizes, config)
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
-    fabric = start_fabric(config.device, config.precision, config.strategy)
-    for setting in ("log_attention", "qk_clip"):
-        if getattr(config, setting) and not has_whole_model(fabric):
-            raise ArgumentError(f"{setting} needs the whole model on each rank: --strategy ddp")
+    fabric = start_fabric(config.device, config.precision)
     with ending_at_once(), _alone(folder, fabric):
         goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
         if fabric.is_global_zero:
@@ -159,7 +157,7 @@ def _in_one_precision(task: str, config: C, folder: RunFolder, *, goes_on: bool)
     if goes_on:
         return replace(config, precision=folder.read_config(task, type(config)).precision)
     device = find_device(config.device)
-    meet(device)
+    join_ranks(device)
     return replace(config, precision=agreed_precision(config.precision, device))
 
 
@@ -174,8 +172,7 @@ def _train(
     """Train on the data that are ready in the folder."""
     Ranks.of(fabric).wait_for_the_first()
     seed_everything(config.seed)  # the same weights on every rank ...
-    with layers_shared_out(fabric):
-        job = make_job(config, folder, fabric)
+    job = make_job(config, folder, fabric)
     if config.gradient_checkpointing:
         recompute_layers(job.model)
     seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
@@ -261,7 +258,7 @@ def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
-    fill_model(model, before.checkpoints.load_model("best", placed_as(model)), source=before.path / "best")
+    fill_model(model, before.checkpoints.load_model("best"), source=before.path / "best")
 
 
 @contextmanager
@@ -374,7 +371,6 @@ def _watchers(
         return
     with appended_to(folder.log_file) as log:
         say = _sayer(log, progress)
-        look = look if has_whole_model(fabric) else None
         boards = _tensorboard(folder, look, say)
         files: list[Callback] = [MetricsFile(folder.metrics_file), *boards]
         heads: list[Callback] = [] if attend is None else [AttentionLog(attend, files)]

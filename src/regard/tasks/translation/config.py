@@ -8,7 +8,7 @@ from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.ranges import require_above, require_at_least, require_share
-from regard.tasks.config import TrainingConfig, check_r_drop
+from regard.tasks.config import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,6 @@ class TranslationConfig(TrainingConfig):
         require_share(label_smoothing=self.label_smoothing, bpe_dropout=self.bpe_dropout)
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise ArgumentError(f"bpe_dropout leaves out merges, which only --tokenizer bpe has, got {self.tokenizer}")
-        check_r_drop(self.r_drop, self.sizes)
         if self.model == "transformer" and self.transformer.shared_embeddings and not self.shared_vocabulary:
             raise ArgumentError("shared embeddings need one vocabulary: add --shared-vocabulary")
         self._check_alignment()

@@ -13,14 +13,10 @@ from regard.text.batches import Batch
 from regard.text.tokenizers import PAD
 from regard.training.losses import LossSum
 from regard.training.output_loss import output_cross_entropy
-from regard.training.r_drop import output_r_drop
 
 
 class Forcing(Protocol):
     """A loss of what a model writes while it reads the target up to each token."""
-
-    passes: int
-    """How often each pair is read, in rows one below the other."""
 
     def of_output(self, batch: Batch) -> OutputLoss:
         """The function that a model calls with the input of its output layer and that layer."""
@@ -29,8 +25,6 @@ class Forcing(Protocol):
 
 class TeacherForcing:
     """The loss of a batch when the model reads the target up to each token and predicts the next."""
-
-    passes = 1
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         self._label_smoothing = label_smoothing
@@ -49,36 +43,13 @@ class TeacherForcing:
         )
 
 
-class TwiceForced:
-    """The loss of a batch that the model reads twice with other dropout (R-Drop)."""
-
-    passes = 2
-
-    def __init__(self, alpha: float, label_smoothing: float) -> None:
-        self._alpha, self._label_smoothing = alpha, label_smoothing
-
-    def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
-        return _loss(model, batch, self)
-
-    def of_output(self, batch: Batch) -> OutputLoss:
-        """The mean of both passes, and how far they are apart."""
-        return partial(
-            output_r_drop,
-            targets=batch.target_output,
-            ignore_index=PAD,
-            alpha=self._alpha,
-            label_smoothing=self._label_smoothing,
-        )
-
-
 class GuidedAlignment:
     r"""The loss of a translation, and what a taught head lacks of the links of the batch.
 
     $$L = L_\text{translation} + \lambda \sum_t \frac{1}{|S_t|} \sum_{s \in S_t} -\log A_{ts}$$
 
     where $A$ is the attention of the head and $S_t$ the source tokens that target token t is linked with; tokens
-    without links add nothing. The mean is over all target tokens, as that of the translation's loss, and over passes.
+    without links add nothing. The mean is over all target tokens, as that of the translation's loss.
 
     Args:
         translation: the loss of the translation.
@@ -97,10 +68,8 @@ class GuidedAlignment:
     def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
         """Summed loss in nats, and the number of target tokens."""
         maps: dict[str, AttentionMap] = {}
-        loss, passes = _loss(model, batch, self._translation, maps.__setitem__), self._translation.passes
-        shift = torch.tensor([len(batch.source), 0, 0], device=batch.links.device)
-        links = torch.cat([batch.links + n * shift for n in range(passes)])
-        apart = misalignment(maps[self._name], links, self._head) / passes
+        loss = _loss(model, batch, self._translation, maps.__setitem__)
+        apart = misalignment(maps[self._name], batch.links, self._head)
         return LossSum(loss.total + self._weight * apart, loss.count)
 
 
@@ -128,7 +97,6 @@ def misalignment(weights: AttentionMap, links: Tensor, head: int) -> Tensor:
 
 def _loss(model: nn.Module, batch: Batch, forcing: Forcing, record: RecordMap | None = None) -> LossSum:
     read = (batch.source, batch.source_lengths, batch.target_input)
-    rows = (torch.cat([part] * forcing.passes) for part in read) if forcing.passes > 1 else read
     recording = {} if record is None else {"record": record}
     # The forward pass calls the loss: only within it has distributed training put the output weights in place.
-    return LossSum(*model(*rows, loss=forcing.of_output(batch), **recording))
+    return LossSum(*model(*read, loss=forcing.of_output(batch), **recording))

@@ -1,8 +1,8 @@
-"""One batch of sentences to translate, as plain numbers, so that any process that has the model can do the search."""
+"""One batch of sentences to translate, as plain values, so that another engine can do the search."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,18 +34,9 @@ class SearchJob:
     words: Mapping[str, Any] | None = None
     """The fields of `WholeWords` as lists, if prefixes end with words that must stay whole."""
 
-    def plain(self) -> dict[str, Any]:
-        """Turn the job into values that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Make a job again of what `plain()` returned."""
-        return cls(**{**plain, "beam": Beam(**plain["beam"])})
-
 
 class Searcher(Protocol):
-    """What can search in place of the process that has the model: other processes, or another runtime."""
+    """Another engine, which searches in place of the model."""
 
     longest: int | None
     """The most tokens of a source or of an answer, end mark counted; None if only the model decides."""

@@ -16,7 +16,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
-from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, TwiceForced
+from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing
 from regard.tasks.translation.made_model import Model, make_model
 from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.token_batches import TokenBatches
@@ -100,8 +100,7 @@ def translation_job(config: TranslationConfig, folder: RunFolder, fabric: Any) -
 
 
 def _loss(config: TranslationConfig, model: Model) -> Loss:
-    smoothing = config.label_smoothing
-    translation = TwiceForced(config.r_drop, smoothing) if config.r_drop else TeacherForcing(smoothing)
+    translation = TeacherForcing(config.label_smoothing)
     if config.alignment_data is None:
         return translation
     return GuidedAlignment(translation, taught_head(config), model.alignment_names, config.alignment_weight)

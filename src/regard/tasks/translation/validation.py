@@ -18,7 +18,6 @@ from regard.text.batches import Batch
 from regard.text.pair_store import chunks
 from regard.text.tokenizers import PAD, Tokenizer
 from regard.training.distributed.ranks import Ranks
-from regard.training.distributed.sharding import gathered
 from regard.training.losses import LossSum
 from regard.training.metrics import BleuCounts
 
@@ -57,16 +56,15 @@ class Validation:
             metrics["aer"] = rate
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
-    def _share(self) -> Iterator[tuple[Batch, bool]]:
-        """This rank's batches, each with whether it counts. All ranks get equally many; repeated ones do not count."""
-        found = Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0))
-        return ((self._fabric.to_device(batch), counts) for batch, counts in found)
+    def _share(self) -> Iterator[Batch]:
+        """This rank's batches."""
+        return map(self._fabric.to_device, Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)))
 
     def _mean_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch, counts in self._share():
+        for batch in self._share():
             part: LossSum = self._loss(self._model, batch)
-            sums += counts * torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
+            sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(self._fabric).sum(sums).tolist()
         return total / max(count, 1.0)
 
@@ -74,19 +72,16 @@ class Validation:
         """The alignment error rate of the taught head; None if there is no link at all."""
         counts, alignment = torch.zeros(2, dtype=torch.float64), taught_head(self._config)
         mine = self._aligned[self._fabric.global_rank :: self._fabric.world_size]
-        with gathered(self._model):  # ranks have different numbers of batches
-            for some in chunks(mine, TOGETHER_PAIRS):
-                found = links_found(self._model, [one.pair for one in some], alignment)
-                counts += torch.tensor(links_counted(found, [one.links for one in some]), dtype=torch.float64)
+        for some in chunks(mine, TOGETHER_PAIRS):
+            found = links_found(self._model, [one.pair for one in some], alignment)
+            counts += torch.tensor(links_counted(found, [one.links for one in some]), dtype=torch.float64)
         right, total = Ranks.of(self._fabric).sum(counts).tolist()
         return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
         ours = BleuCounts()
-        with gathered(self._model):  # searches on different ranks need different numbers of steps
-            for batch, counts in self._share():
-                if counts:
-                    ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
+        for batch in self._share():
+            ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
         whole = Ranks.of(self._fabric).sum(torch.tensor(ours.values, dtype=torch.float64))
         return BleuCounts(whole.tolist()).score()
 

@@ -1,1 +1,1 @@
-"""Training on several processes: devices, ranks, sharing parameters, files of shares."""
+"""Training on several processes: devices, precision, ranks."""

@@ -7,19 +7,17 @@ import torch
 
 from regard.errors import ArgumentError, MissingExtraError
 from regard.torch_private import has_amx
-from regard.training.distributed.choices import Precision, Strategy
-from regard.training.distributed.rendezvous import meet
-from regard.training.distributed.sharding import shard
+from regard.training.distributed.choices import Precision
 
 
-def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: Strategy = "auto") -> Any:
+def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     """A launched `lightning_fabric.Fabric` for this process, or for all processes that `torchrun` started.
+
+    Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
         precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": see `choose_precision`.
-        strategy: how much of a model each rank holds if `torchrun` started several: with "ddp" and "auto" all of it,
-            with "fsdp" a share of it and of its optimizer.
 
     Raises:
         ArgumentError: the device is unknown or not on this machine.
@@ -30,39 +28,23 @@ def start_fabric(device: str = "auto", precision: Precision = "auto", strategy: 
     except ImportError:
         raise MissingExtraError("lightning-fabric", extra="text") from None
     chosen = find_device(device)
-    meet(chosen)
+    join_ranks(chosen)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
     fabric = Fabric(
         accelerator="gpu" if chosen.type == "cuda" else chosen.type,
         devices=[chosen.index] if world == 1 and chosen.index is not None else local,
         num_nodes=max(world // local, 1),
-        strategy=_strategy(strategy, world),
+        strategy="ddp" if world > 1 else "auto",
         precision="bf16-mixed" if agreed_precision(precision, chosen) == "bf16" else "32-true",
     )
     fabric.launch()
     return fabric
 
 
-def has_whole_model(fabric: Any) -> bool:
-    """Whether this process has all of the model's weights, so that it can use the model without the other ranks.
-
-    This is true for one process, and with DDP. Strategies that share out the weights need all ranks for every call.
-    """
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    return fabric.world_size == 1 or isinstance(fabric.strategy, DDPStrategy)
-
-
-def _strategy(name: Strategy, world_size: int) -> Any:
-    if world_size == 1:
-        return "auto"
-    if name != "fsdp":
-        return "ddp"
-    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
-
-    return ModelParallelStrategy(
-        lambda model, mesh: shard(model, mesh["data_parallel"]), data_parallel_size=world_size, tensor_parallel_size=1
-    )
+def join_ranks(device: torch.device) -> None:
+    """Join the other ranks, if `torchrun` started several and this process has not joined them yet."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 
 def find_device(name: str) -> torch.device:
@@ -88,18 +70,6 @@ def find_device(name: str) -> torch.device:
     if not here.get(device.type, False):
         raise ArgumentError(f"device {name!r} is not on this machine; use auto or cpu")
     return device
-
-
-def device_of_rank(name: str) -> str:
-    """The name of a device; of several ranks on one machine each has a GPU of its own, where "auto" or "cuda" is asked.
-
-    >>> device_of_rank("cpu")
-    'cpu'
-    """
-    is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-    if is_shared and (name == "cuda" or (name == "auto" and torch.cuda.is_available())):
-        return f"cuda:{os.environ['LOCAL_RANK']}"
-    return name
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:

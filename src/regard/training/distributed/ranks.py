@@ -75,18 +75,13 @@ class Ranks:
         torch.distributed.all_reduce(total)
         return total
 
-    def share_out(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Every `world_size`-th item, and whether it counts. All ranks get equally many items.
-
-        They must, because a model whose weights are shared out can only compute on all ranks together. At the end a
-        rank may get an item that another rank has too; it then does not count.
+    def share_out(self, items: Iterable[T]) -> Iterator[T]:
+        """Every `world_size`-th item.
 
         >>> [list(Ranks(rank, 2).share_out("abc")) for rank in range(2)]
-        [[('a', True), ('c', True)], [('b', True), ('c', False)]]
+        [['a', 'c'], ['b']]
         """
-        iterator = iter(items)
-        while group := list(islice(iterator, self.world_size)):
-            yield group[min(self.rank, len(group) - 1)], self.rank < len(group)
+        return islice(items, self.rank, None, self.world_size)
 
     def wait_for_the_first(self) -> None:
         """Wait for rank 0, for up to 7 days. Other waits end after half an hour: a silent rank then counts as dead."""

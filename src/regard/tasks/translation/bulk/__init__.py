@@ -1,1 +1,1 @@
-"""Files of any length, translated by several processes and resumed after a kill."""
+"""Files of any length, translated by windows and resumed after a kill."""

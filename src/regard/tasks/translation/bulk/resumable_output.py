@@ -22,7 +22,6 @@ from regard.storage.atomic import naming, read_json, rename, to_disk, write_json
 from regard.storage.locks import lock
 from regard.storage.own_files import part_from_other_names, refuse_links
 from regard.text.lines import Line
-from regard.training.distributed.rendezvous import was_restarted
 
 FORMAT = 1
 """The version of the format of the record."""
@@ -71,8 +70,6 @@ class Unfinished:
         self._refuse_strangers()
         if not self.record.exists() and not self.partial.exists():
             if self.target.exists():
-                if was_restarted():
-                    return False  # a rank died when the file was whole; at its first start this was refused
                 raise ArgumentError(
                     f"{self.target} is there already, and nothing of it is unfinished: leave out --resume"
                 )

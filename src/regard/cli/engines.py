@@ -75,11 +75,11 @@ class SearchBy:
             return
         from regard.exports.engine import searching_by_ctranslate2
 
-        threads = workers or (_cores() if translator.device.type == "cpu" else 1)
+        threads = workers or (cores() if translator.device.type == "cpu" else 1)
         with searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads) as engine:
             yield str(engine)
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

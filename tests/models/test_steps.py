@@ -143,7 +143,8 @@ class LowRank(nn.Module):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_searches_follow_hooks_and_parametrised_weights(family: str, size: int) -> None:
     """They are put on and taken off between two searches: nothing is remembered."""
-    model, limits = untrained(family, {}), {"bos_id": BOS, "eos_id": EOS, "max_steps": 8}
+    model = untrained(family, {})
+    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 8}
     layers = model.layers if family == "decoder" else model.decoder
 
     def searched() -> list[Any]:

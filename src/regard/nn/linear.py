@@ -1,4 +1,4 @@
-"""Linear layers. On a CPU float32 goes to oneDNN where MKL is slow, and products of bf16 autocast have few sizes."""
+"""Linear layers. On a CPU float32 goes to oneDNN where MKL is slow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from regard.mechanisms.transforms import has_values, may_have_own_gradient
-from regard.nn.half_linear import half_linear
+from regard.mechanisms.transforms import may_have_own_gradient
 from regard.torch_private import has_amx, has_avx512_bf16, has_hooks_of_all, is_bare, parameter
 
 WORTH_IT = 1 << 23
@@ -51,14 +50,10 @@ def linear(
     part of torch) computes the same products in half the time. On such a processor oneDNN computes those products that
     need a gradient, and the products of that gradient. It sums in another order, so the last bits differ.
 
-    Under bfloat16 autocast on a CPU rows of zeros bring products to few different sizes (`regard.nn.half_linear`).
-
     >>> x, weight = torch.randn(5, 4), torch.randn(2, 4)
     >>> torch.allclose(linear(x, weight), x @ weight.T)
     True
     """
-    if _has_few_sizes(x, weight):
-        return half_linear(x, weight, bias)
     if _goes_to_onednn(x, weight):
         return _Linear.apply(x, weight, bias)
     return nn.functional.linear(x, weight, bias)
@@ -73,19 +68,6 @@ def _goes_to_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and (x.requires_grad or weight.requires_grad)
         and not torch.is_autocast_enabled("cpu")
-    )
-
-
-def _has_few_sizes(x: Tensor, weight: Tensor) -> bool:
-    return (
-        torch.is_autocast_enabled("cpu")
-        and _is_large_and_plain(x, weight)
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
-        and weight.ndim == 2
-        # Weights of another type may have a product of their own, and a recorded graph would keep the number of rows.
-        and {type(x), type(weight)} <= {Tensor, nn.Parameter}
-        and has_values(x)
     )
 
 

@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.shapes import is_autocasting
 from regard.mechanisms.transforms import can_look
-from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
 from regard.torch_private import count_dispatch_modes
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
@@ -101,19 +100,17 @@ class _LossOfRows(torch.autograd.Function):
     ) -> Tensor:
         precise = torch.promote_types(dtype, torch.float32)
         total = weight.new_zeros((), dtype=precise)
-        factors = _in_dtype(hidden, dtype), weight.to(dtype)
+        factors = hidden.to(dtype), weight.to(dtype)
         of_hidden, of_weight, logits = torch.empty_like(hidden) if wanted else None, None, None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT):
                 given = factors[0][rows]
-                count = len(targets[rows])
                 logits = _product_in(logits, given, factors[1].mT)
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
-                total += _to_gradient(logits[:count], targets[rows, None], smoothing, precise, wanted)
+                total += _to_gradient(logits, targets[rows, None], smoothing, precise, wanted)
                 if of_hidden is not None:
-                    logits[count:] = 0.0
-                    of_hidden[rows] = _product(logits, factors[1])[:count]
+                    of_hidden[rows] = _product(logits, factors[1])
                     of_weight = _with_product(of_weight, logits.mT, given, precise)
                     of_bias = None if of_bias is None else of_bias.add_(logits.sum(0, dtype=precise))
         if of_hidden is not None:
@@ -158,15 +155,6 @@ def _smoothed(z: Tensor, targets: Tensor, smoothing: float, wanted: bool) -> Ten
 
 def _blocks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _in_dtype(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows in a dtype. For bfloat16 on a CPU rows of zeros follow, up to a number that many batches have."""
-    if dtype != torch.bfloat16 or hidden.device.type != "cpu":
-        return hidden.to(dtype)
-    rows = hidden.new_zeros(-(-len(hidden) // LEAST_ROWS) * LEAST_ROWS, hidden.shape[1], dtype=dtype)
-    rows[: len(hidden)] = hidden
-    return rows
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

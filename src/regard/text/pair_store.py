@@ -65,16 +65,16 @@ class TokenStore(TokenFile[PairFooter]):
 
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
-        tokens_bytes, starts_bytes = self._footer.tokens_bytes, 8 * (2 * self._footer.pairs + 1)
+        tokens_bytes, starts_bytes = self.footer.tokens_bytes, 8 * (2 * self.footer.pairs + 1)
         starts_at = _aligned(tokens_bytes)
-        self._tokens = self._raw[:tokens_bytes].view(self._footer.dtype)
-        self._starts = self._raw[starts_at : starts_at + starts_bytes].view(np.int64)
+        self._tokens = self.raw[:tokens_bytes].view(self.footer.dtype)
+        self._starts = self.raw[starts_at : starts_at + starts_bytes].view(np.int64)
 
     def __len__(self) -> int:
-        return self._footer.pairs
+        return self.footer.pairs
 
     def __repr__(self) -> str:
-        return f"TokenStore({str(self._path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
+        return f"TokenStore({str(self.path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
 
     @property
     def source_lengths(self) -> TokenCounts:
@@ -172,7 +172,7 @@ class TokenStore(TokenFile[PairFooter]):
         """Check that places in the text come one after the other, and that the text has them."""
         ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
         if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
-            raise RunFolderError(f"{self._path} is damaged: it has sentences that end before they begin; {ADVICE}")
+            raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -95,25 +95,25 @@ class TextStore(TokenFile[TextFooter]):
 
     def __init__(self, path: StrPath) -> None:
         super().__init__(path)
-        self.tokens: npt.NDArray[np.integer[Any]] = self._raw.view(self._footer.dtype)
+        self.tokens: npt.NDArray[np.integer[Any]] = self.raw.view(self.footer.dtype)
 
     def __len__(self) -> int:
-        return self._footer.tokens
+        return self.footer.tokens
 
     @property
     def text_bytes(self) -> int:
         """The bytes of the text in UTF-8. The separator of documents, for which EOS stands, counts as one byte."""
-        return self._footer.text_bytes
+        return self.footer.text_bytes
 
     @property
     def documents(self) -> int:
         """How many documents there are."""
-        return self._footer.documents
+        return self.footer.documents
 
     @property
     def unknown(self) -> int:
         """How many tokens are the unknown token."""
-        return self._footer.unknown
+        return self.footer.unknown
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":

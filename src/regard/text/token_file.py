@@ -37,13 +37,13 @@ class TokenFile(Generic[F]):
     footer_type: ClassVar[type[Any]]
 
     def __init__(self, path: StrPath) -> None:
-        self._path = Path(path)
+        self.path = Path(path)
         footer: F
-        self._raw, footer = open_mapped(self._path, self.footer_type)
-        self._footer = footer
+        self.raw, footer = open_mapped(self.path, self.footer_type)
+        self.footer = footer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path,)
+        return type(self), (self.path,)
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
@@ -53,7 +53,7 @@ class TokenFile(Generic[F]):
             RunFolderError: the file is absent, cut short, another program's, or made with other tokenizers.
         """
         file = cls(path)
-        if file._footer.fingerprints != fingerprints(*tokenizers):
+        if file.footer.fingerprints != fingerprints(*tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")
         return file
 

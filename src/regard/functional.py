@@ -21,6 +21,7 @@ from regard.maps.late_call import LateCall
 from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import check_values, is_checking
+from regard.mechanisms.guards import has_values, in_trace
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import as_mask
 from regard.mechanisms.normalizations import Normalization, Softmax
@@ -28,7 +29,6 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.mechanisms.tensor_tree import tensors_mapped
-from regard.mechanisms.transforms import has_values, in_trace
 from regard.settled_calls import Settled
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]

@@ -206,7 +206,7 @@ def test_global_hooks_replaced_forwards_and_other_classes_are_called() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_transforms_are_left_to_torch() -> None:
+def test_guards_are_left_to_torch() -> None:
     network, x = made(0.0)
     params: dict[str, Tensor] = dict(network.named_parameters())
     call = partial(torch.func.functional_call, network)

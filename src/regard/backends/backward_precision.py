@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.mechanisms.transforms import may_be_kept
+from regard.mechanisms.guards import may_be_kept
 from regard.torch_private import flash_cpu, flash_cpu_backward
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from regard.backends.kernel_arguments import one_width, with_positive_scale
 from regard.backends.short_sequences import ShortSequences, takes_short_sequences
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
+from regard.mechanisms.guards import can_look, in_forward_mode, in_trace, in_transform
 from regard.mechanisms.normalizations import Softmax, any_coarse
 from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.transforms import can_look, in_forward_mode, in_trace, in_transform
 from regard.torch_private import missing
 
 

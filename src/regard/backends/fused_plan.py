@@ -26,10 +26,10 @@ from regard.backends.additive_masks import CHUNK_ELEMENTS, AdditiveMask, Buffer,
 from regard.backends.base import Call
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.biases.base import Bias, DenseBias
+from regard.mechanisms.guards import can_look
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.shapes import Sizes
 from regard.mechanisms.tile_sizes import fitting, ranges
-from regard.mechanisms.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
 """The most numbers in the additive mask of one block: 16 MiB in float32."""

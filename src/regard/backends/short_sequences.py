@@ -8,8 +8,8 @@ from regard.backends.fused_kernels import CpuFlash, Extras, Residuals
 from regard.backends.side_by_side import memory_like
 from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.compiled.thread_team import run_in_threads
+from regard.mechanisms.guards import in_transform
 from regard.mechanisms.readable import DTYPES, is_installed, is_readable
-from regard.mechanisms.transforms import in_transform
 from regard.torch_private import count_dispatch_modes
 
 LONGEST = 128

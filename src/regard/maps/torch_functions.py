@@ -25,7 +25,7 @@ from regard.maps.source import Source
 from regard.maps.stack_source import StackSource
 from regard.maps.tiles import ask
 from regard.maps.transposed_source import TransposedSource
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 VIEWS = frozenset(
     {

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look, has_values, in_forward_mode, in_transform
+from regard.mechanisms.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
 """A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""

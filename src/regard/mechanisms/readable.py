@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look, is_its_memory
+from regard.mechanisms.guards import can_look, is_its_memory
 
 DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes that the compiled loops of training know."""

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from regard.functional import Attended
 from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.guards import may_be_kept
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.transforms import may_be_kept
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.models.protocol import RecordMap

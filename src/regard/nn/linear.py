@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from regard.mechanisms.transforms import has_values, may_have_own_gradient
+from regard.mechanisms.guards import has_values, may_have_own_gradient
 from regard.nn.half_linear import half_linear
 from regard.torch_private import has_amx, has_avx512_bf16, has_hooks_of_all, is_bare, parameter
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.backends.side_by_side import heads_together
-from regard.mechanisms.transforms import in_forward_mode, may_be_kept
+from regard.mechanisms.guards import in_forward_mode, may_be_kept
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:

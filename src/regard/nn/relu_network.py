@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.compiled.dropout_work import SHARE
+from regard.mechanisms.guards import may_have_own_gradient
 from regard.mechanisms.readable import is_readable
-from regard.mechanisms.transforms import may_have_own_gradient
 from regard.nn.dropout import Dropout, masked_relu
 from regard.nn.dropout_decisions import PlacedBits, is_worth_it, of_masked_relu, of_masked_relu_, placed_bits
 from regard.nn.linear import Linear, by_onednn, is_large

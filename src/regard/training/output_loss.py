@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.guards import can_look
 from regard.mechanisms.shapes import is_autocasting
-from regard.mechanisms.transforms import can_look
 from regard.nn.half_linear import LEAST_ROWS
 from regard.nn.linear import by_onednn
 from regard.torch_private import count_dispatch_modes

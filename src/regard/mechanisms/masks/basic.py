@@ -8,9 +8,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.guards import can_look
 from regard.mechanisms.masks.base import AXES, Mask
 from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence
-from regard.mechanisms.transforms import can_look
 
 
 def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:

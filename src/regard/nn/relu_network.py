@@ -16,7 +16,7 @@ from regard.mechanisms.guards import may_have_own_gradient
 from regard.mechanisms.readable import is_readable
 from regard.nn.dropout import Dropout, masked_relu
 from regard.nn.dropout_decisions import PlacedBits, is_worth_it, of_masked_relu, of_masked_relu_, placed_bits
-from regard.nn.linear import Linear, by_onednn, is_large
+from regard.nn.linear import Linear, is_large
 from regard.torch_private import count_dispatch_modes, has_hooks
 
 MOST_HIDDEN = SHARE // 4
@@ -78,10 +78,9 @@ class _ReluNetwork(torch.autograd.Function):
         down_bias: Float[Tensor, " E"],
         decisions: PlacedBits,
     ) -> Float[Tensor, "N E"]:
-        with by_onednn():
-            hidden = x @ up.t()
-            decisions.biased_relu_(hidden, up_bias)
-            answer = torch.addmm(down_bias, hidden, down.t())
+        hidden = x @ up.t()
+        decisions.biased_relu_(hidden, up_bias)
+        answer = torch.addmm(down_bias, hidden, down.t())
         ctx.save_for_backward(x, up, up_bias, down, hidden)
         ctx.decisions = decisions
         return answer
@@ -94,11 +93,10 @@ class _ReluNetwork(torch.autograd.Function):
             # This gradient is to be differentiated, so that the hidden units have to be a function that autograd knows.
             hidden = masked_relu(nn.functional.linear(x, up, up_bias), ctx.decisions)
         of_first: tuple[Tensor | None, ...] = (None, None, None)
-        with by_onednn():
-            if of_x or of_up or of_up_bias:
-                of_hidden, total = _through_relu(grad @ down, hidden, ctx.decisions.scale)
-                of_first = of_hidden @ up if of_x else None, of_hidden.t() @ x if of_up else None, total
-            of_last = grad.t() @ hidden if of_down else None, grad.sum(0) if of_down_bias else None
+        if of_x or of_up or of_up_bias:
+            of_hidden, total = _through_relu(grad @ down, hidden, ctx.decisions.scale)
+            of_first = of_hidden @ up if of_x else None, of_hidden.t() @ x if of_up else None, total
+        of_last = grad.t() @ hidden if of_down else None, grad.sum(0) if of_down_bias else None
         return *of_first, *of_last, None
 
 

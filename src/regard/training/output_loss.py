@@ -11,7 +11,6 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.guards import can_look
 from regard.mechanisms.shapes import is_autocasting
 from regard.nn.half_linear import LEAST_ROWS
-from regard.nn.linear import by_onednn
 from regard.torch_private import count_dispatch_modes
 from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
@@ -194,16 +193,14 @@ def _in_dtype(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    with by_onednn():
-        return x @ y
+    return x @ y
 
 
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     """The product, in the memory of an earlier one: new pages would take a third of the time of a product."""
     if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or count_dispatch_modes():
         return _product(x, y)
-    with by_onednn():
-        return torch.mm(x, y, out=memory[: len(x)])
+    return torch.mm(x, y, out=memory[: len(x)])
 
 
 def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -212,5 +209,4 @@ def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype
         return _product(x, y).to(dtype)
     if total.dtype != x.dtype:
         return total.add_(x @ y)
-    with by_onednn():
-        return total.addmm_(x, y)
+    return total.addmm_(x, y)

@@ -171,19 +171,6 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
 
 
-FOR_ATTENTION = "is_for_attention_alone"
-"""The attribute of a global hook that need not be called for modules without attention."""
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling a module without attention does more than its class's forward: hooks, or compiled code."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    own = any(_of(module, "torch.nn.Module", name) for name in names)
-    everywhere = [getattr(nn.modules.module, f"_global{name}", {}) for name in names]
-    wanting = any(not hasattr(hook, FOR_ATTENTION) for hooks in everywhere for hook in hooks.values())
-    return own or wanting or "forward" in vars(module) or how_compiled(module) is not None
-
-
 def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
     """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
 

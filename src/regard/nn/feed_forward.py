@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from regard.nn.arguments import require_sizes
 from regard.nn.dropout import Dropout
 from regard.nn.linear import Linear
-from regard.nn.relu_network import has_relu_network, relu_network
 
 
 class FeedForward(nn.Module):
@@ -57,14 +56,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
-        # (To ask a module for another takes a microsecond, and more between products.)
-        up, dropout, down = self.up, self.dropout, self.down
-        is_relu = self.activation is nn.functional.relu
-        if is_relu and has_relu_network(x, up, dropout, down):
-            return relu_network(x, up, dropout, down)
-        hidden = up(x)
+        hidden = self.up(x)
         # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
-        return cast(Tensor, down(dropout.relu(hidden) if is_relu else dropout(self.activation(hidden))))
+        is_relu = self.activation is nn.functional.relu
+        return cast(Tensor, self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden))))
 
 
 class GatedFeedForward(nn.Module):

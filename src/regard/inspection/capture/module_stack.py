@@ -22,7 +22,6 @@ from regard.errors import ArgumentError, FunctionError, RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 from regard.torch_private import (
-    FOR_ATTENTION,
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
@@ -500,12 +499,6 @@ _local = threading.local()
 _lock = threading.Lock()
 _handles: list[RemovableHandle] = []
 _users = 0
-
-
-def _for_attention(hook: Any) -> Any:
-    """Mark a hook: a watch changes no bit, so that layers without attention run as they do without it."""
-    setattr(hook, FOR_ATTENTION, True)
-    return hook
 
 
 def this_thread() -> Thread:

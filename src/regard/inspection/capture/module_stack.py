@@ -527,7 +527,6 @@ def _uninstall() -> None:
             forget_global_hook(handle.id)
 
 
-@_for_attention
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     thread: Thread | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
@@ -550,7 +549,6 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         watch.entered(module)
 
 
-@_for_attention
 def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 

@@ -9,11 +9,15 @@ from regard.backends.base import Backend, Call
 from regard.backends.flex import Flex
 from regard.backends.fused import Fused
 from regard.backends.reference import Reference
+from regard.backends.short_sequences import SHORT_SEQUENCES
 from regard.backends.tiled import Tiled
 from regard.errors import ArgumentError
+from regard.mechanisms.guards import is_recorded
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
 """All backends by name, in the order in which `backend=None` asks them."""
+WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
+"""Every way to compute attention, which the contract tests run against the reference; "fused" takes the last ones."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +41,7 @@ def row_state(call: Call) -> Tensor:
 
     It is computed in the compute dtype, and has a gradient if gradients are recorded.
     """
-    grad = torch.is_grad_enabled()
+    grad = is_recorded()
     # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)

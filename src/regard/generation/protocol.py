@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
 from regard.mechanisms.compiled_choice import Chooser
-from regard.mechanisms.readable import is_readable
+from regard.mechanisms.guards import is_readable
 
 
 @runtime_checkable

@@ -1,14 +1,17 @@
-"""Which of torch's transforms the code runs under: compilation, forward mode, vmap, torch.func's gradients.
+"""The state in which code runs: plain, recorded, compiled, traced, transformed, observed, cast. It is asked here alone.
 
-torch has no public way to ask this. The code that computes has to know it: a fused kernel has no forward derivative and
-no rule for vmap, and an autograd.Function of ours hides its backward pass from torch.func.
+`look` answers once in a public call, and its answer is handed down. torch has no public way to ask for most of this.
+Code that computes has to know it: a fused kernel has no forward derivative and no rule for vmap, an autograd.Function
+of ours hides its backward pass from torch.func, and a cache must hold nothing that a graph has made.
 """
 
+from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.torch_private import (
     DispatchKey,
@@ -19,8 +22,10 @@ from regard.torch_private import (
     dispatch_keys,
     forward_level,
     get_dispatch_mode,
+    get_function_mode,
     get_interpreter_stack,
     is_tracing,
+    level_of,
     peek_interpreter_stack,
 )
 
@@ -28,6 +33,118 @@ NOT_ITS_MEMORY = (
     "Negative", "Conjugate", "ZeroTensor", "Functionalize", "Python", "FuncTorchBatched", "FuncTorchGradWrapper",
 )  # fmt: skip
 """What the dispatcher calls tensors whose numbers are made when they are read."""
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The classes whose products are torch's own."""
+# Bound at import: behind a large kernel each lookup of a global name is a cache miss.
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state in which one call runs."""
+
+    is_recorded: bool
+    """Whether autograd records operations on tensors that need a gradient."""
+    is_plain: bool = True
+    """Whether code runs as it stands: without graph, trace, transform, tangents and dispatch modes, on plain tensors.
+
+    Decisions that follow from shapes may then be cached, since shapes are Python's integers.
+    """
+    is_compiling: bool = False
+    is_traced: bool = False
+    """Whether `torch.jit.trace` records the call."""
+    has_tangents: bool = False
+    """Whether tensors may carry tangents of forward-mode differentiation."""
+    is_transformed: bool = False
+    """Whether the call runs inside torch.vmap, torch.func.grad or torch.func.jvp."""
+
+
+_PLAIN = State(False), State(True)
+_COMPILED = State(False, is_plain=False, is_compiling=True), State(True, is_plain=False, is_compiling=True)
+
+
+def look(tensor: Tensor) -> State:
+    """The state in which a call of this tensor runs.
+
+    >>> look(torch.ones(2)).is_plain, look(torch.ones(2, device="meta")).is_recorded
+    (True, True)
+    """
+    is_recorded = _is_grad_enabled()
+    if _is_compiling():
+        return _COMPILED[is_recorded]
+    is_traced, is_transformed = is_tracing(), peek_interpreter_stack() is not None
+    has_tangents, is_observed = level_of(forward_ad) >= 0, bool(count_dispatch_modes())
+    if type(tensor) in PLAIN and not (is_traced or is_transformed or has_tangents or is_observed):
+        return _PLAIN[is_recorded]
+    return State(
+        is_recorded,
+        is_plain=False,
+        is_traced=is_traced,
+        has_tangents=has_tangents,
+        is_transformed=is_transformed,
+    )
+
+
+def is_recorded() -> bool:
+    """Whether autograd records operations.
+
+    >>> is_recorded()
+    True
+    """
+    return _is_grad_enabled()
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile traces the code.
+
+    >>> is_compiling()
+    False
+    """
+    return _is_compiling()
+
+
+def is_observed() -> bool:
+    """Whether a dispatch mode sees the operators that run.
+
+    >>> is_observed()
+    False
+    """
+    return bool(count_dispatch_modes())
+
+
+def is_function_observed() -> bool:
+    """Whether a mode sees torch's functions, as a watch does.
+
+    >>> is_function_observed()
+    False
+    """
+    return get_function_mode() is not None
+
+
+AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+"""The usual kinds of devices that have autocast."""
+
+
+def is_autocasting(kind: str) -> bool:
+    """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
+
+    >>> is_autocasting("meta")
+    False
+    """
+    # torch 2.8 cannot trace the question into a compiled graph, where devices have been asked for before.
+    can = kind in AUTOCASTS or (not _is_compiling() and torch.amp.is_autocast_available(kind))
+    return can and torch.is_autocast_enabled(kind)
+
+
+def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
+    """The dtype that numbers of this dtype get from autocast on this kind of device, if it is on there.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
+    [torch.bfloat16, torch.float64, torch.int64]
+    """
+    is_cast = is_autocasting(kind) and dtype.is_floating_point and dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if is_cast else dtype
 
 
 def in_forward_mode() -> bool:
@@ -38,7 +155,7 @@ def in_forward_mode() -> bool:
     ...     in_forward_mode()
     True
     """
-    return not torch.compiler.is_compiling() and forward_level() >= 0
+    return not _is_compiling() and forward_level() >= 0
 
 
 def in_transform(*kinds: str) -> bool:
@@ -49,7 +166,7 @@ def in_transform(*kinds: str) -> bool:
     True False
     tensor([1.])
     """
-    if torch.compiler.is_compiling() or peek_interpreter_stack() is None:
+    if _is_compiling() or peek_interpreter_stack() is None:
         return False
     stack = get_interpreter_stack() or []
     wanted = [getattr(TransformType, kind) for kind in kinds]
@@ -62,7 +179,7 @@ def in_trace() -> bool:
     >>> in_trace()
     False
     """
-    return not torch.compiler.is_compiling() and is_tracing()
+    return not _is_compiling() and is_tracing()
 
 
 def can_look(tensor: Tensor) -> bool:
@@ -108,7 +225,7 @@ def has_values(tensor: Tensor) -> bool:
     >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
     (True, False)
     """
-    if torch.compiler.is_compiling() or tensor.device.type == "meta" or is_tracing():
+    if _is_compiling() or tensor.device.type == "meta" or is_tracing():
         return False
     if hasattr(tensor, "fake_mode") or not count_dispatch_modes():
         return not hasattr(tensor, "fake_mode")
@@ -123,7 +240,7 @@ def may_be_kept(tensor: Tensor) -> bool:
     >>> may_be_kept(torch.ones(2))
     True
     """
-    if torch.compiler.is_compiling() or not tensor.is_cpu or is_tracing():
+    if _is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None
 
@@ -135,9 +252,22 @@ def may_have_own_gradient(tensor: Tensor) -> bool:
     True
     """
     return (
-        not torch.compiler.is_compiling()
+        not _is_compiling()
         and tensor.device.type == "cpu"
         and not in_trace()
         and not in_forward_mode()
         and not in_transform("Vmap", "Grad", "Jvp")
     )
+
+
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether the numbers of these tensors stand in the memory of the CPU, and may be read now.
+
+    A tensor of another class may have products of its own, and a recorded graph would not see what is read.
+
+    >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    # Whether there are values depends on nothing else that differs between plain tensors.
+    is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
+    return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.backends.short_sequences import ShortSequences, takes_short_sequences
+from regard.backends.short_sequences import ShortSequences, why_not_vectors
 from regard.compiled.step_work import MOST_OF_MANY, MOST_ROWS
 from regard.errors import ArgumentError
 from regard.mechanisms.scores.base import ScaledDot
@@ -447,7 +447,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scal
 
 def _attend_in_short(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """The same by compiled code, where it takes many short sequences."""
-    if is_off() or not takes_short_sequences(query, key):
+    if is_off() or why_not_vectors(query, key) is not None:
         return _attend(query, key, value, bias, scale)
     return ShortSequences().forward(query, key, value, additive=bias, is_causal=False, scale=scale)[0]
 

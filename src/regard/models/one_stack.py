@@ -12,7 +12,6 @@ from regard.mechanisms.masks.base import Mask
 from regard.models.building import stack_of
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
-from regard.models.short_stack import run_short, short_stack
 from regard.models.stack import SelfAttentionLayer, shared_bias
 from regard.nn import Dropout, Linear, TokenEmbedding
 from regard.nn.arguments import require_sizes
@@ -65,8 +64,6 @@ class OneStack(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The output of the last layer. The maps of the pass are named `name`.n."""
         x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)
-        if record is None and bias is None and (short := short_stack(self.layers, SelfAttentionLayer, x, mask)):
-            return run_short(short, x)
         for number, layer in enumerate(self.layers):
             x = layer(x, mask, bias, record, f"{name}.{number}")
         return x

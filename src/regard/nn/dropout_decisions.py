@@ -20,7 +20,8 @@ from regard.compiled.dropout_work import (
     WORK,
 )
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.readable import DTYPES, is_installed, is_readable
+from regard.mechanisms.guards import is_readable
+from regard.mechanisms.readable import DTYPES, is_installed
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""

@@ -1,15 +1,11 @@
 """Linear layers. On a CPU products of bf16 autocast have few sizes."""
 
-from typing import cast
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from regard.mechanisms.guards import has_values, may_have_own_gradient
 from regard.nn.half_linear import half_linear
-from regard.torch_private import has_hooks_of_all, is_bare, parameter
 
 WORTH_IT = 1 << 23
 """The number of multiplications below which a product is left to torch."""
@@ -25,17 +21,6 @@ class Linear(nn.Linear):
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Apply the layer; x may have any batch dimensions."""
         return linear(x, self.weight, self.bias)
-
-
-_OURS, _TORCHS = Linear.forward, NonDynamicallyQuantizableLinear.forward
-
-
-def short_product(layer: nn.Module, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
-    """`layer(x)` where neither gradients are recorded nor autocast is on: the product alone, if nothing else runs."""
-    is_plain = is_bare(layer, Linear, _OURS) or is_bare(layer, NonDynamicallyQuantizableLinear, _TORCHS)
-    if is_plain and not has_hooks_of_all():
-        return nn.functional.linear(x, parameter(layer, "weight"), parameter(layer, "bias"))
-    return cast(Tensor, layer(x))
 
 
 def linear(

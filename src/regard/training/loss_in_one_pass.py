@@ -7,7 +7,8 @@ from torch import Tensor
 
 from regard.compiled.loss_work import WORK
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.readable import DTYPES, is_installed, is_readable
+from regard.mechanisms.guards import is_readable
+from regard.mechanisms.readable import DTYPES, is_installed
 from regard.torch_private import count_dispatch_modes
 
 SMALL = 1 << 16

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.guards import can_look
-from regard.mechanisms.shapes import is_autocasting
+from regard.mechanisms.guards import can_look, is_autocasting
 from regard.nn.half_linear import LEAST_ROWS
 from regard.torch_private import count_dispatch_modes
 from regard.training.loss_in_one_pass import has_one_pass, loss_in_one_pass

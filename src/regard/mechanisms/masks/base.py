@@ -186,7 +186,7 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class And(Mask):
     """The pairs that all of the masks allow."""
 
@@ -233,7 +233,7 @@ class And(Mask):
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Or(Mask):
     """The pairs that any of the masks allows."""
 
@@ -276,7 +276,7 @@ class Or(Mask):
         return " | ".join(str(mask) for mask in self.masks)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Not(Mask):
     """The pairs that the mask forbids. Their range of keys is unknown, so no block is skipped."""
 

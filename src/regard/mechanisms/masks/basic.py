@@ -167,7 +167,7 @@ class Padding(Mask):
         return "padding"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Causal(Mask):
     """`key <= query + offset`. See `causal`."""
 

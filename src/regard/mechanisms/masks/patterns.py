@@ -138,7 +138,7 @@ def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
     return Blocks(pattern if pattern.dim() == 3 else pattern[None], size)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Window(Mask):
     """`position - before <= key <= position + after`. See `window`."""
 
@@ -229,7 +229,7 @@ class Documents(Mask):
         return "documents"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Strided(Mask):
     """`(position - key) % stride == 0`. See `strided`."""
 

@@ -14,7 +14,7 @@ from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors, Unwritten, tensors_of_call
+from regard.maps.call_source import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
 from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
 from regard.mechanisms.checks import IS_CHECKING, check_values
@@ -126,16 +126,18 @@ def attention(
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
     state = look(query)
-    query, key, value = as_autocast(query, key, value)
+    if state.is_cast:
+        query, key, value = as_autocast(query, key, value)
     call, values = make_call(
         query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )
     if not state.is_compiling and IS_CHECKING.get():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
+    options = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
+    if not state.is_cast:
+        return run_call(call, values, value, backend, **options)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
-        return run_call(
-            call, values, value, backend, return_weights=return_weights, keep_values=keep_values, state=state
-        )
+        return run_call(call, values, value, backend, **options)
 
 
 @overload
@@ -167,11 +169,12 @@ def run_call(
         if plain is not None:
             return restore(plain, call.sizes)
     output, rows = run(chosen, call, values)
-    output = restore(output, call.sizes)
+    if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
+        output = restore(output, call.sizes)
     if not return_weights:
         return output
     tensors = tensors_of_call(call)
-    if not at.is_recorded and not at.is_compiling and any([one.requires_grad for one in tensors]):
+    if not at.is_recorded and not at.is_compiling and needs_gradient(tensors):
         # The row state has no graph here. If the scores had one when they are read, gradients would be wrong.
         call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
         tensors = tensors_of_call(call)
@@ -195,10 +198,14 @@ def make_call(
     """Check everything once and freeze the call. Also returns the canonical value."""
     if not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
+    state = look(query) if state is None else state
     query, key, value, sizes = canonical(query, key, value, state)
-    chosen = as_score(score)
-    query, key = as_autocast(*chosen.prepare(query, key))
-    allowed, added = None if mask is None else as_mask(mask), None if bias is None else as_bias(bias)
+    chosen = score if isinstance(score, Score) else as_score(score)
+    query, key = chosen.prepare(query, key)
+    if state.is_cast:
+        query, key = as_autocast(query, key)
+    allowed = mask if mask is None or isinstance(mask, Mask) else as_mask(mask)
+    added = None if bias is None else as_bias(bias)
     call = Call(
         query=query,
         key=key,

@@ -28,10 +28,9 @@ def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor
 
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
     """The same, but the row state is None if the kernel does not return it and the output does not need it."""
-    base = call.normalization.base
-    if base is call.normalization:
+    if not call.normalization.has_base:
         return backend.run(call, value)
-    call_ = replace(call, normalization=base)
+    call_ = replace(call, normalization=call.normalization.base)
     output, state = backend.run(call_, value)
     return call.normalization.finish(output, row_state(call_) if state is None else state)
 
@@ -62,13 +61,15 @@ def choose_backend(call: Call, name: str | None) -> Backend:
         ArgumentError: no backend has that name.
         BackendError: the named backend cannot run the call; no other backend takes its place silently.
     """
-    base = call.normalization.base
-    call = call if base is call.normalization else replace(call, normalization=base)
+    if call.normalization.has_base:
+        call = replace(call, normalization=call.normalization.base)
     if name is not None and name not in BACKENDS:
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
     if name is not None and not BACKENDS[name].why_not(call):
         return BACKENDS[name]
-    first = next(b for b in BACKENDS.values() if b.only_by_name is None and not b.why_not(call))
+    for first in BACKENDS.values():
+        if first.only_by_name is None and not first.why_not(call):
+            break
     if name is not None:
         BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
     return first.unnamed()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.additive_masks import Buffer
+from regard.backends.additive_masks import NOTHING_ADDED, Buffer
 from regard.backends.base import Backend, Call
 from regard.backends.cuda_kernels import cuda_kernel
 from regard.backends.fused_kernels import CPU_FLASH, Kernel, OneBlock
@@ -17,7 +17,7 @@ from regard.backends.short_sequences import SHORT_SEQUENCES, ShortSequences
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
 from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.guards import can_look, in_transform, is_recorded, look
+from regard.mechanisms.guards import can_look, in_transform, is_compiling, is_recorded, look
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.normalizations import Normalization, Softmax, any_coarse
 from regard.mechanisms.readable import row_contiguous
@@ -76,7 +76,7 @@ class Fused(Backend):
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
-        covering, state = plan(call), look(call.query)
+        covering = plan(call)
         width = max(call.query.shape[-1], value.shape[-1])
         kernel = self._kernel or kernel_for(call.query, width=width, covering=covering)
         scale = call.score.dot_scale(call.query.shape[-1])
@@ -84,21 +84,22 @@ class Fused(Backend):
         assert scale is not None, "why_not has said so"
         query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple)
         again = None
-        is_recorded = state.is_recorded and (query.requires_grad or key.requires_grad or value_.requires_grad)
-        if is_recorded:
+        needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
+        if needs_gradient:
             if kernel is CPU_FLASH and SHORT_SEQUENCES.why_not(call) is None:
                 kernel = SHORT_SEQUENCES
-            if self._second is not None and not state.is_compiling:
+            if self._second is not None and not is_compiling():
                 again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
-        block = covering.blocks[0]
-        if covering.is_whole and not (is_recorded and covering.bias is not None):
-            one = OneBlock(kernel, scale, block.is_causal, covering.additive(block, Buffer()))
-            output, lse = (
-                _WholeCall.apply(one, again, query, key, value_)
-                if is_recorded
-                else (one.forward(query, key, value_)[:2])
-            )
-        elif is_recorded:
+        whole = covering.whole
+        if whole is not None and not (needs_gradient and covering.bias is not None):
+            is_bare = not whole.factors and covering.bias is None
+            added = NOTHING_ADDED if is_bare else covering.additive(whole, Buffer())
+            one = OneBlock(kernel, scale, whole.is_causal, added)
+            if needs_gradient:
+                output, lse = _WholeCall.apply(one, again, query, key, value_)
+            else:
+                output, lse, _ = one.forward(query, key, value_)
+        elif needs_gradient:
             output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)

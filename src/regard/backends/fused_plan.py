@@ -107,10 +107,11 @@ class Plan:
         return (*self.blocks, *self.anew)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether one block holds all queries and keys as they stand in memory."""
+    def whole(self) -> Block | None:
+        """The block that holds all queries and keys as they stand in memory, if there is one."""
         first = self.blocks[0]
-        return not self.anew and len(self.blocks) == 1 == first.count and len(first.columns) == self.sizes.keys
+        is_whole = not self.anew and len(self.blocks) == 1 == first.count and len(first.columns) == self.sizes.keys
+        return first if is_whole else None
 
     @property
     def is_square(self) -> bool:
@@ -123,8 +124,6 @@ class Plan:
 
     def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
         """The kernel's additive mask for a block; the next one that is asked for with this buffer may overwrite it."""
-        if self.bias is None and not block.factors:
-            return NOTHING_ADDED
         if not self.repeated or block.place not in self.repeated:
             return self._render(block, buffer)
         if block.place not in self._rendered:
@@ -141,7 +140,7 @@ class Plan:
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, rows), buffer)
         tensor = self._tensor(block, range(len(block.rows)))
-        return AdditiveMask(tensor, live_rows(tensor, block))
+        return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
         """The bias, unless it is 0 in the whole block."""
@@ -179,6 +178,8 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     if not block.is_causal:
         live = allowed.any(-1)
         return None if can_look(live) and bool(live.all()) else live
+    if can_look(allowed) and bool(allowed[..., 0].all()):
+        return None
     # With the flag, row i sees the keys up to i. It has a key if the first allowed key is one of these.
     first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
     return first <= torch.arange(len(block.rows), device=additive.device)
@@ -195,7 +196,7 @@ class Layout:
 
 def plan(call: Call) -> Plan:
     """Split the mask of a call into the flag, the bias per key, and blocks of queries."""
-    sizes, factors = call.sizes, excluding_factors(call)
+    sizes, factors = call.sizes, () if call.mask is None else excluding_factors(call)
     bias, per_row = (None, None) if call.bias is None else _reduced(call, factors)
     flag = None
     of_all: list[Mask] = []

@@ -64,7 +64,9 @@ def kernel_tensors(
     if scale <= 0:
         query, scale = with_positive_scale(query, scale)
     # Last, because the negative of a tensor may stand in memory in another way.
-    return row_contiguous(query), row_contiguous(key), row_contiguous(value), scale
+    query = query if query.is_contiguous() else row_contiguous(query)
+    key = key if key.is_contiguous() else row_contiguous(key)
+    return query, key, value if value.is_contiguous() else row_contiguous(value), scale
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -89,6 +89,11 @@ class Unwritten:
 NAMES = ("queries", "keys")
 
 
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of the tensors needs a gradient."""
+    return True in [one.requires_grad for one in tensors]
+
+
 def tensors_of_call(call: Call) -> list[Tensor]:
     """The tensors that the weights of a call are computed from: query and key first."""
     return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
@@ -107,7 +112,7 @@ class GivenFactors:
         """What the call reads is looked at now, unless `unwritten` knows it from when the call ran."""
         self._call = call
         self._state = state
-        self._leveling = Leveling()
+        self._leveling = None if call.bias is None else Leveling()
         if unwritten is None:
             unwritten = Unwritten(tensors_of_call(call))
         self._unwritten = unwritten
@@ -144,6 +149,8 @@ class GivenFactors:
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0."""
         call, state = self.call, self.state
+        if self._leveling is None:
+            return call, state
         with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
             return self._leveling.applied(call, state)
 

@@ -35,8 +35,12 @@ NOT_ITS_MEMORY = (
 """What the dispatcher calls tensors whose numbers are made when they are read."""
 PLAIN = (Tensor, torch.nn.Parameter)
 """The classes whose products are torch's own."""
-# Bound at import: behind a large kernel each lookup of a global name is a cache miss.
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+is_compiling, is_recorded = torch.compiler.is_compiling, torch.is_grad_enabled
+"""Whether torch.compile traces the code, and whether autograd records operations."""
+
+
+AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+"""The usual kinds of devices that have autocast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ class State:
     """Whether tensors may carry tangents of forward-mode differentiation."""
     is_transformed: bool = False
     """Whether the call runs inside torch.vmap, torch.func.grad or torch.func.jvp."""
+    is_cast: bool = False
+    """Whether autocast is on for the device of the call."""
 
 
 _PLAIN = State(False), State(True)
-_COMPILED = State(False, is_plain=False, is_compiling=True), State(True, is_plain=False, is_compiling=True)
 
 
 def look(tensor: Tensor) -> State:
@@ -69,38 +74,19 @@ def look(tensor: Tensor) -> State:
     >>> look(torch.ones(2)).is_plain, look(torch.ones(2, device="meta")).is_recorded
     (True, True)
     """
-    is_recorded = _is_grad_enabled()
-    if _is_compiling():
-        return _COMPILED[is_recorded]
+    grad = is_recorded()
+    if is_compiling():
+        return State(grad, is_plain=False, is_compiling=True, is_cast=is_autocasting(tensor.device.type))
+    if not isinstance(tensor, Tensor):
+        return _PLAIN[grad]  # The check of the arguments says so.
+    kind = tensor.device.type
+    is_cast = torch.is_autocast_enabled(kind) if kind in AUTOCASTS else is_autocasting(kind)
     is_traced, is_transformed = is_tracing(), peek_interpreter_stack() is not None
-    has_tangents, is_observed = level_of(forward_ad) >= 0, bool(count_dispatch_modes())
-    if type(tensor) in PLAIN and not (is_traced or is_transformed or has_tangents or is_observed):
-        return _PLAIN[is_recorded]
-    return State(
-        is_recorded,
-        is_plain=False,
-        is_traced=is_traced,
-        has_tangents=has_tangents,
-        is_transformed=is_transformed,
-    )
-
-
-def is_recorded() -> bool:
-    """Whether autograd records operations.
-
-    >>> is_recorded()
-    True
-    """
-    return _is_grad_enabled()
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile traces the code.
-
-    >>> is_compiling()
-    False
-    """
-    return _is_compiling()
+    has_tangents = level_of(forward_ad) >= 0
+    is_plain = not (is_traced or is_transformed or has_tangents or count_dispatch_modes()) and type(tensor) in PLAIN
+    if is_plain and not is_cast:
+        return _PLAIN[grad]
+    return State(grad, is_plain, False, is_traced, has_tangents, is_transformed, is_cast)
 
 
 def is_observed() -> bool:
@@ -121,10 +107,6 @@ def is_function_observed() -> bool:
     return get_function_mode() is not None
 
 
-AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-"""The usual kinds of devices that have autocast."""
-
-
 def is_autocasting(kind: str) -> bool:
     """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
 
@@ -132,7 +114,7 @@ def is_autocasting(kind: str) -> bool:
     False
     """
     # torch 2.8 cannot trace the question into a compiled graph, where devices have been asked for before.
-    can = kind in AUTOCASTS or (not _is_compiling() and torch.amp.is_autocast_available(kind))
+    can = kind in AUTOCASTS or (not is_compiling() and torch.amp.is_autocast_available(kind))
     return can and torch.is_autocast_enabled(kind)
 
 
@@ -155,7 +137,7 @@ def in_forward_mode() -> bool:
     ...     in_forward_mode()
     True
     """
-    return not _is_compiling() and forward_level() >= 0
+    return not is_compiling() and forward_level() >= 0
 
 
 def in_transform(*kinds: str) -> bool:
@@ -166,7 +148,7 @@ def in_transform(*kinds: str) -> bool:
     True False
     tensor([1.])
     """
-    if _is_compiling() or peek_interpreter_stack() is None:
+    if is_compiling() or peek_interpreter_stack() is None:
         return False
     stack = get_interpreter_stack() or []
     wanted = [getattr(TransformType, kind) for kind in kinds]
@@ -179,7 +161,7 @@ def in_trace() -> bool:
     >>> in_trace()
     False
     """
-    return not _is_compiling() and is_tracing()
+    return not is_compiling() and is_tracing()
 
 
 def can_look(tensor: Tensor) -> bool:
@@ -225,7 +207,7 @@ def has_values(tensor: Tensor) -> bool:
     >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
     (True, False)
     """
-    if _is_compiling() or tensor.device.type == "meta" or is_tracing():
+    if is_compiling() or tensor.device.type == "meta" or is_tracing():
         return False
     if hasattr(tensor, "fake_mode") or not count_dispatch_modes():
         return not hasattr(tensor, "fake_mode")
@@ -240,7 +222,7 @@ def may_be_kept(tensor: Tensor) -> bool:
     >>> may_be_kept(torch.ones(2))
     True
     """
-    if _is_compiling() or not tensor.is_cpu or is_tracing():
+    if is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None
 
@@ -252,7 +234,7 @@ def may_have_own_gradient(tensor: Tensor) -> bool:
     True
     """
     return (
-        not _is_compiling()
+        not is_compiling()
         and tensor.device.type == "cpu"
         and not in_trace()
         and not in_forward_mode()

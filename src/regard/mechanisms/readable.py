@@ -25,11 +25,11 @@ def row_contiguous(tensor: Tensor) -> Tensor:
     >>> row_contiguous(torch.ones(3, 2).mT).stride(), row_contiguous(torch.ones(4).as_strided((3, 2), (1, 1))).stride()
     ((3, 1), (2, 1))
     """
-    strides = tensor.stride()
-    if strides[-1] != 1:
+    *others, last = tensor.stride()
+    if last != 1:
         return tensor.contiguous()
     width = tensor.shape[-1]
-    for size, stride in zip(tensor.shape, strides[:-1], strict=False):
+    for size, stride in zip(tensor.shape, others, strict=False):
         if 0 < stride < width and size > 1:
             return tensor.contiguous()
     return tensor

@@ -146,8 +146,6 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:
     """Give a canonical `(B, H, T, E)` output the caller's leading dimensions."""
-    if sizes.has_heads and len(sizes.batch) == 1:
-        return output
     return output.reshape(*sizes.leading, *output.shape[-2:])
 
 

@@ -39,7 +39,8 @@ def tensors_of_tree(*trees: Any) -> list[Tensor]:
         elif isinstance(tree, tuple):
             waiting += reversed(tree)
         elif (names := getattr(type(tree), "__dataclass_fields__", None)) is not None:
-            waiting += [getattr(tree, name) for name in reversed(names)]
+            for name in reversed(names):
+                waiting.append(getattr(tree, name))
     return found
 
 

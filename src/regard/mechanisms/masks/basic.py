@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.guards import can_look
 from regard.mechanisms.masks.base import AXES, Mask
-from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence
+from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
 
 
 def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
@@ -116,6 +116,12 @@ class Lengths(Mask):
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """`key < n`."""
         return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
+
+    def block(self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device) -> Tensor:
+        """One comparison where the lengths are those of sequences."""
+        if self.per_query:
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return index_tensor(columns, device) < self.valid.view(-1, 1, 1, 1)
 
     def depends_on(self) -> frozenset[str]:
         """Batch and key, and also the query if each query has its own length."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from regard.mechanisms import transforms
+from regard.mechanisms import guards
 from regard.nn import half_linear
 from regard.nn import linear as module
 from regard.nn.half_linear import common_size, filled_up
@@ -146,7 +146,7 @@ def test_small_products_other_dtypes_and_transforms_stay_with_torch(monkeypatch:
         assert torch.func.grad(lambda w: linear(x, w).float().sum())(weight).shape == (20, 12)
         assert torch.func.vmap(linear, (0, None))(x, weight).shape == (9, 20)
         with monkeypatch.context() as traced:
-            traced.setattr(transforms, "in_trace", lambda: True)
+            traced.setattr(guards, "in_trace", lambda: True)
             assert not in_few_sizes(linear(*given))
         monkeypatch.setattr(module, "WORTH_IT", 9 * 12 * 20 + 1)
         assert not in_few_sizes(linear(*given))

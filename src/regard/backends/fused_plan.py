@@ -167,19 +167,22 @@ class Plan:
                 return None
             zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
             bias = torch.where(allowed, zero, -torch.inf)
-        return None if bias is None else bias.expand(*bias.shape[:-1], len(columns)).contiguous()
+        if bias is None or (bias.shape[-1] == len(columns) and bias.is_contiguous()):
+            return bias
+        return bias.expand(*bias.shape[:-1], len(columns)).contiguous()
 
 
 def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
     if additive is None:
         return None
+    # With the first key each row has one, with the flag too.
+    if can_look(additive) and bool((additive[..., 0] > -torch.inf).all()):
+        return None
     allowed = additive > -torch.inf
     if not block.is_causal:
         live = allowed.any(-1)
         return None if can_look(live) and bool(live.all()) else live
-    if can_look(allowed) and bool(allowed[..., 0].all()):
-        return None
     # With the flag, row i sees the keys up to i. It has a key if the first allowed key is one of these.
     first = torch.where(allowed.any(-1), allowed.int().argmax(-1), len(block.columns))
     return first <= torch.arange(len(block.rows), device=additive.device)

@@ -82,7 +82,10 @@ def look(tensor: Tensor) -> State:
     kind = tensor.device.type
     is_cast = torch.is_autocast_enabled(kind) if kind in AUTOCASTS else is_autocasting(kind)
     is_traced, is_transformed = is_tracing(), peek_interpreter_stack() is not None
-    has_tangents = level_of(forward_ad) >= 0
+    try:
+        has_tangents = level_of(forward_ad) >= 0
+    except AttributeError:
+        has_tangents = forward_level() >= 0  # It says which torch has it.
     is_plain = not (is_traced or is_transformed or has_tangents or count_dispatch_modes()) and type(tensor) in PLAIN
     if is_plain and not is_cast:
         return _PLAIN[grad]

@@ -189,7 +189,7 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class BlockLayout:
     """The blocks of a plan: what follows from the masks and the sizes of a call."""
 
     blocks: tuple[Block, ...]
@@ -211,7 +211,7 @@ def plan(call: Call) -> Plan:
     is_of_all = bias is None or bias.per_key is not None
     everything = Block(range(sizes.queries), range(sizes.keys), flag is not None, tuple(of_all), has_bias=is_of_all)
     if is_of_all and len(of_all) + everything.is_causal == len(factors):
-        layout = Layout((everything,))
+        layout = BlockLayout((everything,))
     elif bias is None and are_numbers(factors) and look(call.query).is_plain:
         layout = _cached_layout(factors, everything.is_causal, sizes, _limits())
     else:
@@ -236,20 +236,20 @@ def _limits() -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=256)
-def _cached_layout(factors: tuple[Mask, ...], is_causal: bool, sizes: Sizes, limits: tuple[object, ...]) -> Layout:
+def _cached_layout(factors: tuple[Mask, ...], is_causal: bool, sizes: Sizes, limits: tuple[object, ...]) -> BlockLayout:
     of_all = tuple(m for m in factors if "query" not in m.depends_on())
     everything = Block(range(sizes.queries), range(sizes.keys), is_causal, of_all)
     return _layout(factors, None, everything, sizes)
 
 
-def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> Layout:
+def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> BlockLayout:
     """The blocks of a call some of whose masks, or whose bias, differ from query to query."""
     anew = _of_few(factors, bias, everything, sizes) if everything.is_causal else None
     if anew is not None:
-        return Layout((everything,), anew, _repeated((everything,), bias))
+        return BlockLayout((everything,), anew, _repeated((everything,), bias))
     blocks = _least_work(factors, bias, sizes)
     blocks = blocks if bias is not None else tuple(_joined(blocks, MOST_JOINED // max(1, sizes.flat_batch)))
-    return Layout(blocks, (), _repeated(blocks, bias))
+    return BlockLayout(blocks, (), _repeated(blocks, bias))
 
 
 def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> tuple[Block, ...] | None:

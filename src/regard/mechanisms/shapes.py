@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.mechanisms.guards import State, autocast_dtype, is_autocasting, look
 
-Shape = tuple[int, ...]
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def canonical(
     return _flatten(query, sizes), _flatten(key, sizes), _flatten(value, sizes), sizes
 
 
-def sizes_of(query: Shape, key: Shape, value: Shape) -> Sizes:
+def sizes_of(query: Dims, key: Dims, value: Dims) -> Sizes:
     """The sizes of a call, from the shapes of its tensors.
 
     Raises:
@@ -216,7 +216,7 @@ def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
     return tensor.index_select(-2, rows)
 
 
-def _common_batch(query: Shape, key: Shape, value: Shape, lead: int) -> tuple[int, ...]:
+def _common_batch(query: Dims, key: Dims, value: Dims, lead: int) -> tuple[int, ...]:
     batches = query[:lead], key[:lead], value[:lead]
     # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.
     if batches[0] == batches[1] == batches[2]:
@@ -238,7 +238,7 @@ def _flatten(tensor: Tensor, sizes: Sizes) -> Tensor:
     return tensor.expand(*sizes.batch, *tail).reshape(sizes.flat_batch, *tail)
 
 
-def _named(query: Shape, key: Shape, value: Shape) -> str:
+def _named(query: Dims, key: Dims, value: Dims) -> str:
     return f"query {tuple(query)}, key {tuple(key)}, value {tuple(value)}"
 
 

@@ -74,19 +74,19 @@ def canonical(
     _check_kinds(query, key, value)
     shapes = query.shape, key.shape, value.shape
     # In a graph or a trace, lengths may be symbols or tensors: nothing of them is cached.
-    sizes = _cached_sizes(*shapes) if state.is_plain else sizes_of(*shapes)
+    sizes = _cached_sizes(*shapes) if state.is_plain else sizes_from_shapes(*shapes)
     if sizes.has_heads and len(sizes.batch) == 1 and query.shape[0] == key.shape[0] == value.shape[0]:
         return query, key, value, sizes
     return _flatten(query, sizes), _flatten(key, sizes), _flatten(value, sizes), sizes
 
 
-def sizes_of(query: Dims, key: Dims, value: Dims) -> Sizes:
+def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
     """The sizes of a call, from the shapes of its tensors.
 
     Raises:
         ShapeError: ranks, lengths or heads do not fit each other, or a sequence is empty.
 
-    >>> sizes_of((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
+    >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
     (2, 4, 5, 7)
     """
     rank = len(query)
@@ -121,7 +121,7 @@ def sizes_of(query: Dims, key: Dims, value: Dims) -> Sizes:
     return sizes
 
 
-_cached_sizes = lru_cache(maxsize=512)(sizes_of)
+_cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ FLOORS = [
     ["torch_private"],
     ["mechanisms", "ranges", "storage"],
     ["backends"],
-    ["maps", "settled_calls"],
+    ["maps"],
     ["functional"],
     ["kernel_regression", "nn", "generation", "selection", "align"],
     ["models"],

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.additive_masks import AdditiveMask
+from regard.mechanisms.guards import is_compiling
 from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.shapes import Sizes
-from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_backward
+from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
 
 Extras = tuple[Any, ...]
 """What a kernel's forward returns for its own backward, besides output and lse."""
@@ -84,7 +85,9 @@ class CpuFlash(Kernel):
         """Grouped heads are passed as they are, if the kernel of this torch takes them."""
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
-        output, lse = flash_cpu(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
+        # torch's own binding takes half the time of the operator's, which a graph needs.
+        flash = flash_cpu if is_compiling() else flash_cpu_alone
+        output, lse = flash(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
         return output, lse, ()
 
     def backward(
@@ -124,6 +127,9 @@ class CpuFlash(Kernel):
         return flash_cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale)
 
 
+CPU_FLASH = CpuFlash()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OneBlock:
     """What a kernel is told of a block besides its vectors."""
@@ -157,7 +163,7 @@ class OneBlock:
             lse = lse.masked_fill(dead, torch.inf)
             grad_output = grad_output.masked_fill(dead[..., None], 0.0)
             grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
-        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CpuFlash()
+        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CPU_FLASH
         if grad_lse is not None:
             extra = kernel.multiple
             query, key, output = (wider(t, extra) for t in (query, key, output))

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
+from regard.mechanisms.guards import has_values, in_forward_mode, in_trace, in_transform
 from regard.mechanisms.normalizations import Softmax, any_coarse
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
 from regard.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
 TILE_ELEMENTS = 1 << 20

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
+from regard.mechanisms.guards import is_readable
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """The weights of one attention call, computed from its queries, its keys and one normalizer for each row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -18,6 +18,7 @@ from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.leveled import Leveling
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.mechanisms.guards import is_compiling
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes, take
@@ -63,19 +64,11 @@ class Unwritten:
 
     __slots__ = ("_tensors", "_versions")
 
-    def __init__(self, tensors: tuple[Tensor, ...], versions: tuple[int | None, ...]) -> None:
-        """The versions may be missing: then nothing is known of the tensors."""
-        self._tensors, self._versions = tensors, versions
-
-    @classmethod
-    def now(cls, query: Tensor, key: Tensor, *others: object) -> "Unwritten":
-        """The tensors of a call that runs now; `others` are masks, biases and other objects with tensors."""
-        tensors: tuple[Tensor, ...] = (query, key)
-        for other in others:
-            if other is not None:
-                tensors += (*tensors_of_tree(other),)
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """What a call reads that runs now, as `tensors_of_call` gives it."""
+        self._tensors = tensors
         # While compiling there are no versions, and an inference tensor has none.
-        return cls(tensors, () if torch.compiler.is_compiling() else (*map(counted_version, tensors),))
+        self._versions = () if is_compiling() else (*map(counted_version, tensors),)
 
     def check(self) -> None:
         """Check that the tensors are unchanged since then.
@@ -97,6 +90,16 @@ class Unwritten:
 NAMES = ("queries", "keys")
 
 
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of the tensors needs a gradient."""
+    return True in [one.requires_grad for one in tensors]
+
+
+def tensors_of_call(call: Call) -> list[Tensor]:
+    """The tensors that the weights of a call are computed from: query and key first."""
+    return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+
+
 def _is_part(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
@@ -110,9 +113,9 @@ class GivenFactors:
         """Without `unwritten`, the versions of the tensors are read now."""
         self._call = call
         self._state = state
-        self._leveling = Leveling()
+        self._leveling = None if call.bias is None else Leveling()
         if unwritten is None:
-            unwritten = Unwritten.now(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+            unwritten = Unwritten(tensors_of_call(call))
         self._unwritten = unwritten
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -147,6 +150,8 @@ class GivenFactors:
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0."""
         call, state = self.call, self.state
+        if self._leveling is None:
+            return call, state
         with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
             return self._leveling.applied(call, state)
 

@@ -12,7 +12,7 @@ from regard.errors import ArgumentError
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 
 class DerivedSource(Source):

@@ -14,10 +14,10 @@ from regard.backends import row_state
 from regard.backends.base import Call
 from regard.maps.source import take_rows
 from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.guards import has_values, in_transform
 from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.transforms import has_values, in_transform
 
 
 class Leveling:

@@ -21,9 +21,9 @@ from regard.maps import statistics as st
 from regard.maps.pooling import Bins, Grid
 from regard.maps.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.source import Scores, Source, Statistic
+from regard.mechanisms.guards import can_look, in_forward_mode
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.readable import is_installed, row_contiguous
-from regard.mechanisms.transforms import can_look, in_forward_mode
 
 SMALL = 1 << 20
 """Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""

@@ -13,7 +13,7 @@ from regard.maps.indexing import is_integer
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.tiles import ask
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 OVERSAMPLING = 4
 """How many columns the random block has beyond the k that are asked for."""

@@ -16,8 +16,8 @@ from regard.errors import ShapeError
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
+from regard.mechanisms.guards import has_values
 from regard.mechanisms.precision import widest_dtype
-from regard.mechanisms.transforms import has_values
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""

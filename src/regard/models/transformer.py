@@ -17,7 +17,6 @@ from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
-from regard.models.short_stack import run_short, short_stack
 from regard.models.stack import (
     SelfAttentionLayer,
     make_stack,
@@ -25,9 +24,7 @@ from regard.models.stack import (
     recorded_attention,
     shared_bias,
 )
-from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
-from regard.nn.short_way import ShortLayer, attention_alone, network_alone, residual_alone, sublayers_alone
-from regard.torch_private import children_of
+from regard.nn import Dropout, KeyValue, TokenEmbedding
 
 
 class DecoderLayer(nn.Module):
@@ -52,18 +49,6 @@ class DecoderLayer(nn.Module):
             x, lambda y: recorded_attention(self.cross_attention, record, f"{name}.cross", y, memory, mask=mask)
         )
         return cast(Tensor, around_network(x, self.feed_forward))
-
-    alone_for = forward
-
-    def alone(self, x: Tensor, memory: Tensor, mask: Mask | None) -> ShortLayer | None:
-        """What the layer computes of inputs like x where no gradient is recorded; see `regard.nn.short_way`."""
-        modules = children_of(self)
-        around_itself, around_source, around_network = map(residual_alone, children_of(modules["residuals"]).values())
-        return sublayers_alone(
-            (around_itself, attention_alone(modules["self_attention"], x, None, causal())),
-            (around_source, attention_alone(modules["cross_attention"], x, memory, mask)),
-            (around_network, network_alone(modules["feed_forward"])),
-        )
 
     def step(
         self,
@@ -176,7 +161,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers))
         self.decoder = nn.ModuleList(DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
-        self.output = Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
+        self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -214,8 +199,6 @@ class Transformer(nn.Module):
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
         mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
-        if record is None and bias is None and (short := short_stack(self.encoder, SelfAttentionLayer, x, mask)):
-            return self.encoder_norm(run_short(short, x))
         for number, layer in enumerate(self.encoder):
             x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
@@ -236,8 +219,6 @@ class Transformer(nn.Module):
         """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)
-        if record is None and bias is None and (short := short_stack(self.decoder, DecoderLayer, x, memory, mask)):
-            return self.decoder_norm(run_short(short, x))
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.decoder_norm(x)

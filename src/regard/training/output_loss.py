@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.shapes import is_autocasting
-from regard.mechanisms.transforms import can_look
-from regard.nn.linear import by_onednn
+from regard.mechanisms.guards import can_look, is_autocasting
 from regard.torch_private import count_dispatch_modes
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
@@ -158,16 +156,14 @@ def _blocks(count: int, size: int) -> list[slice]:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    with by_onednn():
-        return x @ y
+    return x @ y
 
 
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     """The product, in the memory of an earlier one: new pages would take a third of the time of a product."""
     if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or count_dispatch_modes():
         return _product(x, y)
-    with by_onednn():
-        return torch.mm(x, y, out=memory[: len(x)])
+    return torch.mm(x, y, out=memory[: len(x)])
 
 
 def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -176,5 +172,4 @@ def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype
         return _product(x, y).to(dtype)
     if total.dtype != x.dtype:
         return total.add_(x @ y)
-    with by_onednn():
-        return total.addmm_(x, y)
+    return total.addmm_(x, y)

@@ -22,7 +22,6 @@ from regard.errors import ArgumentError, FunctionError, RegardError
 from regard.inspection.capture.observed_call import ObservedCall
 from regard.inspection.capture.provenance import SoftmaxOrigin, Traces
 from regard.torch_private import (
-    FOR_ATTENTION,
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
@@ -502,12 +501,6 @@ _handles: list[RemovableHandle] = []
 _users = 0
 
 
-def _for_attention(hook: Any) -> Any:
-    """Mark a hook: a watch changes no bit, so that layers without attention run as they do without it."""
-    setattr(hook, FOR_ATTENTION, True)
-    return hook
-
-
 def this_thread() -> Thread:
     """The state of the current thread."""
     if not hasattr(_local, "thread"):
@@ -534,7 +527,6 @@ def _uninstall() -> None:
             forget_global_hook(handle.id)
 
 
-@_for_attention
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     thread: Thread | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
@@ -557,7 +549,6 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         watch.entered(module)
 
 
-@_for_attention
 def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 

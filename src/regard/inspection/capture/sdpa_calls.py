@@ -22,11 +22,12 @@ from regard.inspection.capture.observed_call import CallVectors, ObservedCall, R
 from regard.inspection.capture.retention import Keeper
 from regard.inspection.capture.snapshot import Kept
 from regard.maps.call_values import CallValues
+from regard.mechanisms.guards import is_autocasting
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import Sizes, is_autocasting
+from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""
 
 
-class Alignment(Protocol):
+class StepAlignment(Protocol):
     """The attention of a step to the source."""
 
     def dense(self) -> Float[Tensor, "N H 1 S"]:
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     """One step of decoding."""
 
     logits: Float[Tensor, "N V"]
-    alignment: Alignment | None
+    alignment: StepAlignment | None
     """The attention of the step to the source, computed only if it is read; None without a source."""
     state: Any
 

@@ -8,8 +8,6 @@ from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests compare processes bit by bit: none of them may find another product the fastest on a busy machine.
-os.environ.setdefault("REGARD_CACHE", "off")
 
 import jaxtyping
 
@@ -43,7 +41,7 @@ hypothesis.settings.load_profile("regard")
 
 # Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
 # by each process at once, if that is done to look for examples. Neither has any.
-COMPILED = ("maps/row_loop", "compiled/step_loop", "compiled/vector_code")
+COMPILED = ("maps/row_loop", "compiled/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
     collect_ignore += ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]

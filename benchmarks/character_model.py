@@ -21,7 +21,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from torch.nn import functional
 
 from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.nn.linear import by_onednn, onednn_is_faster
 from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
 from regard.training.optimizers import adamw, muon
 from regard.training.output_loss import output_cross_entropy
@@ -86,16 +84,14 @@ class Side:
 
     def __init__(self, model: nn.Module, step: Callable[[int], None], iterations: int) -> None:
         self.model, self._step, self._iterations = model, step, iterations
-        self.within: Callable[[], AbstractContextManager[None]] = nullcontext
         self.done, self.seconds = 0, 0.0
         self.turns: list[float] = []
 
     def take_turn(self) -> None:
         began = time.perf_counter()
-        with self.within():
-            for _ in range(self._iterations // TURNS):
-                self._step(self.done)
-                self.done += 1
+        for _ in range(self._iterations // TURNS):
+            self._step(self.done)
+            self.done += 1
         self.turns.append(time.perf_counter() - began)
         self.seconds += self.turns[-1]
 
@@ -203,10 +199,6 @@ def run() -> tuple[list[Row], list[str]]:
             f"ours {own:.4f} after {recipe} (nanoGPT's page: 1.88)."
         )
         print(notes[-1], flush=True)
-    if onednn_is_faster():
-        sides = peer(train, vocab_size, 0), ours(train, vocab_size, recipe, 0)
-        sides[0].within = by_onednn
-        rows.append(raced("seed 0, all by oneDNN", *sides, target=None))
     return rows, notes
 
 

@@ -19,7 +19,6 @@ import regard
 from benchmarks.harness import Row, Run, compare, forward_backward, without_gradients
 from regard.backends import fused_kernels, fused_plan
 from regard.backends import short_sequences as kernel_of_short
-from regard.backends.backward_precision import goes_in_float32
 from regard.maps import one_loop, tile_groups
 from regard.training import output_loss
 
@@ -47,18 +46,13 @@ def heads(length: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> tu
 
 
 def backward_in_float32() -> list[Row]:
-    """Half precision's backward in its own dtype, and in float32, which is taken up to SHORT queries unasked."""
-
-    def going(in_float32: bool, run: Run) -> Run:
-        return with_value(fused_kernels, "goes_in_float32", lambda query: in_float32, run)
-
+    """Half precision's backward in its own dtype, and in float32, which is taken up to SHORT queries."""
     rows = []
     for length in (64, 256, 512, 1024):
         vectors = [t.requires_grad_() for t in heads(length, max(1, 2048 // length), torch.bfloat16)]
         run = forward_backward(regard.attention, *vectors)
-        asked = goes_in_float32(vectors[0])
-        what = f"forward and backward in bf16, T = {length}; here it goes in {'float32' if asked else 'bf16'}"
-        rows.append(compare(what, going(not asked, run), going(asked, run), seconds=3.0, pairs=7))
+        other = 0 if length <= fused_kernels.SHORT else length
+        rows.append(against(f"forward and backward in bf16, T = {length}", fused_kernels, "SHORT", other, run))
     return rows
 
 

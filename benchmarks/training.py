@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, compare, keeping_memory
 from regard.models import Transformer, TransformerConfig
-from regard.nn.linear import by_onednn, onednn_is_faster
 from regard.text.batches import collate, plan_batches
 from regard.text.codec import Marks
 from regard.torch_private import has_amx
@@ -257,34 +256,7 @@ def measure(folder: str) -> tuple[list[Row], list[str]]:
             )
             rows.append(row)
             notes.append(f"{row.what}: {1e4 / row.peer:,.0f} and {1e4 / row.ours:,.0f} tokens a second.")
-    if onednn_is_faster():
-        rows += [switched(name, peer, theirs, ours, tokens) for name, peer in peers().items()]
-        notes.append(
-            "MKL has no AVX-512 code for this processor, and our float32 products went to oneDNN, in float32 too. The "
-            'rows "all by oneDNN" give the peers the nearest thing that they can switch on for the whole process, '
-            "torch.backends.mkldnn.matmul.fp32_precision."
-        )
     return rows, notes
-
-
-def switched(
-    name: str, peer: Callable[[], nn.Module], theirs: list[Batch], ours: list[Batch], tokens: list[int]
-) -> Row:
-    """A peer whose float32 products go to oneDNN too, against ours as it is."""
-    torch.manual_seed(0)
-    their_step, step = peer_step(peer().train(), None), our_step(our_model().train(), None)
-
-    def run_theirs() -> None:
-        with by_onednn():
-            for batch in theirs:
-                their_step(batch)
-
-    def run_ours() -> None:
-        for batch in ours:
-            step(batch)
-
-    what = f"10,000 tokens, float32, all by oneDNN: {name}"
-    return compare(what, run_theirs, run_ours, seconds=20, pairs=3, work=[n / 10_000 for n in tokens])
 
 
 def our_batches(found: list[tuple[list[int], list[int]]]) -> list[Batch]:

@@ -29,7 +29,6 @@ ROOMS = {
     "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
     "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
-    "settled_calls": ("what short calls decide, once for each kind", "compute"),
     "selection": ("scores of keys: which ones a cache keeps", "look"),
     "align": ("queries and keys in one order: words in time", "look"),
     "nn": ("layers, embeddings, dropout, caches", "build"),

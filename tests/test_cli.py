@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -326,7 +327,7 @@ def test_help_explains_every_option(call: Call, command: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
-    status, out, _ = call("train", task, "--help")
+    status, out, _ = call("train", task, "--help-all")
     assert status == 0
     settings = {field.name for field in [*fields(TASKS[task].config), *fields(FitConfig)]} - {"fit"}
     nested = {"transformer", "rnn"} | ({"model"} if task != "translation" else set())
@@ -347,6 +348,23 @@ def test_every_setting_is_a_flag_under_a_heading(call: Call, task: str) -> None:
         ),
     ):
         assert f" {flag}" in under[heading], (heading, flag)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_help_shows_the_flags_of_a_first_run(call: Call, task: str) -> None:
+    status, out, _ = call("train", task, "--help")
+    assert status == 0
+    flags = re.findall(r"^│ (--[a-z.-]+)", out, re.M)
+    assert {"--data", "--out", "--size", "--resume", "--epochs", "--device"} <= set(flags)
+    assert len(flags) <= 25
+    assert "--help-all shows all" in " ".join(out.split())
+    whole = call("train", task, "--help-all")[1]
+    assert set(flags) < set(re.findall(r"^│ (--[a-z.-]+)", whole, re.M))
+    assert call("train", task, "--seed", "3", "--qk-clip", "1", "-h")[1] == out
+
+
+def test_help_of_all_is_that_of_a_command_without_settings(call: Call) -> None:
+    assert call("choose", "--help-all") == call("choose", "--help")
 
 
 def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call: Call) -> None:
@@ -804,6 +822,6 @@ def test_files_of_settings_that_do_not_fit(call: Call, tmp_path: Path) -> None:
 
 def test_named_sizes_are_the_defaults_of_flags(call: Call) -> None:
     for task, words in (("translation", "default: 0.3"), ("language-model", "default: 16")):
-        status, out, _ = call("train", task, "--size", "tiny", "--help")
+        status, out, _ = call("train", task, "--size", "tiny", "--help-all")
         assert status == 0
         assert words in " ".join(out.replace("│", "").split())

@@ -71,7 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         alignment = AlignmentOf()
 
         def __init__(self) -> None:
-            self.precision = "float32"
+            pass
 
         device = torch.device("cpu")
 
@@ -161,11 +161,11 @@ def test_generate(call: Call, asked: Asked, flags: tuple[str, ...], filters: lis
     ],
 )
 def test_translate(call: Call, asked: Asked, flags: tuple[str, ...], options: dict[str, Any]) -> None:
-    status, out, err = call("translate", "run", "a sentence", "--device", "cpu", "--precision", "bf16", *flags)
+    status, out, err = call("translate", "run", "a sentence", "--device", "cpu", *flags)
     assert (status, err) == (0, "")
     assert asked["options"] == TranslationOptions(**options, labels=bool({"--alignments", "--confidence"} & {*flags}))
     assert asked["requests"] == [Request("a sentence")]
-    assert (asked["device"], asked["precision"]) == ("cpu", "bf16")
+    assert asked["device"] == "cpu"
     if "--alignments" in flags:
         best = {"text": "first\none", "score": -0.5, "finished": True, "tokens": ["first"], "alignment": [[0.25, 0.75]]}
         assert json.loads(out) == {"source": ["x"], "translations": [best]}
@@ -197,7 +197,7 @@ def test_lines_with_prefixes_and_a_vocabulary(call: Call, asked: Asked, tmp_path
     [
         ("--beam", "3"), ("--nbest", "2"), ("--length-penalty", "0.5"), ("--alignments",), ("--copy-unknown",),
         ("--alignments", "--alignment-layer", "0"), ("--alignments", "--alignment-head", "0"), ("--prefix", "y"),
-        ("--prefix-column",), ("--vocabulary", "WORDS"), ("--precision", "bf16"),
+        ("--prefix-column",), ("--vocabulary", "WORDS"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -4,23 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, overload
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard import settled_calls
 from regard.backends import BACKENDS, choose_backend, execute, reader, run
 from regard.backends.as_sdpa import as_sdpa
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, ShapeError
 from regard.maps import one_loop
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors
-from regard.maps.late_call import LateCall
+from regard.maps.call_source import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
 from regard.maps.triton_statistics import said_of_triton
 from regard.mechanisms.biases.base import Bias, as_bias
-from regard.mechanisms.checks import check_values, is_checking
+from regard.mechanisms.checks import IS_CHECKING, check_values
+from regard.mechanisms.guards import State, has_values, is_recorded, look
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import as_mask
 from regard.mechanisms.normalizations import Normalization, Softmax
@@ -28,8 +26,6 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.scores.custom import as_score
 from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
 from regard.mechanisms.tensor_tree import tensors_mapped
-from regard.mechanisms.transforms import has_values, in_trace
-from regard.settled_calls import Settled
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = 0.05
@@ -129,77 +125,61 @@ def attention(
         )  # fmt: skip
     if keep_values and not return_weights:
         raise ArgumentError("keep_values=True is for the map that return_weights=True asks for")
-    kind = None
-    if backend is None and bias is None and dropout == 0.0:
-        kind = settled_calls.call_kind(query, key, value, score, normalization, mask)
-    settled = settled_calls.SEEN.get(kind)
-    if settled is not None and not settled_calls.is_recorded(query, key, value):
-        if not return_weights:
-            return settled.run(query, key, value, mask)[0]
-        return attend_settled(settled, query, key, value, score, mask, keep_values=keep_values)
-    if settled is not None and not return_weights:
-        assert not isinstance(mask, Tensor)
-        return settled.run_with_gradients(query, key, value, mask)[0]
-    query, key, value = as_autocast(query, key, value)
+    state = look(query)
+    if state.is_cast:
+        query, key, value = as_autocast(query, key, value)
     call, values = make_call(
-        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
+        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )
-    settled_calls.settle(kind, call, values)
-    if is_checking():
+    if not state.is_compiling and IS_CHECKING.get():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
+    options = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
+    if not state.is_cast:
+        return run_call(call, values, value, backend, **options)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
-        return run_call(call, values, value, backend, return_weights=return_weights, keep_values=keep_values)
+        return run_call(call, values, value, backend, **options)
 
 
-def attend_settled(
-    settled: Settled,
-    query: Tensor,
-    key: Tensor,
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool,
+    state: State | None = ...,
+) -> Attended: ...  # fmt: skip
+@overload
+def run_call(
+    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool,
+    state: State | None = ...,
+) -> Tensor | Attended: ...  # fmt: skip
+def run_call(
+    call: Call,
+    values: Tensor,
     value: Tensor,
-    score: AnyScore,
-    mask: Mask | Tensor | None,
+    backend: str | None,
     *,
-    keep_values: bool = False,
-) -> Attended:
-    """The output and the map of a call whose kind was seen before; the map is put together when it is read."""
-    assert isinstance(score, ScaledDot)  # Only such calls are settled.
-    assert not isinstance(mask, Tensor)
-    output, lse = settled.run(query, key, value, mask)
-    # Gradients are not recorded here, and would be wrong if the scores had one when they are read.
-    if query.requires_grad or key.requires_grad:
-        query, key = query.detach(), key.detach()
-    weights = AttentionMap.late(LateCall(settled, query, key, score, mask, lse))
-    return Attended(output, weights.with_values(value) if keep_values else weights)
-
-
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool
-) -> Attended: ...
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
-) -> Tensor | Attended: ...
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool
+    return_weights: bool,
+    keep_values: bool,
+    state: State | None = None,
 ) -> Tensor | Attended:
     """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
-    chosen = choose_backend(call, backend)
-    is_graph = (torch.compiler.is_compiling() and chosen.name == "fused") or (in_trace() and backend is None)
+    at, chosen = look(call.query) if state is None else state, choose_backend(call, backend)
+    is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
         # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
         plain = as_sdpa(call, values)
         if plain is not None:
             return restore(plain, call.sizes)
-    output, state = run(chosen, call, values)
-    output = restore(output, call.sizes)
+    output, rows = run(chosen, call, values)
+    if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
+        output = restore(output, call.sizes)
     if not return_weights:
         return output
-    state = state if chosen.has_exact_state(call) else None
-    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    tensors = tensors_of_call(call)
+    if not at.is_recorded and not at.is_compiling and needs_gradient(tensors):
         # The row state has no graph here. If the scores had one when they are read, gradients would be wrong.
         call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
-    weights = AttentionMap(CallSource(GivenFactors(call, state), call.sizes.leading, reader(chosen, call)))
+        tensors = tensors_of_call(call)
+    factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None, Unwritten(tensors))
+    weights = AttentionMap(CallSource(factors, call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
@@ -213,14 +193,19 @@ def make_call(
     mask: Mask | Tensor | None,
     bias: Bias | Tensor | None,
     dropout: float,
+    state: State | None = None,
 ) -> tuple[Call, Tensor]:
     """Check everything once and freeze the call. Also returns the canonical value."""
     if not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
-    query, key, value, sizes = canonical(query, key, value)
-    chosen = as_score(score)
-    query, key = as_autocast(*chosen.prepare(query, key))
-    allowed, added = as_mask(mask), as_bias(bias)
+    state = look(query) if state is None else state
+    query, key, value, sizes = canonical(query, key, value, state)
+    chosen = score if isinstance(score, Score) else as_score(score)
+    query, key = chosen.prepare(query, key)
+    if state.is_cast:
+        query, key = as_autocast(query, key)
+    allowed = mask if mask is None or isinstance(mask, Mask) else as_mask(mask)
+    added = None if bias is None else as_bias(bias)
     call = Call(
         query=query,
         key=key,
@@ -369,7 +354,7 @@ def map_of(
 
 def _state_with_graph(call: Call) -> Tensor | None:
     """The row state with its gradient; None if nothing needs one, since it is then computed at the first read."""
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
+    if not (is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
         return None
     return execute(choose_backend(call, None), call, call.key.new_zeros(*call.key.shape[:-1], 1))[1]
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -24,7 +24,6 @@ from torch.autograd import forward_ad
 from regard.errors import TorchVersionError
 from regard.version import __version__
 
-M = TypeVar("M", bound=nn.Module)
 OLDEST, NEWEST = "2.8", "2.15"
 """The versions of torch between which the tests have run: benchmarks/COMPAT.md."""
 
@@ -109,14 +108,15 @@ def _of(owner: Any, path: str, name: str) -> Any:
 
 
 # (`_of` takes as long as these themselves, and each short call asks for them.)
-_level_of: Callable[[Any], int] = attrgetter("_current_level")
+level_of: Callable[[Any], int] = attrgetter("_current_level")
+"""The level of `torch.autograd.forward_ad`; `forward_level` says what is wrong where torch lacks it."""
 _version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def forward_level() -> int:
     """The level of forward-mode differentiation; -1 outside of it."""
     try:
-        return _level_of(forward_ad)
+        return level_of(forward_ad)
     except AttributeError:
         raise _lacking("torch.autograd.forward_ad._current_level") from None
 
@@ -169,64 +169,6 @@ def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
 def has_forward_hooks(module: nn.Module) -> bool:
     """Whether something is called before or after the module's forward."""
     return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
-
-
-FOR_ATTENTION = "is_for_attention_alone"
-"""The attribute of a global hook that need not be called for modules without attention."""
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling a module without attention does more than its class's forward: hooks, or compiled code."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    own = any(_of(module, "torch.nn.Module", name) for name in names)
-    everywhere = [getattr(nn.modules.module, f"_global{name}", {}) for name in names]
-    wanting = any(not hasattr(hook, FOR_ATTENTION) for hooks in everywhere for hook in hooks.values())
-    return own or wanting or "forward" in vars(module) or how_compiled(module) is not None
-
-
-def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
-    """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
-
-    Hooks of the module and compiled code would run beside it or instead of it.
-    """
-    own = module.__dict__
-    return (
-        type(module) is kind
-        and kind.forward is forward
-        and not (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-            or "forward" in own
-            or "_compiled_call_impl" in own
-        )
-    )
-
-
-_CALL = nn.Module.__call__
-
-
-def has_hooks_of_all() -> bool:
-    """Whether something runs with every module: global hooks, or another `__call__` of modules."""
-    names = nn.modules.module.__dict__
-    return bool(
-        names["_global_forward_hooks"]
-        or names["_global_forward_pre_hooks"]
-        or names["_global_backward_hooks"]
-        or names["_global_backward_pre_hooks"]
-        or nn.Module.__call__ is not _CALL
-    )
-
-
-children_of: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
-"""The modules in a module, by name. To ask it for one of them takes five times as long."""
-
-
-def parameter(module: nn.Module, name: str) -> Any:
-    """`getattr(module, name)` for a parameter, sooner where it stands in the module and is not computed."""
-    own = _of(module, "torch.nn.Module", "_parameters")
-    return own[name] if name in own else getattr(module, name)
 
 
 def has_pre_hooks(module: nn.Module) -> bool:
@@ -341,13 +283,19 @@ def _difference(schema: Any, ours: Schema) -> str | None:
 
 def missing(*operators: Any) -> str | None:
     """Why one of the kernels cannot be called; None if all can. A kernel that cannot is warned of once."""
-    problem = next((one.problem for one in operators if isinstance(one, Missing)), None)
-    if problem is not None and not torch.compiler.is_compiling():
+    for one in operators:
+        if isinstance(one, Missing):
+            return _warned(one.problem)
+    return None
+
+
+def _warned(problem: str) -> str:
+    if not torch.compiler.is_compiling():
         # Python shows a warning of one place and text once.
         warnings.warn(
             f"{problem}: calls take a slower backend, with the same results. regard {__version__}: {_ADVICE}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return problem
 

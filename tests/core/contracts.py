@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard.backends import WAYS
 from regard.errors import BackendError
+from regard.functional import make_call
 from regard.mechanisms.masks.base import render
 from regard.mechanisms.shapes import Sizes
 from tests.core.random_calls import (
@@ -165,6 +167,57 @@ CONTRACTS: tuple[Contract, ...] = (
     gradients_are_those_of_the_formula,
     the_order_of_keys_does_not_matter,
 )
+
+
+# -- of a registered way, over all layouts ---------------------------------------------------------------
+
+
+def _overlapping(x: Tensor) -> Tensor:
+    """Rows that begin one element after the other, as windows over one signal do."""
+    batch, heads, length, width = x.shape
+    flat = x.flatten()[: batch * heads * length + width]
+    return flat.as_strided(x.shape, (heads * length, length, 1, 1))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "strided": lambda x: torch.nn.functional.pad(x, (1, 2)).repeat_interleave(2, 2)[:, :, ::2, 1:-2],
+    "transposed heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "expanded batch": lambda x: x[:1].expand(x.shape),
+    "expanded heads": lambda x: x[:, :1].expand(x.shape),
+    "expanded rows": lambda x: x[:, :, :1].expand(x.shape),
+    "overlapping": _overlapping,
+    "channels-last": lambda x: x.to(memory_format=torch.channels_last),
+    "negated": torch._neg_view,
+    "parts of one product": lambda x: torch.stack([x, x], 1).transpose(2, 3).contiguous().transpose(2, 3)[:, 1],
+}
+"""How a tensor (B, H, T, D) may stand in memory."""
+
+
+def a_way_reads_every_layout(name: str, layouts: Sequence[str], dtype: torch.dtype, mask: regard.Mask | None) -> bool:
+    """Output, log-sum-exp and gradients of a registered way are those of the reference; False where it refuses."""
+    generator = torch.Generator().manual_seed(0)
+    shape = 8, 4, 33, 64
+    made = (LAYOUTS[layout](torch.randn(shape, generator=generator).to(dtype)).detach() for layout in layouts)
+    tensors = [t.requires_grad_() for t in made]
+    plain = [t.detach().double().clone(memory_format=torch.contiguous_format).requires_grad_() for t in tensors]
+    found: list[Tensor] = []
+    expected: list[Tensor] = []
+    for vectors, way, into in ((tensors, WAYS[name], found), (plain, WAYS["reference"], expected)):
+        call, value = make_call(
+            *vectors, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
+        )
+        if way.why_not(call) is not None:
+            return False
+        output, state = way.run(call, value)
+        grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+        into += [output, *([] if state is None or dtype.itemsize < 4 else [state])]
+        into += torch.autograd.grad(output, vectors, grad)
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-4}.get(dtype, 5e-2)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+    return True
 
 
 # -- of a mask -----------------------------------------------------------------------------------------

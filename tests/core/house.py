@@ -36,7 +36,7 @@ def python_files(package: Path) -> dict[str, ast.Module]:
 
 
 def imports(files: Mapping[str, ast.Module]) -> Graph:
-    """The files of the package that each file imports, anywhere in it: in functions and for type checkers too."""
+    """The files of the package that each file imports, anywhere in it: in functions, for type checkers and by name."""
     return {name: frozenset(_imported(tree, files) - {name}) for name, tree in files.items()}
 
 
@@ -48,7 +48,15 @@ def _imported(tree: ast.Module, files: Mapping[str, ast.Module]) -> set[str]:
             found |= {name if name in files else node.module for name in modules}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and _is_import_module(node.func) and node.args:
+            first = node.args[0]
+            found |= {first.value} if isinstance(first, ast.Constant) and isinstance(first.value, str) else set()
     return found & set(files)
+
+
+def _is_import_module(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
 
 
 def parsers(files: Mapping[str, ast.Module]) -> list[str]:

@@ -1,5 +1,6 @@
 """The contracts, as properties over random calls, for every backend that runs them."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 import regard
+from regard.backends import WAYS
 from regard.errors import BackendError
 from tests.core import contracts
 from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
@@ -34,6 +36,24 @@ def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, cas
 def test_asking_for_the_weights_changes_nothing(backend: str, case: Case, device: torch.device) -> None:
     """Contract 2: the same bits, the same gradients, the same random state."""
     contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32, device), backend)
+
+
+LAYOUTS = [(one, one, one) for one in contracts.LAYOUTS] + [
+    ("overlapping", "contiguous", "contiguous"),
+    ("contiguous", "overlapping", "negated"),
+    ("contiguous", "transposed", "overlapping"),
+    ("expanded batch", "transposed heads", "channels-last"),
+    ("strided", "expanded heads", "expanded rows"),
+]
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name not in ("reference", "flex")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_registered_way_reads_every_layout(way: str, dtype: torch.dtype) -> None:
+    """A way is registered in `WAYS`, and no list of this test names it."""
+    masks = None, regard.causal(0), regard.lengths(torch.tensor([33, 0, 1, 20, 33, 33, 5, 32]))
+    ran = [contracts.a_way_reads_every_layout(way, layouts, dtype, mask) for layouts, mask in product(LAYOUTS, masks)]
+    assert all(ran), f"{way!r} has refused {ran.count(False)} of {len(ran)} calls"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -21,7 +21,7 @@ FLOORS = [
     ["torch_private"],
     ["mechanisms", "ranges", "storage"],
     ["backends"],
-    ["maps", "settled_calls"],
+    ["maps"],
     ["functional"],
     ["kernel_regression", "nn", "generation", "selection", "align"],
     ["models"],
@@ -118,6 +118,19 @@ def test_a_planted_circle_is_seen(tmp_path: Path) -> None:
     for name, other in (("a.js", "b.js"), ("b.js", "a.js")):
         (tmp_path / name).write_text(f'import {{\n  x,\n}} from "./{other}";\n', encoding="utf-8")
     assert house.circles(house.script_imports(tmp_path)) == [["a.js", "b.js"]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'from importlib import import_module\nimport_module("planted.two")',
+        'import importlib\ndef f():\n    return importlib.import_module("planted.two").x',
+        '__import__("planted.two")',
+    ],
+)
+def test_a_planted_import_by_name_is_seen(tmp_path: Path, line: str) -> None:
+    graph = house.imports(house.python_files(written(tmp_path, one=line, two="import planted.one")))
+    assert house.circles(graph) == [["planted.one", "planted.two"]]
 
 
 def test_planted_private_reads_are_seen(tmp_path: Path) -> None:

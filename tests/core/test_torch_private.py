@@ -117,7 +117,6 @@ def test_what_is_new_in_a_kernel_and_has_a_default_does_no_harm(monkeypatch: pyt
 def test_calls_of_a_kernel_that_is_gone_take_the_tiles_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8)
     expected = regard.attention(q, k, k, backend="reference")
-    monkeypatch.setattr("regard.settled_calls.SEEN", {})
     monkeypatch.setattr(CpuFlash, "operators", (Missing("torch 9.0 has no torch.ops.aten._flash"),))
     with pytest.warns(RuntimeWarning, match=r"torch 9.0 has no torch.ops.aten._flash: calls take a slower backend"):
         found = regard.attention(q, k, k)
@@ -145,18 +144,15 @@ def test_the_kernel_of_torch_2_8_gets_its_keys_repeated(monkeypatch: pytest.Monk
 
         return call
 
-    for module in ("regard.backends.fused_kernels", "regard.settled_calls"):
-        monkeypatch.setattr(f"{module}.CPU_TAKES_GROUPS", False)
-    for name in ("flash_cpu", "flash_cpu_backward"):
+    monkeypatch.setattr("regard.backends.fused_kernels.CPU_TAKES_GROUPS", False)
+    for name in ("flash_cpu_alone", "flash_cpu_backward"):
         monkeypatch.setattr(f"regard.backends.fused_kernels.{name}", ungrouped(name))
-    monkeypatch.setattr("regard.settled_calls.SEEN", {})
     q, k, v = (torch.randn(2, h, t, 8, dtype=torch.float64, requires_grad=True) for h, t in ((6, 5), (2, 7), (2, 7)))
     ours, theirs = (regard.attention(q, k, v, backend=backend) for backend in ("fused", "reference"))
     torch.testing.assert_close(ours, theirs)
     grads = [torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v)) for out in (ours, theirs)]
     torch.testing.assert_close(*grads)
     assert calls == [3, 6]
-    monkeypatch.setattr("regard.settled_calls.flash_cpu_alone", ungrouped("flash_cpu_alone"))
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(regard.attention(q, k, v, mask=regard.causal(0)), regard.attention(

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
 from regard.maps import TopKeys
-from regard.settled_calls import SEEN
+from regard.mechanisms.shapes import _cached_sizes
 
 Ask = Callable[[Tensor], Tensor]
 
@@ -135,7 +135,7 @@ def test_a_trace_keeps_nothing_that_follows_from_lengths(
     x, full, few = torch.randn(2, 3, 5, 4), torch.tensor([5, 5]), torch.tensor([2, 0])
     with torch.set_grad_enabled(learns):
         attend(x.requires_grad_(learns), full)
-        settled = len(SEEN)
+        cached = _cached_sizes.cache_info().currsize
         for traced in (torch.jit.trace(attend, (x, full), check_trace=False), make_fx(attend)(x, full)):
             torch.testing.assert_close(traced(x, few), attend(x, few), rtol=0, atol=1e-6)
-    assert len(SEEN) == settled
+    assert _cached_sizes.cache_info().currsize == cached

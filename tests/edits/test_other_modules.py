@@ -255,7 +255,7 @@ def test_compiled_exported_and_scripted_models_are_refused_at_the_door() -> None
         regard.edit(3, {})  # type: ignore[arg-type]
 
 
-def test_transforms_of_torch_func_are_refused() -> None:
+def test_guards_of_torch_func_are_refused() -> None:
     layer = made(lambda: nn.MultiheadAttention(E, H, batch_first=True))
     match = "cannot be edited inside torch.func transforms"
     with pytest.raises(ArgumentError, match=match), regard.edit(layer, {"": Knockout(keys=0)}):

@@ -79,7 +79,7 @@ def test_answers_that_are_cut_off_come_last_with_the_scores_of_ours(run_of: Runs
     translator = Translator.load(run_of("pre"), device="cpu")
     ids = [[*one, 2] for one in translator.source_tokenizer.encode_batch(LINES[:3])]
     job = SearchJob(sources=ids, begin_id=1, end_id=2, max_steps=6, beam=Beam(3, num_best=3))
-    ours = search(translator.decoder, job)
+    ours = search(translator.model, job)
     theirs = use(run_of("pre")).search([job])[0]
     assert all(one.tokens[-1] != 2 and len(one.tokens) == 6 for best in theirs for one in best)
     for some, others in zip(ours, theirs, strict=True):

@@ -15,31 +15,25 @@ from regard.errors import TooLargeError
 LAZY = """
 x[0] | x[-1, 0] | x[..., 0] | x[:, :, -1] | x[:, :, 1:] | x[..., 1:, :-1] | x[:, ::2, ::2] | x[:, None] | x[[0, -1]]
 x[:, :, keep] | x[..., keys] | x[:, :, rows, keys] | list(x)[0] | torch.stack(list(x)) | x.mT | x.mT.mT
-x.transpose(-1, -2) @ q | x.permute(1, 0, 3, 2) | x.movedim(1, 0) | torch.flatten(x, 0, 1) | x.unbind(1)[0]
-x.reshape(-1, *x.shape[-2:]) | x.expand(2, *x.shape) | x.index_select(1, torch.tensor([0])) | x.index_select(-1, keys)
-x.sum(2) | x.sum(-1, keepdim=True) | x.mean(1) | x.mean(dim=(0, 1)) | x.mean() | torch.mean(x, 1, keepdim=True)
-x.mean(axis=1, keepdims=True) | x.sum((0, 2)) | x.max() | x.max(-1).values | x.min(dim=-1)[0] | x.amax((1, 2))
-x.topk(2).values | x.argmax(-1) | x * mask | mask * x | x * padding | x * 0.5 + y * 0.5 | (x + y).sum(2) | x - y | -x
-x / x.sum(-1, keepdim=True) | x / x.max() | sum([x, y]) / 2 | x[:, 0] + y[:, 0] | torch.stack([x, y]).mean(0)
-torch.stack([x, y], dim=1).mean((1, 2)) | torch.cat([x, y], 1).mean(1) | torch.cat([x, y], 2) | x @ v | x.matmul(v)
-torch.einsum('bhij,bhjd->bihd', x, v) | torch.einsum('bhij,bhid->bhjd', x, q) | q.mT @ x | x @ v[0, 0, :, 0]
-x.to(torch.float32) | x.float().double() | x.half() | x.cpu().detach().clone() | x.type_as(q) | torch.zeros_like(x)
-x.new_zeros(2) | x.mT.sum(-1) | x.mT.amax(-1) | x.mT.mean(1) | (x * mask).mT @ q | torch.stack([x.mT, y.mT]).sum(0)
+x[:1].squeeze(0) | x.sum(2) | x.sum(-1, keepdim=True) | x.mean(1) | x.mean(dim=(0, 1)) | x.mean()
+torch.mean(x, 1, keepdim=True) | x.sum((0, 2)) | x.max() | x.max(-1).values | x.topk(2).values | x.argmax(-1)
+torch.stack([x, y]).mean(0) | torch.stack([x, y]).sum(0) | torch.stack([x, y], dim=1).mean((1, 2))
+torch.cat([x, y], 1).mean(1) | x @ v | x.matmul(v) | x.mT @ q | q.mT @ x | x @ v[0, 0, :, 0]
+x.to(torch.float32) | x.to(torch.float16) | x.cpu().detach() | x.mT.sum(-1) | x.mT.mean(1)
 x[..., 1:].sum(-1) | x[:, :, 1:].sum(2) | x[..., 1:, 1:].mT @ q[:, :, 1:] | x[..., :-1] @ v[:, :, 1:]
-x ** 2 | abs(x - y) | x.amax(1) | x.amax((0, 1)).mT | F.mse_loss(x, y) | ((x - y) ** 2).mean()
-(x - y).square().sum(-1) | torch.einsum('...ij,...jd->...id', x, v)
-torch.einsum('...ij,jd->...id', x, v[0, 0]) | F.l1_loss(x.mean(1), y.mean(1))
-(x * mask)[..., 1:, :].sum(-1) | (x + y)[0].mT.topk(1).values | x.mT[:, :, keys] | x.permute(1, 0, 3, 2).mean((0, 2))
+x[0].mT.topk(1).values | x.mT[:, :, keys]
 """
 DENSE = """
-x + 1 | 1 - x | x * y | x ** 3 | 2 ** x | x // 0.1 | x > 0.1 | x == y | x.eq(y).float().mean() | x.std(-1)
-x.max(0)[0] | x.sort(-1).values | x.cumsum(-1) | x.clamp_min(1e-9).log() | x[..., None] | x[x > 0.2]
-torch.log(x + 1e-9) | x.masked_fill(~mask, 0) | torch.where(mask, x, 0.0) | F.softmax(x, -1)
+x + 1 | 1 - x | x * y | x * mask | mask * x | x * 0.5 | x - y | -x | x / x.sum(-1, keepdim=True) | sum([x, y]) / 2
+x ** 3 | 2 ** x | x // 0.1 | x > 0.1 | x == y | abs(x - y) | x.eq(y).float().mean() | x.std(-1) | x.max(0)[0]
+x.amax(1) | x.min() | x.sort(-1).values | x.cumsum(-1) | x.clamp_min(1e-9).log() | x[..., None] | x[x > 0.2]
+x.transpose(-1, -2) @ q | x.permute(1, 0, 3, 2) | torch.flatten(x, 0, 1) | x.unbind(1)[0] | x.index_select(-1, keys)
+torch.einsum('bhij,bhjd->bihd', x, v) | torch.cat([x, y], 2) | torch.cat([x, y], -1) | x.half() | x.type_as(q)
+torch.log(x + 1e-9) | x.masked_fill(~mask, 0) | torch.where(mask, x, 0.0) | F.softmax(x, -1) | F.mse_loss(x, y)
 F.kl_div(torch.log(x + 1e-9), y, reduction='batchmean') | F.cosine_similarity(x, y, dim=-1) | x.permute(0, 2, 3, 1)
-torch.as_tensor(x) | torch.from_numpy(np.asarray(x)) | x.flatten() | x.view(-1) | torch.cat([x, y], -1)
-torch.tensor(torch.allclose(x, y)) | torch.tensor(x.tolist(), dtype=x.dtype) | x @ y.mT
-0.5 * x + 0.5 * torch.eye(*x.shape[-2:], dtype=x.dtype) | x.diagonal(dim1=-2, dim2=-1) | x.isnan().any()
-x.norm(dim=-1) | torch.tensor(torch.equal(x, x))
+torch.as_tensor(x) | torch.from_numpy(np.asarray(x)) | x.flatten() | x.view(-1) | torch.zeros_like(x) | x.mean(axis=1)
+torch.tensor(torch.allclose(x, y)) | torch.tensor(x.tolist(), dtype=x.dtype) | x @ y.mT | x.sum(-1, dtype=q.dtype)
+x.diagonal(dim1=-2, dim2=-1) | x.isnan().any() | x.norm(dim=-1) | torch.tensor(torch.equal(x, x)) | x.topk(1, 1)[0]
 """
 """Lines of idioms, parted by `|`: x and y are maps, or their matrices."""
 NAMES = {"torch": torch, "F": torch.nn.functional, "np": __import__("numpy")}

@@ -16,6 +16,7 @@ from regard.maps.call_source import CallSource, source_of_call
 from regard.mechanisms.masks.basic import Predicate
 from regard.mechanisms.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases
+from tests.maps.rewritten import rewritten
 
 pytest.importorskip("safetensors")
 
@@ -85,9 +86,6 @@ def test_what_the_random_calls_do_not_draw(tmp_path: Path, options: dict[str, An
 
 
 def test_a_file_says_what_its_map_was_told(tmp_path: Path) -> None:
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     path, q = tmp_path / "map.safetensors", torch.randn(2, 3, 5, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     source = source_of_call(weights.source, "a test")
@@ -100,10 +98,13 @@ def test_a_file_says_what_its_map_was_told(tmp_path: Path) -> None:
     # One sequence of three heads is three heads again.
     weights[1:].save(path)
     torch.testing.assert_close(regard.AttentionMap.load(path).average().dense(), weights[1:].average().dense())
-    for told in ('{"heads": 1}', '{"mixed": true}', '{"more": ""}', "[]", '{"heads": "yes"}'):
-        with safe_open(path, "pt") as file:
-            tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-        save_file(tensors, path, {**header, "told": told})
+    for place, other in ((4, 1), (5, True), (5, None), (6, 7.0), (4, "yes")):
+        weights[1:].save(path)
+
+        def changed(tree: Any, at: int = place, new: object = other) -> Any:
+            return {"tuple": [*tree["tuple"][:at], new, *tree["tuple"][at + 1 :]]}
+
+        rewritten(path, changed)
         with pytest.raises(DataError, match="does not hold a map"):
             regard.AttentionMap.load(path)
 

@@ -139,9 +139,9 @@ def test_reductions_of_no_sequence_are_those_of_torch() -> None:
     weights = regard.attention(q, q, q, return_weights=True).weights
     with strict_maps():
         for ask in (
-            lambda w: w.sum(), lambda w: w.sum(0), lambda w: w.mean((0, 1)), lambda w: w.amax(1),
+            lambda w: w.sum(), lambda w: w.sum(0), lambda w: w.mean((0, 1)),
             lambda w: w.sum((1, 2)),
-            lambda w: w.max(-1).values, lambda w: (2 * w).sum(-1), lambda w: w.mean(1, keepdim=True),
+            lambda w: w.max(-1).values, lambda w: w.mean(1, keepdim=True),
         ):  # fmt: skip
             found: Any = ask(weights)
             expected = ask(torch.zeros(0, 2, 5, 5))

@@ -57,8 +57,8 @@ def test_an_average_with_weights_below_zero() -> None:
     one: Any = weights.average(weights=[1.0, -4.0, 2.0])
     dense = -(weights.dense() * torch.tensor([1.0, -4.0, 2.0])[:, None, None]).sum(1)
     for found, expected in (
-        (one.dense(), dense), (one.top_weight(), dense.amax(-1)), (one.abs().sum(-1), dense.abs().sum(-1)),
-        (one.argmax(-1), dense.argmax(-1)), (one.topk(5).values, dense.topk(5).values), (one.min(), dense.min()),
+        (one.dense(), dense), (one.top_weight(), dense.amax(-1)),
+        (one.argmax(-1), dense.argmax(-1)), (one.topk(5).values, dense.topk(5).values),
         (one.pooled(2, 2, "max")[0, 0, 1], dense[:, :3, 3:].amax()),
     ):  # fmt: skip
         torch.testing.assert_close(found, expected)

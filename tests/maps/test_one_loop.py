@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.compiled import thread_team
-from regard.maps import one_loop, row_tiles, row_work
+from regard.maps import one_loop, row_tiles
 from regard.maps.dot_scores import DotScores
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -60,7 +60,7 @@ def test_the_answers_are_exact(
     "mask", [None, regard.causal(), regard.window(40), regard.lengths(torch.tensor([0, 333]))], ids=str
 )
 def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, answered: Answered) -> None:
-    """Rows of several registers and sets, with a rest; blocks that tiles cut; more threads than cells of a tile."""
+    """Rows of several registers and sets, with a rest; blocks that tiles cut; more threads than cells."""
     q, k = torch.randn(2, 2, 411, 8), torch.randn(2, 1, 333, 8)
     torch.set_num_threads(threads)
     try:
@@ -345,8 +345,8 @@ def test_memory_that_vectors_read_begins_at_a_line_of_the_cache(monkeypatch: pyt
     told = dict[str, int]()
 
     def addresses(**arrays: Any) -> dict[str, int]:
-        told.update(row_work.addresses(**arrays))
-        return row_work.addresses(**arrays)
+        told.update(row_tiles.addresses(**arrays))
+        return row_tiles.addresses(**arrays)
 
     monkeypatch.setattr(one_loop, "addresses", addresses)
     q = torch.randn(1, 2, 200, 8)

@@ -14,7 +14,6 @@ from torch import nn
 from regard.errors import ArgumentError, ShapeError
 from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig, token_memory
-from regard.models.inference import prepare
 from regard.models.token_memory import RememberingOutput, TokenMemory, Vote, read_by_output
 from regard.tasks.translation.search_job import SearchJob, search
 
@@ -78,12 +77,12 @@ def test_the_mixture_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])
-@pytest.mark.parametrize("form", ["model", "ready", "ensemble"])
+@pytest.mark.parametrize("form", ["model", "ensemble"])
 @pytest.mark.parametrize("size", [1, 4])
 def test_scores_of_a_search_are_those_of_the_mixture(kind: str, form: str, size: int) -> None:
-    """Step by step, batched and made ready, a search sees the probabilities of one pass over the whole target."""
+    """Step by step and batched, a search sees the probabilities of one pass over the whole target."""
     model = with_memory(kind)
-    decoder = {"model": lambda: model, "ready": lambda: prepare(model), "ensemble": lambda: Ensemble([model])}[form]()
+    decoder = Ensemble([model]) if form == "ensemble" else model
     found = search(decoder, replace(JOB, beam=Beam(size, num_best=size)))
     for source, best in zip(JOB.sources, found, strict=True):
         for one in best:
@@ -91,14 +90,6 @@ def test_scores_of_a_search_are_those_of_the_mixture(kind: str, form: str, size:
             gains = logits[0].log_softmax(-1)[torch.arange(len(one.tokens)), one.tokens]
             score = gains.sum() if size == 1 else gains.mean()
             assert one.score == pytest.approx(float(score), abs=1e-3)
-
-
-def test_single_sentences_are_not_left_to_a_step_that_knows_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.inference.FIRST_STEPS", 0)
-    ready, model = prepare(with_memory("transformer")), with_memory("transformer")
-    job = replace(JOB, sources=[[4, 9, 7, 2]])
-    for _ in range(3):
-        assert search(ready, job)[0][0].tokens == search(model, job)[0][0].tokens
 
 
 def test_a_memory_of_the_sentence_itself_brings_it_back() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.mechanisms.guards import may_be_kept
 from regard.mechanisms.positions import sinusoidal
 from regard.mechanisms.rotary import rotary as rotary_file
 from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
-from regard.mechanisms.transforms import may_be_kept
 from regard.nn import SinusoidalPositions, embeddings
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -11,7 +11,6 @@ from regard.cli.main import run_command
 from regard.errors import ArgumentError
 from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
-from regard.models.inference import prepare
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
@@ -44,11 +43,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("is_ready", [False, True])
-def test_scores_of_a_search_are_those_of_the_mean(size: int, is_ready: bool) -> None:
+def test_scores_of_a_search_are_those_of_the_mean(size: int) -> None:
     models = members()
     both: Any = Ensemble(models)
-    found = search(prepare(both) if is_ready else both, replace(JOB, beam=Beam(size, num_best=size)))
+    found = search(both, replace(JOB, beam=Beam(size, num_best=size)))
     assert both.max_length == 12
     for source, best in zip(JOB.sources, found, strict=True):
         for one in best:
@@ -62,7 +60,7 @@ def test_scores_of_a_search_are_those_of_the_mean(size: int, is_ready: bool) -> 
 
 def test_an_ensemble_of_one_model_translates_as_the_model() -> None:
     model = members()[0]
-    for decoder in (Ensemble([model]), prepare(Ensemble([model, model]))):
+    for decoder in (Ensemble([model]), Ensemble([model, model])):
         found, expected = (search(one, replace(JOB, beam=Beam(3))) for one in (decoder, model))
         assert [best[0].tokens for best in found] == [best[0].tokens for best in expected]
 

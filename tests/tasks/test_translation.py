@@ -18,8 +18,6 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
-from regard.tasks.translation.options import TranslationOptions
-from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
 from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.simultaneous.policies import WaitK
@@ -413,19 +411,3 @@ def test_a_warm_start_does_not_change_the_case(tmp_path: Path) -> None:
     before = tmp_path / "run"
     with pytest.raises(ArgumentError, match="tokenizers that read lower case"):
         run_translation(small_config(tmp_path, steps=1, out=tmp_path / "other", warm_start=before, lowercase=True))
-
-
-def test_jobs_know_how_many_sentences_there_are(fitted: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a window, in whatever batches they are searched for; lines without text are not searched for."""
-    amounts: list[tuple[int, int]] = []
-
-    def noted(decoder: Any, job: SearchJob) -> Any:
-        amounts.append((len(job.sources), job.among))
-        return search(decoder, job)
-
-    monkeypatch.setattr("regard.tasks.translation.translator.search", noted)
-    monkeypatch.setattr("regard.tasks.translation.translator.CPU_SEARCH_PLACES", 64)
-    fitted.translate_window([*SOURCES[:20], ""], TranslationOptions())
-    assert len(amounts) > 1
-    assert sum(size for size, _ in amounts) == 20
-    assert {among for _, among in amounts} == {20}

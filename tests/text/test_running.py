@@ -68,7 +68,7 @@ def test_stores_that_are_not_ours(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such file"):
         TextStore.open(path, tokenizer)
     TextStore.build(path, pieces(["ab"], "file"), tokenizer, is_whole=False)
-    with pytest.raises(RunFolderError, match="another tokenizer"):
+    with pytest.raises(RunFolderError, match="other tokenizers"):
         TextStore.open(path, Characters().train(["abc"]))
     content = path.read_bytes()
     path.write_bytes(content[:-3])

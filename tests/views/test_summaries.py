@@ -145,7 +145,7 @@ def test_a_saved_summary_is_drawn_again(tmp_path: Path) -> None:
     with pytest.raises(NotKeptError, match=r"received\(\) cannot be told: .*'pooled_max', k=4, rows=16"):
         loaded[0].received()
     q = torch.ones(2, 2)
-    with pytest.raises(ArgumentError, match=r"holds what its weights follow from: map.save\(path\)"):
+    with pytest.raises(ArgumentError, match=r"holds queries and keys: map.save\(path\)"):
         save_summary(tmp_path / "no", regard.attention(q, q, q, return_weights=True).weights)
 
 

@@ -111,8 +111,13 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masked_pairs_are_no_zeros() -> None:
     q = torch.randn(4, 2)
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    assert [line.count("·") for line in weights.text(list("abcd"), printing=Table()).splitlines()[1:]] == [3, 2, 1, 0]
-    text = weights.text(list("abcd"), printing=HalfBlocks(80))
+    assert [line.count("·") for line in map_text(weights, list("abcd"), printing=Table()).splitlines()[1:]] == [
+        3,
+        2,
+        1,
+        0,
+    ]
+    text = map_text(weights, list("abcd"), printing=HalfBlocks(80))
     masked = np.array([int(DARK.masked[at : at + 2], 16) for at in (1, 3, 5)])
     np.testing.assert_array_equal((colours(text) == masked).all(-1), np.triu(np.ones((4, 4), bool), 1))
     assert "masked" in text
@@ -121,10 +126,10 @@ def test_masked_pairs_are_no_zeros() -> None:
 def test_a_long_map_is_pooled_and_says_so() -> None:
     q = torch.randn(500, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
-    lines = plain(weights.text(printing=HalfBlocks(100)))
+    lines = plain(map_text(weights, printing=HalfBlocks(100)))
     assert all(cell_len(line) <= 100 for line in lines)
     assert lines[-1].startswith("max of up to ")
-    assert "weights a cell" in weights.text(printing=Table(most=10)).splitlines()[-1]
+    assert "weights a cell" in map_text(weights, printing=Table(most=10)).splitlines()[-1]
 
 
 def test_repr_never_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +139,7 @@ def test_repr_never_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallSource, "at_once", lambda *_: pytest.fail("a statistic was computed"))
     assert "AttentionMap(1, 2, 5, 5)" in repr(weights)
     with pytest.raises(ShapeError, match=r"weights\[0, 3\]"):
-        weights.text()
+        map_text(weights)
 
 
 def test_bad_input_is_one_clear_error() -> None:

@@ -9,11 +9,15 @@ from regard.backends.base import Backend, Call
 from regard.backends.flex import Flex
 from regard.backends.fused import Fused
 from regard.backends.reference import Reference
+from regard.backends.short_sequences import SHORT_SEQUENCES
 from regard.backends.tiled import Tiled
 from regard.errors import ArgumentError
+from regard.mechanisms.guards import is_recorded
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
 """All backends by name, in the order in which `backend=None` asks them."""
+WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
+"""Every way to compute attention, which the contract tests run against the reference; "fused" takes the last ones."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,10 +28,9 @@ def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor
 
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
     """The same, but the row state is None if the kernel does not return it and the output does not need it."""
-    base = call.normalization.base
-    if base is call.normalization:
+    if not call.normalization.has_base:
         return backend.run(call, value)
-    call_ = replace(call, normalization=base)
+    call_ = replace(call, normalization=call.normalization.base)
     output, state = backend.run(call_, value)
     return call.normalization.finish(output, row_state(call_) if state is None else state)
 
@@ -37,7 +40,7 @@ def row_state(call: Call) -> Tensor:
 
     It is computed in the compute dtype, and has a gradient if gradients are recorded.
     """
-    grad = torch.is_grad_enabled()
+    grad = is_recorded()
     # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
@@ -58,13 +61,15 @@ def choose_backend(call: Call, name: str | None) -> Backend:
         ArgumentError: no backend has that name.
         BackendError: the named backend cannot run the call; no other backend takes its place silently.
     """
-    base = call.normalization.base
-    call = call if base is call.normalization else replace(call, normalization=base)
+    if call.normalization.has_base:
+        call = replace(call, normalization=call.normalization.base)
     if name is not None and name not in BACKENDS:
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
     if name is not None and not BACKENDS[name].why_not(call):
         return BACKENDS[name]
-    first = next(b for b in BACKENDS.values() if b.only_by_name is None and not b.why_not(call))
+    for first in BACKENDS.values():
+        if first.only_by_name is None and not first.why_not(call):
+            break
     if name is not None:
         BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
     return first.unnamed()

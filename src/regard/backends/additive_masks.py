@@ -25,6 +25,9 @@ class AdditiveMask:
     """Which rows have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
 
 
+NOTHING_ADDED = AdditiveMask(None, None)
+
+
 class Buffer:
     """Memory for one mask after another; the next mask overwrites the one before."""
 

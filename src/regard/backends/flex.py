@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.backends.base import Backend, Call
 from regard.errors import BackendError
 from regard.mechanisms.biases.base import Bias, DenseBias
+from regard.mechanisms.guards import in_forward_mode, in_transform
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import Score, SoftCapped
-from regard.mechanisms.transforms import in_forward_mode, in_transform
 
 MOST_KERNELS = 256
 """The number of kinds of calls that one process compiles kernels for; a call of one more kind raises an error."""

@@ -1,25 +1,28 @@
 """torch's fused kernels, with the log-sum-exp that they compute anyway."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.additive_masks import Buffer
+from regard.backends.additive_masks import NOTHING_ADDED, Buffer
 from regard.backends.base import Backend, Call
 from regard.backends.cuda_kernels import cuda_kernel
-from regard.backends.fused_kernels import CpuFlash, Kernel, OneBlock
+from regard.backends.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.backends.fused_plan import Block, Plan, plan
-from regard.backends.kernel_arguments import one_width, with_positive_scale
-from regard.backends.short_sequences import ShortSequences, takes_short_sequences
+from regard.backends.kernel_arguments import kernel_tensors
+from regard.backends.short_sequences import SHORT_SEQUENCES, ShortSequences
 from regard.backends.tiled import Tiled
 from regard.errors import BackendError
-from regard.mechanisms.normalizations import Softmax, any_coarse
+from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.guards import can_look, in_transform, is_compiling, is_recorded, look
+from regard.mechanisms.masks.base import Mask
+from regard.mechanisms.normalizations import Normalization, Softmax, any_coarse
 from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.transforms import can_look, in_forward_mode, in_trace, in_transform
+from regard.mechanisms.shapes import Sizes
 from regard.torch_private import missing
 
 
@@ -32,9 +35,11 @@ class Fused(Backend):
 
     name = "fused"
 
-    def __init__(self, second: Backend | None = None) -> None:
+    def __init__(self, second: Backend | None = None, kernel: ShortSequences | None = None) -> None:
         self._second = second
-        """Who gives second derivatives, which the kernels do not have; None to refuse them."""
+        """The backend of second derivatives, which the kernels do not have; None to refuse them."""
+        self._kernel = kernel
+        """The kernel that runs every call; None to choose it."""
 
     def unnamed(self) -> Backend:
         """The same with second derivatives from the tiles."""
@@ -42,26 +47,28 @@ class Fused(Backend):
 
     def why_not(self, call: Call) -> str | None:
         """It runs scaled dot products under softmax, without dropout and without a learned bias."""
-        if call.score.dot_scale(call.query.shape[-1]) is None:
+        width, state = call.query.shape[-1], look(call.query)
+        if call.score.dot_scale(width) is None:
             return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
             return f"torch's fused kernels normalise by softmax, not by {call.normalization}"
-        if in_forward_mode():
+        if state.has_tangents:
             return "torch's fused kernels have no forward-mode derivative"
-        if in_trace():
+        if state.is_traced:
             return "torch.jit.trace would keep the blocks of this call's lengths for calls of other lengths"
-        if in_transform("Vmap", "Grad"):
+        if state.is_transformed and in_transform("Vmap", "Grad"):
             return "torch.vmap and torch.func have no rule for torch's fused kernels"
         if call.dropout > 0:
             return "the fused kernels have no dropout whose weights could be read"
         if call.bias is not None and call.bias.reads_vectors:
             return "the bias reads the vectors of queries and keys, which torch's fused kernels do not let it"
-        if call.bias is not None and torch.is_grad_enabled() and any(t.requires_grad for t in call.bias.learned()):
+        if call.bias is not None and state.is_recorded and any(t.requires_grad for t in call.bias.learned()):
             return "torch's fused kernels give no gradient to a bias"
-        kernel = kernel_for(call.query, width=call.query.shape[-1], covering=None)
+        kernel = kernel_for(call.query, width=width, covering=None)
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
-        return missing(*kernel.operators) or kernel.refuses(call.sizes)
+        problem = missing(*kernel.operators) or kernel.refuses(call.sizes)
+        return problem if self._kernel is None else problem or self._kernel.why_not(call)
 
     def has_exact_state(self, call: Call) -> bool:
         """Not for half precision: there the kernels approximate exponentials, and the log-sum-exp errs by 7e-5."""
@@ -69,66 +76,75 @@ class Fused(Backend):
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
-        scale = call.score.dot_scale(call.query.shape[-1])
         covering = plan(call)
         width = max(call.query.shape[-1], value.shape[-1])
-        kernel = kernel_for(call.query, width=width, covering=covering)
+        kernel = self._kernel or kernel_for(call.query, width=width, covering=covering)
+        scale = call.score.dot_scale(call.query.shape[-1])
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
-        tensors = (t.to(call.query.dtype) for t in (call.query, call.key, value))
-        # The kernels need one width for all three tensors.
-        query, key, value_ = one_width(*tensors, multiple=kernel.multiple)
-        query, scale = with_positive_scale(query, scale)
-        # Last, because the negative of a tensor may stand in memory in another way.
-        query, key, value_ = (row_contiguous(t) for t in (query, key, value_))
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value_)):
-            if isinstance(kernel, CpuFlash) and takes_short_sequences(query, key):
-                kernel = ShortSequences()
-            again = None
-            if self._second is not None and not torch.compiler.is_compiling():
-                again = Again.of_call(self._second, replace(call, score=ScaledDot(scale)))
+        query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple)
+        again = None
+        needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
+        if needs_gradient:
+            if kernel is CPU_FLASH and SHORT_SEQUENCES.why_not(call) is None:
+                kernel = SHORT_SEQUENCES
+            if self._second is not None and not is_compiling():
+                again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
+        whole = covering.whole
+        if whole is not None and not (needs_gradient and covering.bias is not None):
+            is_bare = not whole.factors and covering.bias is None
+            added = NOTHING_ADDED if is_bare else covering.additive(whole, Buffer())
+            one = OneBlock(kernel, scale, whole.is_causal, added)
+            if needs_gradient:
+                output, lse = _WholeCall.apply(one, again, query, key, value_)
+            else:
+                output, lse, _ = one.forward(query, key, value_)
+        elif needs_gradient:
             output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
         else:
             output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
-        lse = lse if covering.per_row is None else lse + covering.per_row.to(lse.dtype)
-        return output[..., : value.shape[-1]].to(value.dtype), lse
+        if covering.per_row is not None:
+            lse = lse + covering.per_row.to(lse.dtype)
+        if output.shape[-1] != value.shape[-1] or output.dtype != value.dtype:
+            output = output[..., : value.shape[-1]].to(value.dtype)
+        return output, lse
 
 
 def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
     """The kernel for a device and dtype, or None if torch has none that returns its log-sum-exp."""
-    if query.device.type == "cuda":
-        return cuda_kernel(query, width=width, covering=covering)
-    known = query.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return CpuFlash() if query.device.type == "cpu" and known else None
+    if query.is_cpu:
+        return CPU_FLASH if query.dtype in CPU_DTYPES else None
+    return cuda_kernel(query, width=width, covering=covering) if query.device.type == "cuda" else None
 
 
+CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WITH_SECOND = Fused(Tiled())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Again:
-    """A call whose gradients are computed by another backend, so that they can be differentiated again.
+    """A call whose gradients another backend computes, so that they can be differentiated again.
 
-    Args:
-        backend: computes them.
-        make: puts the call together; its query and key are not looked at.
+    It holds neither query nor key: autograd saves them, and hands them back.
     """
 
-    def __init__(self, backend: Backend, make: Callable[[], Call]) -> None:
-        self._backend, self._make = backend, make
-
-    @classmethod
-    def of_call(cls, backend: Backend, call: Call) -> "Again":
-        """Of a call that there is. Its query and key are not held: whoever saves tensors hands them back."""
-        nothing = call.query.new_empty(0)
-        kept = replace(call, query=nothing, key=nothing)
-        return cls(backend, lambda: kept)
+    backend: Backend
+    scale: float
+    normalization: Normalization
+    mask: Mask | None
+    bias: Bias | None
+    sizes: Sizes
 
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the query, the key and the value that the kernel got."""
         query, key, value = vectors
-        output, lse = self._backend.run(replace(self._make(), query=query, key=key), value)
+        call = Call(
+            query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
+            bias=self.bias, dropout=0.0, sizes=self.sizes,
+        )  # fmt: skip
+        output, lse = self.backend.run(call, value)
         assert lse is not None, "it has a row state"
         outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
         inputs = [t for t in vectors if t.requires_grad]
@@ -136,18 +152,18 @@ class Again:
         return tuple(next(found) if t.requires_grad else None for t in vectors)
 
 
-def whole_call(block: OneBlock, again: Again, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the lse of a block that is all of a call, both with gradients."""
-    output, lse = _WholeCall.apply(block, again, query, key, value)
-    return output, lse
+NO_SECOND = "backend 'fused' has no second derivative; backend='tiled' has, in linear memory"
 
 
 class _WholeCall(torch.autograd.Function):
-    """A block that is all of a call: (query, key, value) -> (output, lse), both with gradients."""
+    """A block that is all of a call: (query, key, value) -> (output, lse), both with gradients.
+
+    The block holds what was added to the scores, so that lengths may change in place before the way back.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, block: OneBlock, again: Again, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any, block: OneBlock, again: Again | None, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         output, lse, extras = block.forward(query, key, value)
         ctx.block, ctx.again, ctx.extras = block, again, extras
@@ -160,7 +176,9 @@ class _WholeCall(torch.autograd.Function):
         saved = ctx.saved_tensors
         if grad_output is None:
             grad_output = torch.zeros_like(saved[3])
-        if torch.is_grad_enabled():
+        if is_recorded():
+            if ctx.again is None:
+                raise BackendError(NO_SECOND)
             return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
         grad_output = row_contiguous(grad_output)
         return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
@@ -188,12 +206,12 @@ class _FusedBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and ctx.again is None:
-            raise BackendError("backend 'fused' has no second derivative; backend='tiled' has, in linear memory")
+        if is_recorded() and ctx.again is None:
+            raise BackendError(NO_SECOND)
         query, key, value, output, lse = ctx.saved_tensors
         if grad_output is None:
             grad_output = torch.zeros_like(output)
-        if torch.is_grad_enabled() or _lost_sums(ctx, lse):
+        if is_recorded() or _lost_sums(ctx, lse):
             with torch.enable_grad():
                 found = ctx.again.gradients((query, key, value), grad_output, grad_lse)
             return None, None, None, None, *found

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor
 
 from regard.backends.additive_masks import AdditiveMask
-from regard.backends.backward_precision import goes_in_float32
+from regard.mechanisms.guards import is_compiling
 from regard.mechanisms.readable import row_contiguous
 from regard.mechanisms.shapes import Sizes
-from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_backward
+from regard.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
 
 Extras = tuple[Any, ...]
 """What a kernel's forward returns for its own backward, besides output and lse."""
 Residuals = tuple[Tensor, ...]
 """The saved tensors: query, key, value, output and lse."""
+HALF = (torch.float16, torch.bfloat16)
+SHORT = 256
+"""Up to so many queries the backward of half precision takes less time in float32 (docs/design/choices.md)."""
 
 
 class Kernel(ABC):
@@ -82,7 +85,9 @@ class CpuFlash(Kernel):
         """Grouped heads are passed as they are, if the kernel of this torch takes them."""
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
-        output, lse = flash_cpu(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
+        # torch's own binding takes half the time of the operator's, which a graph needs.
+        flash = flash_cpu if is_compiling() else flash_cpu_alone
+        output, lse = flash(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
         return output, lse, ()
 
     def backward(
@@ -95,7 +100,7 @@ class CpuFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Call the operator's own backward, in float32 where that takes less time than half precision."""
+        """Call the operator's own backward; short blocks of half precision go in float32, which takes less time."""
         if not CPU_TAKES_GROUPS:
             query, key, value, *rest = saved
             saved = (query, repeated(query, key), repeated(query, value), *rest)
@@ -107,7 +112,7 @@ class CpuFlash(Kernel):
         self, grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = saved[0].dtype
-        if goes_in_float32(saved[0]):
+        if dtype in HALF and saved[0].shape[-2] <= SHORT:
             # On 110 sentences of 17 tokens the operator takes 15 ms in bf16, and 1.7 ms in float32 including the casts.
             grad, *saved_ = (t.float() for t in (grad, *saved))
             additive = None if additive is None else additive.float()
@@ -120,6 +125,9 @@ class CpuFlash(Kernel):
         grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         return flash_cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale)
+
+
+CPU_FLASH = CpuFlash()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +163,7 @@ class OneBlock:
             lse = lse.masked_fill(dead, torch.inf)
             grad_output = grad_output.masked_fill(dead[..., None], 0.0)
             grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
-        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CpuFlash()
+        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CPU_FLASH
         if grad_lse is not None:
             extra = kernel.multiple
             query, key, output = (wider(t, extra) for t in (query, key, output))

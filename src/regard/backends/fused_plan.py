@@ -18,18 +18,20 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from regard.backends.additive_masks import CHUNK_ELEMENTS, AdditiveMask, Buffer, by_chunks
+from regard.backends.additive_masks import CHUNK_ELEMENTS, NOTHING_ADDED, AdditiveMask, Buffer, by_chunks
 from regard.backends.base import Call
 from regard.backends.kernel_arguments import causal_offset, excluding_factors
 from regard.mechanisms.biases.base import Bias, DenseBias
+from regard.mechanisms.guards import can_look, is_compiling, look
 from regard.mechanisms.masks.base import And, Mask, render
 from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tensor_tree import tensors_of_tree
 from regard.mechanisms.tile_sizes import fitting, ranges
-from regard.mechanisms.transforms import can_look
 
 BLOCK_ELEMENTS = 1 << 22
 """The most numbers in the additive mask of one block: 16 MiB in float32."""
@@ -105,6 +107,13 @@ class Plan:
         return (*self.blocks, *self.anew)
 
     @property
+    def whole(self) -> Block | None:
+        """The block that holds all queries and keys as they stand in memory, if there is one."""
+        first = self.blocks[0]
+        is_whole = not self.anew and len(self.blocks) == 1 == first.count and len(first.columns) == self.sizes.keys
+        return first if is_whole else None
+
+    @property
     def is_square(self) -> bool:
         """Whether blocks need no mask but the causal flag, and those that need it have as many keys as queries.
 
@@ -131,7 +140,7 @@ class Plan:
                 chunks = ranges(len(block.rows), step)
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, rows), buffer)
         tensor = self._tensor(block, range(len(block.rows)))
-        return AdditiveMask(tensor, live_rows(tensor, block))
+        return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
         """The bias, unless it is 0 in the whole block."""
@@ -158,12 +167,17 @@ class Plan:
                 return None
             zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
             bias = torch.where(allowed, zero, -torch.inf)
-        return None if bias is None else bias.expand(*bias.shape[:-1], len(columns)).contiguous()
+        if bias is None or (bias.shape[-1] == len(columns) and bias.is_contiguous()):
+            return bias
+        return bias.expand(*bias.shape[:-1], len(columns)).contiguous()
 
 
 def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
     if additive is None:
+        return None
+    # With the first key each row has one, with the flag too.
+    if can_look(additive) and bool((additive[..., 0] > -torch.inf).all()):
         return None
     allowed = additive > -torch.inf
     if not block.is_causal:
@@ -174,27 +188,68 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     return first <= torch.arange(len(block.rows), device=additive.device)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockLayout:
+    """The blocks of a plan: what follows from the masks and the sizes of a call."""
+
+    blocks: tuple[Block, ...]
+    anew: tuple[Block, ...] = ()
+    repeated: frozenset[object] = frozenset()
+
+
 def plan(call: Call) -> Plan:
     """Split the mask of a call into the flag, the bias per key, and blocks of queries."""
-    factors = excluding_factors(call)
-    flag = next((m for m in factors if causal_offset(m) == 0), None)
-    others = tuple(m for m in factors if m is not flag)
-    bias, per_row = _reduced(call, factors)
-    of_all = tuple(m for m in others if "query" not in m.depends_on())
+    sizes, factors = call.sizes, () if call.mask is None else excluding_factors(call)
+    bias, per_row = (None, None) if call.bias is None else _reduced(call, factors)
+    flag = None
+    of_all: list[Mask] = []
+    for factor in factors:
+        if flag is None and causal_offset(factor) == 0:
+            flag = factor
+        elif "query" not in factor.depends_on():
+            of_all.append(factor)
     is_of_all = bias is None or bias.per_key is not None
-    queries, keys = range(call.sizes.queries), range(call.sizes.keys)
-    everything = Block(queries, keys, flag is not None, of_all, has_bias=is_of_all)
-    anew: tuple[Block, ...] | None = ()
-    if len(of_all) < len(others) or not is_of_all:
-        anew = None if flag is None else _of_few(factors, bias, everything, call.sizes)
-    if anew is not None:
-        blocks: tuple[Block, ...] = (everything,)
+    everything = Block(range(sizes.queries), range(sizes.keys), flag is not None, tuple(of_all), has_bias=is_of_all)
+    if is_of_all and len(of_all) + everything.is_causal == len(factors):
+        layout = BlockLayout((everything,))
+    elif bias is None and are_numbers(factors) and look(call.query).is_plain:
+        layout = _cached_layout(factors, everything.is_causal, sizes, _limits())
     else:
-        blocks = _least_work(factors, bias, call.sizes)
-        blocks = blocks if bias is not None else tuple(_joined(blocks, MOST_JOINED // max(1, call.sizes.flat_batch)))
-    return Plan(
-        blocks, bias, per_row, call.sizes, call.query.dtype, call.query.device, anew or (), _repeated(blocks, bias)
-    )
+        layout = _layout(factors, bias, everything, sizes)
+    dtype, device = call.query.dtype, call.query.device
+    return Plan(layout.blocks, bias, per_row, sizes, dtype, device, layout.anew, layout.repeated)
+
+
+def are_numbers(factors: tuple[Mask, ...]) -> bool:
+    """Whether masks are made of Python's numbers alone, so that equal ones are the same mask.
+
+    >>> from regard.mechanisms.masks.basic import Causal, Lengths
+    >>> are_numbers((Causal(3),)), are_numbers((Lengths(torch.tensor([3])),))
+    (True, False)
+    """
+    return all(type(mask).__hash__ is not object.__hash__ for mask in factors) and not tensors_of_tree(factors)
+
+
+def _limits() -> tuple[object, ...]:
+    """The constants that decide about blocks: they are part of the key of a cached layout."""
+    return BLOCK_ELEMENTS, BLOCK_ROWS, CUT_ROWS, MOST_JOINED, FEW, PAIRS_A_CALL
+
+
+@lru_cache(maxsize=256)
+def _cached_layout(factors: tuple[Mask, ...], is_causal: bool, sizes: Sizes, limits: tuple[object, ...]) -> BlockLayout:
+    of_all = tuple(m for m in factors if "query" not in m.depends_on())
+    everything = Block(range(sizes.queries), range(sizes.keys), is_causal, of_all)
+    return _layout(factors, None, everything, sizes)
+
+
+def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> BlockLayout:
+    """The blocks of a call some of whose masks, or whose bias, differ from query to query."""
+    anew = _of_few(factors, bias, everything, sizes) if everything.is_causal else None
+    if anew is not None:
+        return BlockLayout((everything,), anew, _repeated((everything,), bias))
+    blocks = _least_work(factors, bias, sizes)
+    blocks = blocks if bias is not None else tuple(_joined(blocks, MOST_JOINED // max(1, sizes.flat_batch)))
+    return BlockLayout(blocks, (), _repeated(blocks, bias))
 
 
 def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> tuple[Block, ...] | None:
@@ -216,7 +271,7 @@ def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, siz
 
 def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]:
     """The places that several blocks of a relative mask have."""
-    if torch.compiler.is_compiling() or bias is not None:
+    if is_compiling() or bias is not None:
         return frozenset()
     places = Counter(b.place for b in blocks if b.factors and all(mask.is_relative() for mask in b.factors))
     return frozenset(place for place, count in places.items() if count > 1)
@@ -305,4 +360,4 @@ def _rows(cuts: list[int], length: int, step: int) -> Iterator[range]:
 
 def _first_from(cuts: list[int], row: int) -> int:
     """The index of the first cut at `row` or after it, without bisect under torch.compile, which cannot trace it."""
-    return sum(cut < row for cut in cuts) if torch.compiler.is_compiling() else bisect_left(cuts, row)
+    return sum(cut < row for cut in cuts) if is_compiling() else bisect_left(cuts, row)

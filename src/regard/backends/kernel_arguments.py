@@ -6,6 +6,7 @@ from torch import Tensor
 from regard.backends.base import Call
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
+from regard.mechanisms.readable import row_contiguous
 
 
 def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
@@ -38,9 +39,34 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
     """
     if call.mask is None:
         return ()
-    last = call.sizes.keys - 1
-    offsets = [(factor, causal_offset(factor)) for factor in call.mask.factors()]
-    return tuple(factor for factor, offset in offsets if offset is None or offset < last)
+    last, found = call.sizes.keys - 1, []
+    for factor in call.mask.factors():
+        offset = causal_offset(factor)
+        if offset is None or offset < last:
+            found.append(factor)
+    return tuple(found)
+
+
+def kernel_tensors(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, multiple: int
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Query, key, value and scale as a kernel takes them: of one dtype and width, row by row in memory, scale above 0.
+
+    >>> query, key, value, scale = kernel_tensors(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5), -0.5, 8)
+    >>> query.shape, value.shape, scale
+    (torch.Size([2, 8]), torch.Size([4, 8]), 0.5)
+    """
+    dtype, width = query.dtype, query.shape[-1]
+    if key.dtype != dtype or value.dtype != dtype:
+        key, value = key.to(dtype), value.to(dtype)
+    if value.shape[-1] != width or key.shape[-1] != width or (multiple > 1 and width % multiple):
+        query, key, value = one_width(query, key, value, multiple=multiple)
+    if scale <= 0:
+        query, scale = with_positive_scale(query, scale)
+    # Last, because the negative of a tensor may stand in memory in another way.
+    query = query if query.is_contiguous() else row_contiguous(query)
+    key = key if key.is_contiguous() else row_contiguous(key)
+    return query, key, value if value.is_contiguous() else row_contiguous(value), scale
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.backends.base import Call
 from regard.backends.fused_kernels import CpuFlash, Extras, Residuals
 from regard.backends.side_by_side import memory_like
 from regard.compiled.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.readable import DTYPES, is_installed, is_readable
-from regard.mechanisms.transforms import in_transform
-from regard.torch_private import count_dispatch_modes
+from regard.mechanisms.guards import in_transform, is_compiling, is_observed, is_readable
+from regard.mechanisms.readable import DTYPES, is_installed
 
 LONGEST = 128
 """The most queries and keys: with more, torch's kernel is no slower."""
@@ -30,6 +30,10 @@ class ShortSequences(CpuFlash):
 
     name = "short sequences, CPU"
     reads_output = False
+
+    def why_not(self, call: Call) -> str | None:
+        """None for batches of many short sequences, whose gradients this code computes faster; else the reason."""
+        return why_not_vectors(call.query, call.key)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
@@ -66,20 +70,24 @@ class ShortSequences(CpuFlash):
         return of_query, of_key, of_value
 
 
-def takes_short_sequences(query: Tensor, key: Tensor) -> bool:
-    """Whether a call of many short sequences may go to compiled code.
+SHORT_SEQUENCES = ShortSequences()
 
-    >>> takes_short_sequences(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))  # so few numbers
-    False
+
+def why_not_vectors(query: Tensor, key: Tensor) -> str | None:
+    """The same of the vectors of a call.
+
+    >>> why_not_vectors(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))
+    'the kernel for short sequences takes queries of at least 65536 elements'
     """
-    return (
-        max(query.shape[-2], key.shape[-2]) <= LONGEST
-        and query.numel() >= LEAST
-        and query.dtype in DTYPES
-        and query.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and is_installed()
-    )
+    if max(query.shape[-2], key.shape[-2]) > LONGEST:
+        return f"the kernel for short sequences takes at most {LONGEST} queries and keys"
+    if query.numel() < LEAST:
+        return f"the kernel for short sequences takes queries of at least {LEAST} elements"
+    if not query.is_cpu or query.dtype not in DTYPES:
+        return f"the kernel for short sequences knows no {query.dtype} on {query.device.type}"
+    if is_compiling():
+        return "torch.compile cannot trace the kernel for short sequences"
+    return None if is_installed() else "the kernel for short sequences needs numba: pip install 'regard[fast]'"
 
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *others: Tensor) -> bool:
@@ -95,9 +103,9 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         and (additive is None or additive.shape[-2] == 1)
         and not in_transform("Grad", "Jvp")
         # A mode that counts what torch's operators do would not see compiled code.
-        and not count_dispatch_modes()
+        and not is_observed()
         and is_readable(*given)
-        and all(t.stride(-1) == 1 for t in given)
+        and all(t.stride(-1) == 1 for t in given)  # It is told of all other strides.
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.mechanisms.readable import is_readable
+from regard.mechanisms.guards import is_readable
 
 
 def are_side_by_side(parts: Sequence[Tensor]) -> bool:

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.backends.base import Backend, Call
 from regard.backends.counter_rng import kept_at
+from regard.mechanisms.guards import has_values, in_forward_mode, in_trace, in_transform
 from regard.mechanisms.normalizations import Softmax, any_coarse
 from regard.mechanisms.tile_sizes import fitting, ranges, tile_shape
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_trace, in_transform
 from regard.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
 TILE_ELEMENTS = 1 << 20
@@ -85,14 +85,14 @@ def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some cells (flat indices of batch and head), some of their queries, and the keys that these queries may see."""
+    """Some cells (flat indices of batch and head), some of their queries, and the keys that these may see."""
 
     cells: range
     rows: range
     columns: range
 
     def take(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of tensors (cells, length, dim) that belongs to the tile, as views (cells, 1, length, dim)."""
+        """Views (cells, 1, length, dim) of the tile's part of tensors (cells, length, dim)."""
         cells = _slice(self.cells)
         rows, columns = _slice(self.rows), _slice(self.columns)
         return query[cells, None, rows], key[cells, None, columns], value[cells, None, columns]

@@ -1,7 +1,7 @@
 """The commands, and how the arguments of the command line choose one of them."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial, wraps
 from typing import Any, cast, get_origin, get_type_hints
@@ -16,7 +16,7 @@ from regard.cli.demo import demo
 from regard.cli.evaluate import choose, evaluate, score
 from regard.cli.export import export
 from regard.cli.generate import generate
-from regard.cli.headings import settings_as_flags
+from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
 from regard.cli.remember import remember_pairs
 from regard.cli.train import TRAINERS
@@ -34,7 +34,7 @@ DESCRIPTION = (
 """The help of `regard`."""
 TRAIN = (
     "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
-    "`regard train translation --help` shows --data, --out and the others of a translator."
+    "`regard train translation --help` shows those of a translator that a first run needs, and --help-all shows all."
 )
 """The help of `regard train`."""
 COMMANDS: dict[str, Command] = {
@@ -67,6 +67,7 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
     with told_in_one_line(partial(_known, arguments)), printed_in_lines():
         refuse_bare_lists(arguments, _known(arguments))
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])
+        arguments, shown = _of_help(arguments, beginning.task)
         app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
         for task, trainer in TRAINERS.items():
             bound = _later(trainer, f"train {task}", arguments)
@@ -75,10 +76,22 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
         app.command(train, name="train", help=of_train)
         for name, command in COMMANDS.items():
             app.command(name=name)(PLAIN(_later(command, name, arguments)))
-        registry = settings_as_flags(beginning.of_class)
+        registry = settings_as_flags(beginning.of_class, shown=shown)
         description = described(DESCRIPTION, EXAMPLES[""])
         run = app.cli(prog="regard", description=description, args=arguments, registry=registry)
     return cast(Callable[[], None], run)
+
+
+def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
+    """The arguments that have tyro print the help that is asked for, and the settings of a run that it shows.
+
+    No other flag of `regard train` is read again: `Beginning` has read those that change the defaults.
+    """
+    asked = {"-h", "--help", "--help-all"} & set(arguments)
+    if not asked or arguments[:1] != ["train"]:
+        return ["--help" if one == "--help-all" else one for one in arguments], None
+    words = ["train"] if len(arguments) == 2 else ["train", task]
+    return [*words, "--help"], None if "--help-all" in asked else FIRST
 
 
 def in_flags(message: str, arguments: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from regard.errors import ArgumentError
 from regard.exports.formats import Engine, SearchPrecision
-from regard.training.distributed.choices import Precision
 
 if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator
@@ -20,7 +19,7 @@ class SearchBy:
     """An engine, and the precision of its products.
 
     Raises:
-        ArgumentError: int8 is asked of regard's own search.
+        ArgumentError: another precision than float32 is asked of regard's own search.
     """
 
     engine: Engine
@@ -29,8 +28,8 @@ class SearchBy:
 
     def __post_init__(self) -> None:
         """Check that the two go together."""
-        if self.is_own and self.wanted == "int8":
-            raise ArgumentError("--precision int8 is for --engine ctranslate2; expected float32, bf16 or auto")
+        if self.is_own and self.wanted not in (None, "float32"):
+            raise ArgumentError(f"--precision {self.wanted} is for --engine ctranslate2; regard searches in float32")
 
     @property
     def is_own(self) -> bool:
@@ -41,11 +40,6 @@ class SearchBy:
     def precision(self) -> SearchPrecision:
         """The precision of the search."""
         return self.wanted or ("float32" if self.is_own else "int8")
-
-    @property
-    def own(self) -> Precision:
-        """The precision of regard's own search, which another engine leaves unused."""
-        return self.precision if self.is_own and self.precision != "int8" else "float32"
 
     def settings(self) -> dict[str, str]:
         """What decides the answers, as values that JSON can hold."""
@@ -81,11 +75,11 @@ class SearchBy:
             return
         from regard.exports.engine import searching_by_ctranslate2
 
-        threads = workers or (_cores() if translator.device.type == "cpu" else 1)
+        threads = workers or (cores() if translator.device.type == "cpu" else 1)
         with searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads) as engine:
             yield str(engine)
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

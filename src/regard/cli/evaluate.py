@@ -173,8 +173,6 @@ def evaluate(
     search_by.refuse(run)
     together: dict[str, Any] = {"ensemble": ensemble, "memories": memory} if ensemble or memory else {}
     model = Translator.load(run, device=device, **together) if together else TASKS[task].load(run, device=device)
-    if isinstance(model, Translator):
-        model.precision = search_by.own
     with telling() as tell:
         match model:
             case Translator() if interprets:

@@ -1,8 +1,8 @@
 """The settings of a run as flags: a rule tells tyro which of them stand under which heading."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Annotated, Any, cast
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
@@ -37,6 +37,14 @@ OUTPUT = Heading(
 )
 OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")
 """All settings that stand under no other heading."""
+FIRST = frozenset(
+    {
+        *("data", "valid", "documents", "tokenizer", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
+        *("model", "warm_start", "out", "validate_every", "save_every", "best_by"),
+        *("steps", "epochs", "patience", "batch_tokens", "learning_rate", "seed", "device", "precision"),
+    }
+)
+"""The settings that a first run needs: with `--size` and the like they are the flags that `--help` shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +56,14 @@ class Defaults:
     """The names of the settings that a flag must give; their values in `settings` are placeholders."""
 
 
-def settings_as_flags(defaults: Callable[[type[TrainingConfig]], Defaults]) -> ConstructorRegistry:
+def settings_as_flags(
+    defaults: Callable[[type[TrainingConfig]], Defaults], *, shown: Container[str] | None = None
+) -> ConstructorRegistry:
     """Make the rule by which tyro turns the settings of a run into flags.
 
     Args:
         defaults: returns the defaults of a class of settings; called once tyro knows of which class it needs flags.
+        shown: the names of the settings that are flags; None for all. The parts of a model then are none.
     """
     registry = ConstructorRegistry()
 
@@ -63,7 +74,10 @@ def settings_as_flags(defaults: Callable[[type[TrainingConfig]], Defaults]) -> C
         if not is_settings or isinstance(info.default, TrainingConfig):
             return None
         given = defaults(info.type)
-        left = {one.name: _flag(one, is_required=one.name in given.required) for one in _settings_of(given.settings)}
+        left = {}
+        for one in _settings_of(given.settings):
+            is_shown = shown is None or (one.name in shown and not is_dataclass(one.type))
+            left[one.name] = _flag(one, is_required=one.name in given.required, is_shown=is_shown)
         groups = []
         for heading in (DATA, MODEL, OUTPUT):
             groups.append(_group(heading, [left.pop(name) for name in heading.settings if name in left]))
@@ -88,10 +102,11 @@ def _settings_of(settings: Any) -> Iterator[StructFieldSpec]:
             yield one
 
 
-def _flag(one: StructFieldSpec, *, is_required: bool) -> _Flag:
+def _flag(one: StructFieldSpec, *, is_required: bool, is_shown: bool) -> _Flag:
     """Make a setting a field of a group, whose name is no part of the flag."""
     text = one.helptext() if callable(one.helptext) else one.helptext
-    kind = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
+    kind: Any = Annotated[one.type, tyro.conf.arg(prefix_name=False, help=text)]
+    kind = kind if is_shown else cast(Any, tyro.conf.Suppress)[kind]
     return one.name, kind, field() if is_required else field(default=one.default)
 
 

@@ -90,6 +90,8 @@ def first_sentence(command: Callable[..., Any]) -> str:
 def documented(command: Callable[..., Any], name: str) -> str:
     """The docstring of a command for its help: what it does, examples, and what it says of its arguments."""
     text, heading, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
+    if name.startswith("train "):
+        text += " --help shows the flags that a first run needs, and --help-all shows all."
     return described(text, EXAMPLES[name]) + heading + arguments
 
 

@@ -102,10 +102,9 @@ def translate(
             sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
         engine: who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run.
-        precision: float32 (unless given), bf16, or bf16 where the processor multiplies it faster (auto); with
-            --engine ctranslate2 int8 (unless given), float32, bf16 or auto.
+        precision: with --engine ctranslate2 int8 (unless given), float32, bf16 or auto; regard searches in float32.
         workers: with --engine ctranslate2: threads, each with a batch of its own; unless given, one for each core.
-        verbose: at the end, say on standard error which way each product of the model takes on this machine, and why.
+        verbose: with --engine ctranslate2, say on standard error at the end how it searched.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
             unless given.
@@ -196,8 +195,7 @@ def translate(
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
     search_by.refuse(run)
-    own = search_by.own
-    translator = Translator.load(run, device=device, precision=own, ensemble=ensemble, memories=memory)
+    translator = Translator.load(run, device=device, ensemble=ensemble, memories=memory)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -239,10 +237,6 @@ def translate(
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if verbose and not search_by.is_own:
         print(searcher, file=sys.stderr)
-    elif verbose:
-        from regard.storage.choices import said_of_choices
-
-        print("\n".join(said_of_choices()), file=sys.stderr)
 
 
 def _are_same(input: Path | None, output: Path | None) -> bool:

@@ -15,7 +15,7 @@ from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
 
 from regard.compiled import dropout_work, vector_code
-from regard.compiled.dropout_work import BIASED_RELU, MASKED, OF_RELU, OF_RELU_IN_PLACE, RELU, SHARE, WORK
+from regard.compiled.dropout_work import MASKED, OF_RELU, RELU, SHARE, WORK
 from regard.compiled.vector_code import compiled_function, long_vectors, next_of, pointers_to
 
 STEP, FIRST, SECOND, THIRD = (
@@ -139,54 +139,6 @@ def _whole_at(address: int, first: int, count: int) -> Any:
 
 
 @numba.njit(nogil=True)
-def _biased_row(work: Any, first: int, bias: Any, answer: Any) -> None:
-    long_vectors()
-    key, second, least, scale = work.key, work.second_key, work.least, work.scale
-    for i in range(len(answer)):
-        factor = _factor(first + i, key, second, least, scale)
-        number = answer[i] + bias[i]
-        answer[i] = (ZERO if number < ZERO else number) * factor
-
-
-@numba.njit(nogil=True)
-def _biased_relu(work: Any, first: int, count: int) -> None:
-    """One row, or what is left of it, after another."""
-    long_vectors()
-    end = first + count
-    while first < end:
-        column = first % work.columns
-        size = min(work.columns - column, end - first)
-        _biased_row(work, first, _whole_at(work.x, column, size), _whole_at(work.answer, first, size))
-        first += size
-
-
-@numba.njit(nogil=True)
-def _of_relu_row(work: Any, x: Any, total: Any, answer: Any) -> None:
-    """`_of_relu` of what `answer` holds. With one array twice it would check for an overlap, and give up vectors."""
-    long_vectors()
-    scale = work.scale
-    for i in range(len(answer)):
-        number = answer[i] * scale
-        number = ZERO if x[i] <= ZERO else number
-        answer[i] = number
-        total[i] += number
-
-
-@numba.njit(nogil=True)
-def _of_relu_in_place(work: Any, first: int, count: int) -> None:
-    """One row, or what is left of it, after another, and the sum of this share's numbers in each column."""
-    long_vectors()
-    end, totals = first + count, first // SHARE * work.columns
-    _whole_at(work.y, totals, work.columns)[:] = ZERO
-    while first < end:
-        column = first % work.columns
-        size = min(work.columns - column, end - first)
-        total = _whole_at(work.y, totals + column, size)
-        _of_relu_row(work, _whole_at(work.x, first, size), total, _whole_at(work.answer, first, size))
-        first += size
-
-
-@numba.njit(nogil=True)
 def _half_at(address: int, first: int, count: int) -> Any:
     return carray(_halves(address + 2 * first), count)
 
@@ -214,11 +166,7 @@ def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
 def _share(work: Any, first: int, count: int) -> None:
     """Some numbers, whose arrays have the dtypes that `work` tells."""
     long_vectors()
-    if work.kind == BIASED_RELU:
-        _biased_relu(work, first, count)
-    elif work.kind == OF_RELU_IN_PLACE:
-        _of_relu_in_place(work, first, count)
-    elif work.y_half:
+    if work.y_half:
         y = _half_at(work.y, first, count)
         if work.answer_half:
             _work_on(work, first, count, y, _half_at(work.answer, first, count))

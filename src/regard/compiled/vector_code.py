@@ -21,8 +21,6 @@ VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
 """The vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
 IS_FOR_HOST = all(getattr(numba.config, name, None) is None for name in ("CPU_NAME", "CPU_FEATURES"))
 """Whether numba compiles for this processor, and not for another one that its settings name."""
-HAS_PAIRS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512bf16"))
-"""Whether the processor multiplies pairs of bfloat16 numbers, twice as many at a time as of float32."""
 HAS_COMPRESS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512f"))
 """Whether the processor packs chosen numbers of a vector together."""
 PANEL = LANES * VECTORS
@@ -174,44 +172,6 @@ class VectorCode:
         bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
         return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
 
-    def load_pairs(self, address: Any) -> Any:
-        """LANES pairs of bfloat16 numbers."""
-        return self.builder.load(self.builder.inttoptr(address, ir.PointerType(INTS)), align=4, typ=INTS)
-
-    def one_pair(self, address: Any) -> Any:
-        """The pair of bfloat16 numbers at an address, in every place of a vector."""
-        return self.splat(self.builder.load(self.builder.inttoptr(address, ir.PointerType(INT)), typ=INT))
-
-    def round_to_half(self, value: Any, address: Any) -> None:
-        """Write a vector as bfloat16, by the processor's own instruction; only if HAS_PAIRS."""
-        halves = ir.VectorType(ir.IntType(16), LANES)
-        found = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(halves, [FLOATS]), "llvm.x86.avx512bf16.cvtneps2bf16.512"
-        )
-        target = self.builder.inttoptr(address, ir.PointerType(halves))
-        self.builder.store(self.builder.call(found, [value]), target, align=2)
-
-    def products_of_pairs(self, rows_at: Any, row_stride: Any, panel_at: Any, depth: Any, rows: int) -> list[list[Any]]:
-        """The products of `rows` rows with a panel (depth, PANEL), both of pairs of bfloat16 numbers; if HAS_PAIRS.
-
-        The two products of a pair are added to the sum, which is float32.
-        """
-        builder = self.builder
-        add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]), "llvm.x86.avx512bf16.dpbf16ps.512"
-        )
-        starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
-
-        def body(place: Any, *sums: Any) -> list[Any]:
-            line = self.at(panel_at, builder.mul(place, self.long(PANEL)))
-            columns = [self.load_pairs(self.at(line, vector * LANES)) for vector in range(VECTORS)]
-            pairs = [self.one_pair(self.at(start, place)) for start in starts]
-            each = [(pair, column) for pair in pairs for column in columns]
-            return [builder.call(add, [held, *both]) for held, both in zip(sums, each, strict=True)]
-
-        found = self.loop(depth, [self.floats(0.0)] * (rows * VECTORS), body)
-        return [list(found[row * VECTORS : (row + 1) * VECTORS]) for row in range(rows)]
-
     def products(
         self,
         rows_at: Any,
@@ -280,13 +240,6 @@ class VectorCode:
     def _carry(phi: Any, *arrivals: tuple[Any, Any]) -> None:
         for value, block in arrivals:
             phi.add_incoming(value, block)
-
-    def prefetch(self, address: Any, to_write: int = 1) -> None:
-        """Ask for the line of the cache at an address, to write into it, or with 0 to read it."""
-        pointer = self.builder.inttoptr(address, ir.PointerType(ir.IntType(8)))
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT, INT, INT])
-        ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        self.builder.call(ask, [pointer, *(ir.Constant(INT, number) for number in (to_write, 3, 1))])
 
     def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
         """Combine a vector in memory with a value."""
@@ -358,15 +311,6 @@ def _next_of(_typing: Any, _counter: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-def _value_of(_typing: Any, _counter: Any) -> Any:
-    """Read a counter, given by its address, before all that this thread reads next."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], ir.PointerType(LONG)), "acquire", 8)
-
-    return types.int64(types.int64), generate
-
-
 def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_stride: Any) -> Any:
     """Write LANES rows of LANES numbers as columns."""
 
@@ -398,4 +342,3 @@ def _long(_typing: Any) -> Any:
 long_vectors: Any = intrinsic(_long)
 next_of: Any = intrinsic(_next_of)
 transpose: Any = intrinsic(_transposed)
-value_of: Any = intrinsic(_value_of)

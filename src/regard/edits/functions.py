@@ -28,10 +28,11 @@ from regard.inspection.capture.saved_tensor import copied
 from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 from regard.inspection.capture.thread_state import ThreadState
 from regard.mechanisms.biases.base import DenseBias
+from regard.mechanisms.guards import is_autocasting
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import as_autocast, is_autocasting, without_autocast
+from regard.mechanisms.shapes import as_autocast, without_autocast
 from regard.torch_private import peek_interpreter_stack
 
 Vectors = tuple[Tensor, Tensor, Tensor]

@@ -13,13 +13,11 @@ from regard.generation.protocol import (
     Decodable,
     Hypothesis,
     check_source,
-    chooser_of,
     first_tokens,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
 )
-from regard.mechanisms.compiled_choice import Chooser
 from regard.mechanisms.fast_topk import largest_of_groups
 
 
@@ -82,10 +80,8 @@ def beam_search(
         logits, alignment, state = model.step(state, tokens)
         attended = mean_over_heads(alignment) if alignments and alignment is not None else None
         progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
-        choose = chooser_of(state, logits, constraints)
-        if choose is None:
-            logits, choose = log_probabilities(logits, constraints, progress), largest_of_groups
-        tokens, parents = held.advance(choose, logits, length, attended)
+        gains = log_probabilities(logits, constraints, progress)
+        tokens, parents = held.advance(gains, length, attended)
         if not len(tokens) or length == max_steps:
             break
         state = model.reorder(state, parents)
@@ -123,16 +119,14 @@ class _Hypotheses:
         self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
-    def advance(
-        self, choose: Chooser, logits: Float[Tensor, "N V"], length: int, alignment: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
         """Choose among all continuations, and return the tokens of the next rows and the rows that they continue.
 
         Both are empty when all sources are done.
         """
-        (running, members), vocab_size = self.live.shape, logits.shape[1]
+        (running, members), vocab_size = self.live.shape, gains.shape[1]
         # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
-        scores, index = _filled_up(*choose(logits, self.live, 2 * self.size), 2 * self.size)
+        scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * members
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id

@@ -1,9 +1,7 @@
 """Greedy search: the most probable token at each step."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -13,8 +11,6 @@ from regard.generation.protocol import (
     Decodable,
     Hypothesis,
     check_source,
-    chooser_of,
-    first_tokens,
     log_probabilities,
     mean_over_heads,
     worth_leaving,
@@ -60,21 +56,13 @@ def greedy(
     (True, True)
     """
 
-    def take(logits: Tensor, progress: Progress, state: Any) -> tuple[Tensor, Tensor]:
-        choose = chooser_of(state, logits, constraints)
-        if choose is not None:
-            best, places = choose(logits, logits.new_zeros(logits.shape[0], 1), 1)
-            return places[:, 0], best[:, 0]
+    def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         gains = log_probabilities(logits, constraints, progress)
         tokens = largest(gains, 1)
         return tokens[:, 0], gains.gather(1, tokens)[:, 0]
 
     check_source(source, source_lengths, max_steps)
     state = model.start(source, source_lengths)
-    if len(source) == 1 and not constraints and not alignments:
-        whole_text = _written_at_once(model, state, source, bos_id, eos_id, max_steps)
-        if whole_text is not None:
-            return [whole_text]
     count, columns, attended = len(source), [], []
     scores = torch.zeros(count, device=source.device)
     for step in steps(
@@ -91,23 +79,6 @@ def greedy(
         kept = sentence[: sentence.index(eos_id) + 1] if eos_id in sentence else sentence
         hypotheses.append(Hypothesis(kept, total, None if whole is None else whole[n, : len(kept)]))
     return hypotheses
-
-
-def _written_at_once(
-    model: Any, state: Any, source: Tensor, bos_id: int | Int[Tensor, " 1"], eos_id: int, max_steps: int
-) -> Hypothesis | None:
-    """The text of one source by a model that has `write_greedily`; None if it has not, or leaves it to the steps."""
-    # What stands before a model may hand on all that it does not know; its steps are its own.
-    if not hasattr(type(model), "write_greedily") or not isinstance(eos_id, int) or abs(eos_id) >= 2**63:
-        return None
-    first = first_tokens(torch.zeros(1, dtype=torch.int64, device=source.device), bos_id)
-    found = model.write_greedily(state, first, eos_id, max_steps)
-    if found is None:
-        return None
-    tokens, gains = found
-    # The sum is taken as the steps take it: one after another, in the wider of float32 and the default dtype.
-    dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
-    return Hypothesis(tokens, float(np.cumsum(gains, dtype=dtype)[-1]))
 
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:

@@ -10,18 +10,11 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
-from regard.mechanisms.compiled_choice import Chooser
-from regard.mechanisms.readable import is_readable
 
 
 @runtime_checkable
 class Decodable(Protocol):
-    """The methods that a search needs. The state knows the sequences in their order.
-
-    A state may have an attribute `chooser`: what chooses among the logits of the step that made it, in one pass, as
-    `regard.mechanisms.compiled_choice.best_of_groups` does; or None. A model may have a method `write_greedily`, which
-    does all steps of a greedy search for one source at once, as `regard.models.inference.FixedTransformer` has it.
-    """
+    """The methods that a search needs. The state knows the sequences in their order."""
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
@@ -60,16 +53,6 @@ class Hypothesis:
 def worth_leaving(running: int, undecided: int) -> bool:
     """Whether so many sources are done that it pays to remove them, which copies the state of the others."""
     return 16 * undecided <= 15 * running
-
-
-def chooser_of(state: Any, logits: Float[Tensor, "N V"], constraints: Sequence[Constraint]) -> Chooser | None:
-    """What chooses among the logits of a step in one pass.
-
-    It is None if the state has nothing, if not all tokens may be chosen, and if whoever stands between the model and
-    the search made other logits of them than float32 in plain memory.
-    """
-    found = None if constraints else getattr(state, "chooser", None)
-    return found if found is not None and logits.dtype == torch.float32 and is_readable(logits) else None
 
 
 def log_probabilities(

@@ -71,7 +71,7 @@ def sample_steps(
     True
     """
 
-    def draw(logits: Tensor, progress: Progress, _state: object) -> tuple[Tensor, Tensor]:
+    def draw(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         logits = precise(logits)
         changed = constrain(logits, constraints, progress)
         for change in filters:

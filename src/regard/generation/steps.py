@@ -10,9 +10,8 @@ from torch import Tensor
 from regard.generation.filters import Progress
 from regard.generation.protocol import Decodable, first_tokens
 
-Choose = Callable[[Tensor, Progress, Any], tuple[Tensor, Tensor]]
-"""Chooses a token for each of N texts, from logits (N, V) and the state after the step that made them, and returns it
-with the model's own log-probability."""
+Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
+"""Chooses a token for each of N texts from logits (N, V), and returns it with the model's own log-probability."""
 
 
 class TextStep(NamedTuple):
@@ -63,7 +62,7 @@ def steps(
     for length in range(max_steps):
         logits, alignment, state = model.step(state, tokens)
         progress = Progress(rows, written[:, :length], None if before is None else before[rows])
-        tokens, gains = choose(logits, progress, state)
+        tokens, gains = choose(logits, progress)
         yield TextStep(rows, tokens, gains, ended, alignment)
         written[:, length] = tokens
         ended = ended | (tokens == eos_id)

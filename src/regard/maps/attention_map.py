@@ -3,7 +3,6 @@
 import math
 import reprlib
 from collections.abc import Sequence
-from importlib import import_module
 from os import PathLike
 from typing import Any, final
 
@@ -31,16 +30,16 @@ class AttentionMap(TensorLike):
     queries, keys and one number per row, and computes any block of P from them exactly. Weights are
     float32 (float64 for float64 input), before dropout, and carry gradients to query and key.
 
-    - `map[index]` is what the index gives of a tensor. If queries and keys stay, it is a map again, still lazy:
+    - `map[index]` equals the same index of the tensor. If queries and keys stay, it is a map again, still lazy:
       `map[0]`, `map[..., 1:, 1:]`, `map[:, :, keep]`. If a query, a key or single weights are named, it is a tensor:
-      `map[0, :, 5]` is what query 5 of sequence 0 attends to, in every head. Two index tensors are paired with one
+      `map[0, :, 5]` has the weights of query 5 of sequence 0, in every head. Two index tensors are paired with one
       another; `block(rows, columns)` and `only(rows=..., columns=...)` take the outer block.
     - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
     - `map.dense()` is the whole of P, if it fits a limit.
 
     There is one kind of map. Its `source` gives the weights: a call, an average, a selection, steps of a generation,
     weights times values, or statistics that were kept in place of weights. If a source cannot answer, it raises
-    `ArgumentError` (it was not given what the answer needs) or `NotKeptError` (only statistics were kept of it).
+    `ArgumentError` (it lacks a tensor that the answer needs) or `NotKeptError` (only statistics were kept of it).
 
     >>> import regard
     >>> x = torch.eye(3)
@@ -54,7 +53,7 @@ class AttentionMap(TensorLike):
     # -- parts -----------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
-        """What the same index of the tensor gives: a map if queries and keys stay, else a tensor. See the class.
+        """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
         Raises:
             ShapeError: the index does not fit the map.
@@ -82,7 +81,7 @@ class AttentionMap(TensorLike):
     def _weights_of(self, index: Index) -> Tensor:
         """The weights of an index that pairs tensors with one another, or makes a dimension after the queries'."""
         ones = [isinstance(i, int) and not isinstance(i, bool) for i in index.lead]
-        # Integers come first, as in torch: what they leave out is not computed.
+        # Integers come first, as in torch: other heads and sequences are not computed.
         chosen = self._choose_leading(tuple(i if one else slice(None) for i, one in zip(index.lead, ones, strict=True)))
         rest = (*(i for i, one in zip(index.lead, ones, strict=True) if not one), *index.pair)
         try:
@@ -183,7 +182,7 @@ class AttentionMap(TensorLike):
 
         Raises:
             ArgumentError: the dimension is not before queries and keys, or the number of weights is wrong, or their sum
-                is 0 or no number.
+                is 0 or not finite.
 
         >>> import regard
         >>> q = torch.randn(2, 4, 5, 3)
@@ -267,8 +266,8 @@ class AttentionMap(TensorLike):
         r"""The loss's gradient at each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
 
         Args:
-            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E). None takes what a backward pass has
-                handed to `regard.watch(model, values=True, gradients=True)`.
+            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E). None takes that of a
+                backward pass under `regard.watch(model, values=True, gradients=True)`.
 
         It is dO V^T, also for masked weights. Of attention that a model wrote out it is the gradient of the weights
         that it made. Entropy and shares of the mass have no meaning for it.
@@ -297,7 +296,7 @@ class AttentionMap(TensorLike):
     def relevance(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""How much each key speaks for the loss: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.
 
-        The positive part of `attribution`, as a mean over heads: a lazy map (batch..., T, S) of numbers of at least 0.
+        The positive part of `attribution`, as a mean over heads: a lazy map (batch..., T, S) without negative elements.
         `regard.inspection.relevance` follows it through all layers.
 
         Args:
@@ -307,7 +306,7 @@ class AttentionMap(TensorLike):
 
         Raises:
             ArgumentError, GradientError, ShapeError: as `gradient` does; also if sequences and heads are in one
-                dimension, in an order that nobody knows.
+                dimension, in an unknown order.
 
         >>> import regard
         >>> q, v = torch.zeros(1, 2, 2, 1), torch.tensor([[[[1.0], [0.0]], [[-1.0], [3.0]]]])
@@ -362,30 +361,6 @@ class AttentionMap(TensorLike):
         """
         return cls(files.load(path, torch.device(device)))
 
-    def text(self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, **options: Any) -> str:
-        """A map (T, S) as text for `print`: half-blocks in colours in a terminal, a plain table elsewhere.
-
-        Args:
-            rows: T labels, or None for positions from 0.
-            columns: S labels; None for those of the rows if there are as many keys as queries.
-            options: the keyword arguments of `regard.views.map_text`, such as `scale`.
-
-        Raises:
-            ShapeError: it is more than one map: name the batch and the head first, as in `map[0, 3]`.
-            RegardError: see `regard.views.map_text`.
-
-        >>> import regard
-        >>> x = torch.eye(2)
-        >>> weights = regard.attention(x, x, x, mask=regard.causal(), return_weights=True).weights
-        >>> print(weights.text(["le", "chat"], printing=regard.views.Table()))
-                 le   chat
-        le    1.000      ·
-        chat  0.330  0.670
-        """
-        # The views stand on a floor above and are not needed for anything else here.
-        written: str = import_module("regard.views.terminal").map_text(self, rows, columns, **options)
-        return written
-
     def __repr__(self) -> str:
         """The shape and the source, the memory that it holds, and the memory that `dense()` would take."""
         try:
@@ -403,7 +378,7 @@ class AttentionMap(TensorLike):
 def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) -> AttentionMap:
     """The steps of a generation as one map: rows below one another, and exact zeros for keys that a step did not have.
 
-    What belongs together is for the caller to know; `Seen.joined` finds it out for the calls of a watched module.
+    The caller chooses the steps; `Seen.joined` finds them among the calls of a watched module.
 
     Args:
         maps: (batch..., H, T_t, S_t), one for each step, usually with T_t = 1.

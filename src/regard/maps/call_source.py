@@ -1,7 +1,8 @@
-"""The weights of one attention call, made from its queries, its keys and one number for each row."""
+"""The weights of one attention call, computed from its queries, its keys and one normalizer for each row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
 from regard.maps.leveled import Leveling
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.mechanisms.guards import is_compiling
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.shapes import Sizes, take
@@ -34,18 +36,18 @@ class CallFactors(Protocol):
 
     @property
     def call(self) -> Call:
-        """The call; whoever needs it asks anew each time, so that it can be checked."""
+        """The call. It is checked at each access, so that no caller keeps it."""
 
     @property
     def state(self) -> Tensor:
-        """One number for each row (B, H, T), such as the log-sum-exp."""
+        """The normalizer of each row (B, H, T), such as the log-sum-exp."""
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0 (`regard.maps.leveled`)."""
 
     def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
-        """The same, and a function if the row state is a kernel's that nobody has checked yet.
+        """The same, and a function if the row state is a kernel's and not checked yet.
 
         It says whether the row state is right, for the largest |ln of a sum of weights| of the last queries.
         """
@@ -58,35 +60,27 @@ class CallFactors(Protocol):
 
 
 class Unwritten:
-    """What a call reads, as it was when it ran: a map holds the caller's own tensors, and no copies."""
+    """The tensors that a call reads, with their versions when it ran: a map holds the caller's tensors, not copies."""
 
     __slots__ = ("_tensors", "_versions")
 
-    def __init__(self, tensors: tuple[Tensor, ...], versions: tuple[int | None, ...]) -> None:
-        """The versions may be missing: then nothing is known of the tensors."""
-        self._tensors, self._versions = tensors, versions
-
-    @classmethod
-    def now(cls, query: Tensor, key: Tensor, *others: object) -> "Unwritten":
-        """What a call reads that runs now; others are masks, biases and whatever else may have tensors."""
-        tensors: tuple[Tensor, ...] = (query, key)
-        for other in others:
-            if other is not None:
-                tensors += (*tensors_of_tree(other),)
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """What a call reads that runs now, as `tensors_of_call` gives it."""
+        self._tensors = tensors
         # While compiling there are no versions, and an inference tensor has none.
-        return cls(tensors, () if torch.compiler.is_compiling() else (*map(counted_version, tensors),))
+        self._versions = () if is_compiling() else (*map(counted_version, tensors),)
 
     def check(self) -> None:
-        """Check that nobody has written to it since then.
+        """Check that the tensors are unchanged since then.
 
         A part of something larger passes, because the rest may have been written to: a cache with room for more keys.
 
         Raises:
-            OverwrittenError: somebody has.
+            OverwrittenError: one was written to.
         """
         for place, (tensor, version) in enumerate(zip(self._tensors, self._versions, strict=False)):
             if version is not None and version_counter(tensor) != version and not _is_part(tensor):
-                name = NAMES[place] if place < len(NAMES) else "numbers of the mask, the bias or the score"
+                name = NAMES[place] if place < len(NAMES) else "tensors of the mask, the bias or the score"
                 raise OverwrittenError(
                     f"the {name} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
                     f"holds them, not a copy: hand the call a clone(), or read the map before"
@@ -94,6 +88,16 @@ class Unwritten:
 
 
 NAMES = ("queries", "keys")
+
+
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of the tensors needs a gradient."""
+    return True in [one.requires_grad for one in tensors]
+
+
+def tensors_of_call(call: Call) -> list[Tensor]:
+    """The tensors that the weights of a call are computed from: query and key first."""
+    return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
 
 
 def _is_part(tensor: Tensor) -> bool:
@@ -106,16 +110,16 @@ class GivenFactors:
     __slots__ = ("__weakref__", "_call", "_leveling", "_state", "_unwritten")
 
     def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
-        """What the call reads is looked at now, unless `unwritten` knows it from when the call ran."""
+        """Without `unwritten`, the versions of the tensors are read now."""
         self._call = call
         self._state = state
-        self._leveling = Leveling()
+        self._leveling = None if call.bias is None else Leveling()
         if unwritten is None:
-            unwritten = Unwritten.now(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+            unwritten = Unwritten(tensors_of_call(call))
         self._unwritten = unwritten
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is nobody else's."""
+        """A copy (`copy`, `pickle`) has tensors of its own."""
         return GivenFactors, (self.call, self.known_state)
 
     @property
@@ -128,14 +132,14 @@ class GivenFactors:
         """The call.
 
         Raises:
-            OverwrittenError: somebody has written to what it reads.
+            OverwrittenError: a tensor that it reads was written to.
         """
         self._unwritten.check()
         return self._call
 
     @property
     def state(self) -> Tensor:
-        """One number for each row (B, H, T)."""
+        """The normalizer of each row (B, H, T)."""
         if self._state is None:
             # The first reader may want no gradient, and a later one may.
             with torch.enable_grad():
@@ -146,6 +150,8 @@ class GivenFactors:
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0."""
         call, state = self.call, self.state
+        if self._leveling is None:
+            return call, state
         with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
             return self._leveling.applied(call, state)
 
@@ -163,7 +169,7 @@ class GivenFactors:
         return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
-        """The same with the tensors changed; a row state that nobody has read stays unread."""
+        """The same with the tensors changed; a row state that was not computed stays so."""
         return GivenFactors(*tensors_mapped((self.call, self._state), change))
 
 
@@ -179,17 +185,17 @@ class CallSource(Source):
     may_be_beside: CallValues | None = None
     """The values of the call, and the gradient of its output, as far as they were kept."""
     name: str = ""
-    """What the weights are, if the call does not say it."""
+    """The name of the weights in `repr`, if it is not the call's."""
     mixed: str = ""
     """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
     keeps_heads: bool | None = None
     """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def beside(self) -> CallValues:
-        """What stands beside the weights; a graph that torch.compile traces cannot make one that is empty."""
+        """Values and gradient of the call. None stands for an empty object, which torch.compile cannot make."""
         return NOTHING if self.may_be_beside is None else self.may_be_beside
 
     @property
@@ -209,29 +215,25 @@ class CallSource(Source):
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
         sizes = self.factors.sizes
         return torch.Size((*self.layout, sizes.queries, sizes.keys))
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 input."""
-        return self.call.compute_dtype
+        return self.factors.call.compute_dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the factors are."""
-        return self.call.query.device
+        return self.factors.call.query.device
 
     @property
     def width(self) -> int:
-        """How many numbers the score computes for each pair."""
-        call = self.call
+        """How many elements the score computes for each pair."""
+        call = self.factors.call
         return call.score.pair_width(call.query.shape[-1])
 
     @property
     def has_heads(self) -> bool:
-        """Whether the input had a dimension of heads."""
         return self.factors.sizes.has_heads if self.keeps_heads is None else self.keeps_heads
 
     @property
@@ -240,7 +242,7 @@ class CallSource(Source):
         return None if self.beside.value is None else self.beside.value()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the factors, and what a watch holds beside them."""
+        """The tensors of the factors, and those that a watch holds for values and gradients."""
         return [*self.factors.tensors(), *self.beside.held()]
 
     def __str__(self) -> str:
@@ -253,11 +255,9 @@ class CallSource(Source):
     # -- gradients of weights --------------------------------------------------------------------------
 
     def gradient(self, grad_output: Tensor | None) -> WeightedSource:
-        """dO V^T, also for masked weights."""
         return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
 
     def attribution(self, grad_output: Tensor | None) -> WeightedSource:
-        """P times dO V^T."""
         return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
 
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
@@ -275,21 +275,18 @@ class CallSource(Source):
     # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> range:
-        """The keys that the mask allows."""
-        call = self.call
-        return range(self.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
+        call = self.factors.call
+        return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the call on those cells."""
         call, state = self.factors.reading
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
             return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), cells)
-        if len(cells) == self.cells:
-            return lambda rows, columns: _weights(call, state, rows, columns)
-        one = call.select(torch.arange(cells.start, cells.stop, device=state.device))
-        rows_of_one = state.flatten(0, 1)[cells.start : cells.stop, None]
-        return lambda rows, columns: _weights(one, rows_of_one, rows, columns)
+        if len(cells) < state.shape[0] * state.shape[1]:
+            call = call.select(torch.arange(cells.start, cells.stop, device=state.device))
+            state = state.flatten(0, 1)[cells.start : cells.stop, None]
+        return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
         """The scores, if the weights are a softmax of dot products."""
@@ -374,7 +371,6 @@ class CallSource(Source):
         return tuple(answer.flatten(0, 1) for answer in found)
 
     def _for_cells(self, x: Tensor) -> Tensor:
-        """x (cells or 1, length, N) for every cell."""
         return x.expand(self.cells, *x.shape[1:])
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
@@ -408,7 +404,6 @@ class CallSource(Source):
         return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
 
     def told_heads(self, has_heads: bool) -> "CallSource":
-        """The same call."""
         return replace(self, keeps_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
@@ -455,11 +450,9 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
     """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in few steps."""
-    query, key = (
-        take(tensor, asked).to(call.compute_dtype).flatten(0, 1)
-        for tensor, asked in ((call.query, rows), (call.key, columns))
-    )
-    logs = dot_logs(query, key, state, scale)
+    dtype = call.compute_dtype
+    query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
+    logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
     if call.mask is None:
         return logs
     masked = call.masked if logs.requires_grad else call.masked_
@@ -489,5 +482,4 @@ def _never_if_no_key(state: Tensor) -> Tensor:
 
 
 def _dot_scale(call: Call) -> float | None:
-    """What dot products are multiplied with, if the weights are a softmax of them."""
     return call.score.dot_scale(call.query.shape[-1]) if isinstance(call.normalization, Softmax) else None

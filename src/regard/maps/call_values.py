@@ -1,4 +1,4 @@
-"""What may stand beside the weights of a call: its values, and the gradient of its output."""
+"""Two optional companions of the weights of a call: its values, and the gradient of its output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made(Generic[T]):
-    """A function that returns what is there already; unlike a lambda, it can be pickled."""
+    """A function that returns a fixed object; unlike a lambda, it can be pickled."""
 
     made: T
 
     def __call__(self) -> T:
-        """What is there."""
+        """The object."""
         return self.made
 
 
 def read_now(make: Callable[[], Tensor] | None) -> Made[Tensor] | None:
-    """The same function, run already; None for a gradient that nobody has handed over."""
+    """The same function, run already; None for a gradient that is not there yet."""
     try:
         return None if make is None else Made(make())
     except GradientError:
@@ -48,7 +48,7 @@ class CallValues:
         return cls(value=Made(value))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) has what can be read now; a gradient that comes later is not in it."""
+        """A copy (`copy`, `pickle`) has the tensors of now, and no gradient that comes later."""
         made = [read_now(make) for make in (self.value, self.grad_output)]
         return CallValues, (*made, Made([one() for one in made if one is not None]))
 
@@ -73,7 +73,7 @@ class CallValues:
         """The gradient of the output, (cells, T, E).
 
         Raises:
-            ArgumentError: nobody has kept it.
+            ArgumentError: it was not kept.
             GradientError: no backward pass has handed it over.
         """
         if self.grad_output is None:

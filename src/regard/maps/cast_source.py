@@ -26,40 +26,31 @@ class CastSource(SameShapeSource):
 
     @property
     def answer_dtype(self) -> torch.dtype:
-        """The dtype that was asked for."""
         return self.answer
 
     def __str__(self) -> str:
         return f"{self.of}, as {str(self.answer).removeprefix('torch.')}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The other's."""
         return self.of.grid(wanted, how)
 
     def columns(self, rows: range) -> range:
-        """The other's."""
         return self.of.columns(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The other's."""
         return self.of.part(cells, scratch)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """The other's."""
         return self.of.at_once(statistic)
 
     def gradient(self, grad_output: Tensor | None) -> Source:
-        """The other's, in the same dtype."""
         return CastSource(self.of.gradient(grad_output), self.answer)
 
     def attribution(self, grad_output: Tensor | None) -> Source:
-        """The other's, in the same dtype."""
         return CastSource(self.of.attribution(grad_output), self.answer)
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
-        """The same of those cells."""
         return CastSource(self.of.choose(cells, leading), self.answer)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CastSource":
-        """The other, changed."""
         return CastSource(self.of.mapped(change), self.answer)

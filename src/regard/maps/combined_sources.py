@@ -20,18 +20,16 @@ Answer = tuple[Tensor, ...]
 
 
 class SeveralSource(Source):
-    """A source that is made of several of equal numbers of queries and keys."""
+    """A source made of several with as many queries and keys."""
 
     parts: tuple[Source, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest of theirs."""
         return torch.float64 if any(part.dtype == torch.float64 for part in self.parts) else torch.float32
 
     @property
     def answer_dtype(self) -> torch.dtype:
-        """The widest of theirs."""
         found = self.parts[0].answer_dtype
         for part in self.parts[1:]:
             found = torch.promote_types(found, part.answer_dtype)
@@ -39,7 +37,6 @@ class SeveralSource(Source):
 
     @property
     def device(self) -> torch.device:
-        """Theirs."""
         return self.parts[0].device
 
     @property
@@ -49,16 +46,13 @@ class SeveralSource(Source):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether all of them have blocks."""
         return all(part.has_blocks for part in self.parts)
 
     @property
     def mixed(self) -> str:
-        """The first that says so."""
         return next((part.mixed for part in self.parts if part.mixed), "")
 
     def tensors(self) -> list[Tensor]:
-        """All of theirs."""
         return [tensor for part in self.parts for tensor in part.tensors()]
 
     def columns(self, rows: range) -> range:
@@ -90,19 +84,16 @@ class JoinedSource(SeveralSource):
 
     @property
     def shape(self) -> torch.Size:
-        """(layout..., T, S)."""
         return torch.Size((*self.layout, *self.parts[0].shape[-2:]))
 
     @property
     def width(self) -> int:
-        """Of the widest."""
         return max(part.width for part in self.parts)
 
     def __str__(self) -> str:
         return f"{len(self.parts)} maps joined, the first of them {self.parts[0]}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The coarsest of theirs."""
         for part in self.parts:
             wanted = part.grid(wanted, how)
         return wanted
@@ -142,7 +133,6 @@ class JoinedSource(SeveralSource):
         return JoinedSource(tuple(runs), leading) if runs else self.parts[0].choose(cells, leading)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "JoinedSource":
-        """Every source, changed."""
         return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
 
     def _found(self, cells: range) -> Iterator[tuple[int, range]]:
@@ -170,29 +160,24 @@ class SumSource(SeveralSource):
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of each."""
         return self.parts[0].shape
 
     @property
     def width(self) -> int:
-        """All tiles are made together."""
         return sum(part.width for part in self.parts)
 
     @property
     def has_heads(self) -> bool:
-        """Theirs."""
         return self.parts[0].has_heads
 
     def __str__(self) -> str:
         return f"the sum of {len(self.parts)} maps, the first of them {self.parts[0]}"
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The sum of their weights."""
         parts = [part.part(cells) for part in self.parts]
         return lambda rows, columns: Piece(torch.stack([part(rows, columns).weights for part in parts]).sum(0))
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """Linear statistics are the sums of theirs."""
         if not is_linear(statistic):
             return None
         answers = [part.at_once(statistic) for part in self.parts]
@@ -200,17 +185,15 @@ class SumSource(SeveralSource):
         return (torch.stack(known).sum(0),) if len(known) == len(answers) else None
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SumSource":
-        """The same cells of each."""
         return SumSource(tuple(part.choose(cells, leading) for part in self.parts))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SumSource":
-        """Each, changed."""
         return SumSource(tuple(part.mapped(change) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledSource(SameShapeSource):
-    """The weights of a source times factors that broadcast: one number, one for each head, a mask of keys, ..."""
+    """The weights of a source times factors that broadcast: a scalar, one for each head, a mask of keys, ..."""
 
     of: Source
     factor: Tensor
@@ -222,7 +205,6 @@ class ScaledSource(SameShapeSource):
         return self.of.has_signs or bool((self.factor.detach() < 0).any())
 
     def tensors(self) -> list[Tensor]:
-        """The other's and the factor."""
         return [*self.of.tensors(), self.factor]
 
     def __str__(self) -> str:
@@ -233,7 +215,6 @@ class ScaledSource(SameShapeSource):
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The products."""
         inner = self.of.part(cells, scratch)
         factor = self.factor[cells.start : cells.stop] if len(self.factor) > 1 else self.factor
 
@@ -245,9 +226,9 @@ class ScaledSource(SameShapeSource):
         return block
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """Linear statistics are multiplied too, if a factor belongs to a whole cell; a factor of keys goes into x."""
-        cells_only, keys_only = self.factor.shape[1:] == (1, 1), self.factor.shape[1] == 1
-        if isinstance(statistic, st.Product) and keys_only:
+        """Linear statistics are multiplied by the factor of a cell; a factor of keys goes into x."""
+        cells_only = self.factor.shape[1:] == (1, 1)
+        if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
             return self.of.at_once(st.Product(self.factor.mT * statistic.x))
         if not is_linear(statistic) or not cells_only:
             return None
@@ -255,12 +236,10 @@ class ScaledSource(SameShapeSource):
         return None if found is None else (found[0] * self.factor.view(-1, *[1] * (found[0].dim() - 1)),)
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "ScaledSource":
-        """The same of those cells."""
         factor = self.factor if cells is None or len(self.factor) == 1 else self.factor[cells]
         return ScaledSource(self.of.choose(cells, leading), factor)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScaledSource":
-        """The other and the factor, changed."""
         return ScaledSource(self.of.mapped(change), change(self.factor))
 
 

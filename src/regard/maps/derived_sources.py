@@ -1,7 +1,6 @@
 """Sources made of one other source: averages, choices of rows and columns, and weights times values."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -13,46 +12,39 @@ from regard.errors import ArgumentError
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 
 class DerivedSource(Source):
-    """A source that is made of one other source, and has its device, its dtype, and what was kept of it."""
+    """A source made of one other source, with its device and its dtype."""
 
     of: Source
 
     @property
     def dtype(self) -> torch.dtype:
-        """The other's."""
         return self.of.dtype
 
     @property
     def answer_dtype(self) -> torch.dtype:
-        """The other's."""
         return self.of.answer_dtype
 
     @property
     def device(self) -> torch.device:
-        """The other's."""
         return self.of.device
 
     @property
     def has_signs(self) -> bool:
-        """The other's."""
         return self.of.has_signs
 
     @property
     def mixed(self) -> str:
-        """The other's."""
         return self.of.mixed
 
     @property
     def has_blocks(self) -> bool:
-        """The other's."""
         return self.of.has_blocks
 
     def tensors(self) -> list[Tensor]:
-        """The other's."""
         return list(self.of.tensors())
 
     def refuse(self, asked: str) -> NoReturn:
@@ -63,72 +55,42 @@ class DerivedSource(Source):
 
 
 class SameShapeSource(DerivedSource):
-    """A source with the queries, keys, heads and cells of another, and other numbers."""
+    """A source with the shape and the heads of another, and other weights."""
 
     @property
     def shape(self) -> torch.Size:
-        """The other's."""
         return self.of.shape
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
 
-class OverLastSource(DerivedSource):
-    """One weight for each query and key, made of those of a source over its last leading dimension."""
+@dataclass(frozen=True, eq=False)
+class AverageSource(DerivedSource):
+    """The mean of a source over its last leading dimension, or its sum with factors."""
+
+    of: Source
+    shares: Tensor | None = None
+    """The factors: for a mean they sum to 1."""
 
     @property
     def count(self) -> int:
-        """Of how many one is made."""
+        """The size of that dimension."""
         return self.of.leading[-1]
 
     @property
     def shape(self) -> torch.Size:
-        """Without that dimension."""
         return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
 
     @property
     def width(self) -> int:
         """All that one is made of are made together."""
         return self.of.width * self.count
-
-    def columns(self, rows: range) -> range:
-        """The same for every head."""
-        return self.of.columns(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """Those of the cells' groups."""
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
-        return lambda rows, columns: Piece(self.as_one(inner(rows, columns).weights))
-
-    @abstractmethod
-    def as_one(self, answer: Tensor) -> Tensor:
-        """One (cells, ...) of the answers (cells * count, ...)."""
-
-    @abstractmethod
-    def with_source(self, of: Source) -> Source:
-        """The same of another source."""
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> Source:
-        """Those of the cells' groups."""
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return self.with_source(self.of.choose(cells, (*leading, self.count)))
-
-
-@dataclass(frozen=True, eq=False)
-class AverageSource(OverLastSource):
-    """The mean of a source over its last leading dimension, or a mean with shares that sum to 1."""
-
-    of: Source
-    shares: Tensor | None = None
 
     @property
     def has_signs(self) -> bool:
@@ -137,7 +99,6 @@ class AverageSource(OverLastSource):
         return self.of.has_signs or (shares is not None and has_values(shares) and bool((shares.detach() < 0).any()))
 
     def tensors(self) -> list[Tensor]:
-        """The other's and the shares."""
         return [*self.of.tensors(), *(() if self.shares is None else (self.shares,))]
 
     def columns(self, rows: range) -> range:
@@ -145,10 +106,10 @@ class AverageSource(OverLastSource):
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def __str__(self) -> str:
-        return f"the mean over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+        kind = "mean" if self.shares is None else "weighted sum"
+        return f"the {kind} over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The other's."""
         return self.of.grid(wanted, how)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
@@ -163,42 +124,23 @@ class AverageSource(OverLastSource):
             case _:
                 return None
         found = self.of.at_once(statistic)
-        return None if found is None else (self.as_one(found[0]),)
+        return None if found is None else (self._as_one(found[0]),)
 
-    def as_one(self, answer: Tensor) -> Tensor:
-        """The mean."""
+    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+        return lambda rows, columns: Piece(self._as_one(inner(rows, columns).weights))
+
+    def _as_one(self, answer: Tensor) -> Tensor:
         answer = answer.unflatten(0, (-1, self.count))
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
-    def with_source(self, of: Source) -> "AverageSource":
-        """The same mean of another source."""
-        return replace(self, of=of)
+    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
+        if cells is not None:
+            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
+        return replace(self, of=self.of.choose(cells, (*leading, self.count)))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
-        """The other and the shares, changed."""
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
-
-
-@dataclass(frozen=True, eq=False)
-class LargestSource(OverLastSource):
-    """The largest weight of a source over its last leading dimension, for each query and key."""
-
-    of: Source
-
-    def __str__(self) -> str:
-        return f"the largest of {self.count} of a map {tuple(self.of.shape)}: {self.of}"
-
-    def as_one(self, answer: Tensor) -> Tensor:
-        """The largest."""
-        return answer.unflatten(0, (-1, self.count)).amax(1)
-
-    def with_source(self, of: Source) -> "LargestSource":
-        """The largest of another source."""
-        return LargestSource(of)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LargestSource":
-        """The other, changed."""
-        return LargestSource(self.of.mapped(change))
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,17 +154,14 @@ class SelectionSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """As many queries and keys as chosen."""
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     def __str__(self) -> str:
@@ -243,7 +182,7 @@ class SelectionSource(DerivedSource):
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products are those of the other source with 0 in the place of what is not chosen.
+        """Sums and products are those of the other source with 0 for all rows and columns that are not chosen.
 
         This pays only if most of its weights are chosen: of a few rows a tile is made sooner.
         """
@@ -263,7 +202,6 @@ class SelectionSource(DerivedSource):
         return None
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
-        """The same rows and columns of those cells."""
         return replace(self, of=self.of.choose(cells, leading))
 
     def gradient(self, grad_output: Tensor | None) -> Source:
@@ -277,7 +215,6 @@ class SelectionSource(DerivedSource):
         return replace(self, of=self.of.attribution(None))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
-        """The other and the indices, changed."""
         rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
         return SelectionSource(self.of.mapped(change), rows, chosen)
 
@@ -296,17 +233,14 @@ class WeightedSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """The other's."""
         return self.of.shape
 
     @property
     def width(self) -> int:
-        """The other's, if it is asked at all."""
         return 1 if self.alone else self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     @property
@@ -315,7 +249,6 @@ class WeightedSource(DerivedSource):
         return self.left is not None
 
     def tensors(self) -> list[Tensor]:
-        """The other's and its own."""
         return [*self.of.tensors(), self.right, *(() if self.left is None else (self.left,))]
 
     def __str__(self) -> str:
@@ -326,11 +259,9 @@ class WeightedSource(DerivedSource):
         return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
 
     def support(self, rows: range) -> range:
-        """A product is 0 where the other is."""
         return range(self.keys) if self.alone else self.of.support(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The product of the two, pair by pair."""
         where = slice(cells.start, cells.stop)
         inner = None if self.alone else self.of.part(cells, scratch)
         right = self.right[where]
@@ -345,13 +276,11 @@ class WeightedSource(DerivedSource):
         return weights
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
-        """The same of those cells."""
         left, right = ((t if t is None or cells is None else t[cells]) for t in (self.left, self.right))
         assert right is not None
         return replace(self, of=self.of.choose(cells, leading), left=left, right=right)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
-        """The other and both factors, changed."""
         left = None if self.left is None else change(self.left)
         return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
 
@@ -364,7 +293,6 @@ class PositiveSource(SameShapeSource):
 
     @property
     def has_signs(self) -> bool:
-        """Never."""
         return False
 
     def __str__(self) -> str:
@@ -375,51 +303,14 @@ class PositiveSource(SameShapeSource):
         return self.of.support(rows)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The positive part of the other's."""
         inner = self.of.part(cells, scratch)
         return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
-        """The same of those cells."""
         return PositiveSource(self.of.choose(cells, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
-        """The other, changed."""
         return PositiveSource(self.of.mapped(change))
-
-
-@dataclass(frozen=True, eq=False)
-class FoldedSource(SameShapeSource):
-    """A function of each weight of a source that is even and 0 at 0: squares and absolute values."""
-
-    of: Source
-    function: Callable[[Tensor], Tensor]
-    name: str
-
-    @property
-    def has_signs(self) -> bool:
-        """Never."""
-        return False
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.of}"
-
-    def columns(self, rows: range) -> range:
-        """Where the other is 0, so is this, and no weight is below it."""
-        return self.of.support(rows)
-
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The function of the other's."""
-        inner = self.of.part(cells, scratch)
-        return lambda rows, columns: Piece(self.function(inner(rows, columns).weights))
-
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "FoldedSource":
-        """The same of those cells."""
-        return replace(self, of=self.of.choose(cells, leading))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "FoldedSource":
-        """The other, changed."""
-        return replace(self, of=self.of.mapped(change))
 
 
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
@@ -428,43 +319,61 @@ def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     return average(positive, -3, None) if source.has_heads else positive
 
 
-def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None) -> AverageSource:
+def sum_over(of: Source, dim: int) -> AverageSource:
+    """The sum over a leading dimension.
+
+    Raises:
+        ArgumentError: the dimension is not one of those before queries and keys.
+    """
+    place = _leading_place(of, dim, "sum()")
+    return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
+
+
+def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
     """The mean over a leading dimension. See `AttentionMap.average`.
 
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
-            is 0 or no number.
+            is 0 or not finite.
     """
-    of.require_heads("average()")
-    leading = of.leading
+    place = _leading_place(of, dim, "average()")
+    shares = None
+    if weights is not None:
+        shares, count = torch.as_tensor(weights, dtype=of.dtype, device=of.device), of.leading[place]
+        if shares.shape != (count,):
+            raise ArgumentError(f"average() needs one weight for each of {count}, got {tuple(shares.shape)}")
+        whole = shares.sum()
+        if has_values(whole) and not (bool(whole.isfinite()) and bool(whole)):
+            raise ArgumentError(f"average() divides its weights by their sum, which is {float(whole)}")
+        shares = shares / whole
+    return _over(of, place, shares)
+
+
+def _leading_place(of: Source, dim: int, asked: str) -> int:
+    of.require_heads(asked)
     place = dim + len(of.shape) if dim < 0 else dim
-    if not 0 <= place < len(leading):
+    if not 0 <= place < len(of.leading):
         raise ArgumentError(
             f"a map {tuple(of.shape)} can be averaged over the dimensions before queries and keys, got dim {dim}"
         )
-    shares = None
-    if weights is not None:
-        shares = torch.as_tensor(weights, dtype=of.dtype, device=of.device)
-        if shares.shape != (leading[place],):
-            raise ArgumentError(f"average() needs one weight for each of {leading[place]}, got {tuple(shares.shape)}")
-        total = shares.sum()
-        if has_values(total) and not (bool(total.isfinite()) and bool(total)):
-            raise ArgumentError(f"average() divides its weights by their sum, which is {float(total)}")
-        shares = shares / total
-    if place == len(leading) - 1:
+    return place
+
+
+def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
+    if place == len(of.leading) - 1:
         return AverageSource(of, shares)
-    cells = torch.arange(math.prod(leading), device=of.device).view(leading).movedim(place, -1)
+    cells = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
     return AverageSource(of.choose(cells.reshape(-1), tuple(cells.shape)), shares)
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
-    """Rows (cells, n, N) in their places among so many, 0 in the others; a place that is chosen twice has their sum."""
+    """Rows (cells, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
     places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
     return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:
-    """The numbers, in the other source, of places among the chosen ones."""
+    """The positions in the other source of places among the chosen ones."""
     if not isinstance(chosen, range):
         return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
     if isinstance(places, range):

@@ -41,7 +41,7 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Diverge
     A query that has no key in p is 0 in "kl" and "cross_entropy".
 
     Gradients flow to both sides, in memory linear in T and S; for a teacher give `p.detach()`. If q is a softmax of
-    dot products without a bias, and sees what p sees, "kl" and "cross_entropy" cost one product with p:
+    dot products without a bias, and sees all keys that p sees, "kl" and "cross_entropy" cost one product with p:
     $-\sum_j p_j \ln q_j = \mathrm{lse}_i \sum_j p_j - c\, q_i \cdot (P K)_i$. Everything else is one pass over tiles.
     For the sum or mean over heads take `average()` of either side first.
 
@@ -78,7 +78,7 @@ def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
 
 
 def _is_at_least_zero(kind: Divergence, p: Source, q: Source) -> bool:
-    """Whether what is below 0 comes from rounding. Given rows need not be shares of 1, so that it may be the truth."""
+    """Whether negative answers come from rounding. Rows that do not sum to 1 may have negative divergences."""
     match kind:
         case "kl":
             return _sums_to_one(p) and _sums_to_one(q)
@@ -135,7 +135,7 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
     dtype = torch.promote_types(p.dtype, q.dtype)
     key = call.key.repeat_interleave(call.group, dim=1).flatten(0, 1).to(dtype)
     query = call.query.flatten(0, 1).to(dtype)
-    # The number after the keys is 1, whose mean is the sum of p's row.
+    # The element after the keys is 1, whose mean is the sum of p's row.
     values = torch.nn.functional.pad(key, (0, 1), value=1.0)
     means = product(p, p.laid_out(values))
     means = means.reshape(*query.shape[:-1], means.shape[-1])
@@ -207,7 +207,7 @@ class Together(SameShapeSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared(PerQuery):
-    """A number for each query that two rows of weights give, p of the source and q of another: (cells, T)."""
+    """One answer for each query from two rows of weights, p of the source and q of another: (cells, T)."""
 
     other: Source
 
@@ -219,7 +219,7 @@ class Compared(PerQuery):
 
     @abstractmethod
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """One number for each row (cells, t) of two blocks (cells, t, s)."""
+        """One answer for each row (cells, t) of two blocks (cells, t, s)."""
 
 
 class CrossEntropy(Compared):

@@ -51,7 +51,7 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 
 
 class DotScores:
-    """The factors of the scores of a call, for whoever makes the products."""
+    """The factors of the scores of a call; the loop over rows multiplies them."""
 
     def __init__(self, call: Call, state: Tensor, scale: float, is_right: Callable[[float], bool] | None) -> None:
         self._call, self.scale, self.is_right = call, scale / LN_2, is_right
@@ -60,7 +60,7 @@ class DotScores:
 
     @property
     def reads_queries(self) -> bool:
-        """Whether what is added differs from query to query."""
+        """Whether the additions differ from query to query."""
         return self._call.bias is not None or "query" in self._looks
 
     @property
@@ -73,12 +73,12 @@ class DotScores:
 
     @property
     def is_relative(self) -> bool:
-        """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
+        """Whether the additions depend on key - query alone, so that all blocks on a diagonal are equal."""
         return self._call.bias is None and self._call.mask is not None and self._call.mask.is_relative()
 
     @property
     def kind(self) -> Hashable:
-        """The masks with all that they are; None if there is more to them than numbers, or a bias."""
+        """The masks with all that they are; None if they hold tensors, or there is a bias."""
         call = self._call
         masks = () if call.mask is None else call.mask.factors()
         if call.bias is not None or not all(type(mask) in IN_NUMBERS and mask.is_relative() for mask in masks):
@@ -95,7 +95,7 @@ class DotScores:
         return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); -NEVER for a hidden key."""
+        """The additions to the scores, (B or 1, H or 1, t or 1, s or 1); -NEVER for a hidden key."""
         call = self._call
         added = self.query.new_zeros(1, 1, 1, len(columns))
         if call.bias is not None:

@@ -1,14 +1,14 @@
-"""Maps on disk: a safetensors file holds their factors, and its header says in JSON what the factors are."""
+"""Maps on disk: a safetensors file holds their factors, and its header has their tree in JSON.
 
-import json
+A file is checked against its own tensors before anything of the claimed size is allocated: sizes are those of the
+tensors, and a few weights are computed in the corners of the map.
+"""
+
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from os import PathLike
 from os.path import realpath
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,58 +16,50 @@ from torch import Tensor
 from regard.backends import BACKENDS, choose_backend
 from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError
-from regard.maps import fused_statistics, pooling, statistics
+from regard.maps import statistics as st
 from regard.maps.call_source import CallSource, GivenFactors
 from regard.maps.call_values import CallValues
-from regard.maps.file_checks import (
-    CallParts,
-    SummaryParts,
-    Told,
-    check_call,
-    check_fields,
-    check_summary,
-    check_told,
-    try_source,
-)
-from regard.maps.source import Source
-from regard.maps.statistics import TopKeys
-from regard.maps.statistics_by_name import Summary
+from regard.maps.file_tree import check_fields, packed, said, unpacked
+from regard.maps.source import Source, Statistic
+from regard.maps.statistics_by_name import STATISTICS, How, Summary, by_name
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.summary_source import Summarize, SummarySource
-from regard.mechanisms import normalizations
-from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
-from regard.mechanisms.biases import base as biases
-from regard.mechanisms.masks import base as masks
-from regard.mechanisms.masks import basic, patterns, selection, transpose
-from regard.mechanisms.scores import additive, custom, kernels
-from regard.mechanisms.scores import base as scores
-from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.tensor_tree import rebuilt
+from regard.maps.tiles import ask_all
 from regard.storage.atomic import write_atomically
-from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
+from regard.storage.untrusted import open_tensors, safetensors_library
 
 S = TypeVar("S", CallSource, SummarySource)
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"
-KINDS = {"AttentionMap": "attention map", "summary": "summary of a map"}
-NAMED: tuple[ModuleType, ...] = (
-    *(alibi, relative, shaw, t5, transformer_xl, biases),
-    *(masks, basic, patterns, selection, transpose),
-    *(additive, custom, kernels, scores, normalizations),
-    *(statistics, pooling),
-)
-"""The modules whose classes a file may name. It gives only the name of a class, which is unique, so that a class can
-move to another module."""
+KINDS = {FORMAT: "attention map", SUMMARY_FORMAT: "summary of a map"}
+MOST_DIMENSIONS = 32
+"""The most dimensions of a map's layout; torch has 64 in all."""
+LONGEST_EMPTY = 2**20
+"""The most queries or keys of a map without cells, whose tensors have no bytes that limit its lengths."""
+SMALL = 2**16
+"""Up to this many weights all statistics are computed as a check; of larger maps the corners are."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _kinds() -> dict[str, type]:
-    """The classes that a file may name: the frozen objects that make up a call, without those that hold a function."""
-    found = {
-        name: kind
-        for module in NAMED
-        for name, kind in vars(module).items()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
-    }
-    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
+class CallParts(NamedTuple):
+    """The parts of the map of a call."""
+
+    call: Call
+    state: Tensor
+    layout: tuple[int, ...]
+    value: Tensor | None
+    keeps_heads: bool | None
+    mixed: str
+    name: str
+
+
+class SummaryParts(NamedTuple):
+    """The parts of a map of which only statistics were kept."""
+
+    layout: tuple[int, ...]
+    number: str
+    settings: tuple[tuple[str, ...], int, float, int, int, How]
+    named: tuple[tuple[str, Statistic], ...]
+    answers: tuple[tuple[Statistic, tuple[Tensor, ...]], ...]
 
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
@@ -77,26 +69,25 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
         ArgumentError: no file can hold a part of the map.
         MissingExtraError: safetensors is not installed.
     """
-    tree, tensors = _packed((source.call, source.state, source.layout, source.value))
-    header = {"format": FORMAT, "backend": source.backend.name, "map": tree}
-    told = Told(source.keeps_heads, source.mixed, source.name)
-    if told != Told():
-        header["told"] = json.dumps(told._asdict())
-    _write(path, tensors, header)
+    parts = CallParts(
+        source.call, source.state, source.layout, source.value, source.keeps_heads, source.mixed, source.name
+    )
+    tree, tensors = packed(tuple(parts))
+    _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
-    """Read what `save` wrote of a map, or `save_summary` of a map of which only statistics were kept.
+    """Read a map that `save` wrote, or `save_summary` if only statistics were kept of it.
 
     Raises:
-        DataError: it is not such a file, or what it says does not fit its own tensors.
+        DataError: it is not such a file, or its sizes do not fit its own tensors.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path)
     if header.get("format") == SUMMARY_FORMAT and "map" in header:
-        return _moved(_summary_source(path, header, tensors), device)
+        return _loaded(path, header, tensors, device, _summary_source)
     _require_format(path, header, FORMAT)
-    return _moved(_call_source(path, header, tensors), device)
+    return _loaded(path, header, tensors, device, _call_source)
 
 
 def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:
@@ -118,16 +109,16 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     """
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
-        header["map"], tensors = _packed(_parts_of_summary(summary))
+        header["map"], tensors = packed(tuple(_parts_of_summary(summary)))
     else:
         for name, answer in summary.items():
-            fields_of = {name: answer} if isinstance(answer, Tensor) else _fields_of(name, answer)
-            tensors |= {part: tensor.detach().contiguous().clone() for part, tensor in fields_of.items()}
+            parts = {"": answer} if isinstance(answer, Tensor) else {f".{n}": t for n, t in answer._asdict().items()}
+            tensors |= {f"{name}{part}": tensor.detach().contiguous().clone() for part, tensor in parts.items()}
     _write(path, tensors, header)
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
-    """Read what `save_summary` wrote, by name.
+    """Read the statistics that `save_summary` wrote, by name.
 
     Raises:
         DataError: it is not such a file.
@@ -136,101 +127,71 @@ def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu
     header, tensors = _contents(path)
     _require_format(path, header, SUMMARY_FORMAT)
     if "map" in header:
-        return MapStatistics(_moved(_summary_source(path, header, tensors), torch.device(device))).statistics
+        return MapStatistics(_loaded(path, header, tensors, torch.device(device), _summary_source)).statistics
     summary: Summary = {}
     for name, tensor in ((name, tensor.to(device)) for name, tensor in tensors.items()):
         whole, _, part = name.partition(".")
         if not part:
             summary[whole] = tensor
         elif part == "values" and f"{whole}.indices" in tensors:
-            summary[whole] = TopKeys(tensor, tensors[f"{whole}.indices"])
+            summary[whole] = st.TopKeys(tensor, tensors[f"{whole}.indices"])
     return summary
 
 
-def _fields_of(name: str, top: TopKeys) -> dict[str, Tensor]:
-    return {f"{name}.{field}": tensor for field, tensor in top._asdict().items()}
-
-
-def _parts_of_summary(summary: MapStatistics) -> tuple[Any, ...]:
+def _parts_of_summary(summary: MapStatistics) -> SummaryParts:
     source = summary.source
     if not isinstance(source, SummarySource):
         raise ArgumentError(
-            "save_summary() takes what map.summary(...) said, or a map of which statistics alone were kept; "
-            f"{summary!r} holds what its weights follow from: map.save(path) writes that"
+            "save_summary() takes the result of map.summary(...), or a map of which statistics alone were kept; "
+            f"{summary!r} holds queries and keys: map.save(path) writes these"
         )
     what = source.what
     settings = (what.names, what.k, what.p, what.rows, what.columns, what.how)
     number = str(source.number).removeprefix("torch.")
-    return source.layout, number, settings, tuple(source.named.items()), tuple(source.answers.items())
+    return SummaryParts(source.layout, number, settings, tuple(source.named.items()), tuple(source.answers.items()))
 
 
-def _summary_source(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> SummarySource:
-    with _fitting(path):
-        parts = SummaryParts(*_unpacked(header, tensors))
-        check_summary(parts)
-        names, k, p, rows, columns, how = parts.settings
-        what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
-        number = getattr(torch, parts.number)
-        source = SummarySource(parts.layout, number, what, dict(parts.named), dict(parts.answers))
-        try_source(source)
-    return source
-
-
-def _call_source(path: str | PathLike[str], header: dict[str, str], tensors: dict[str, Tensor]) -> CallSource:
-    with _fitting(path):
-        parts = CallParts(*_unpacked(header, tensors))
-        check_call(parts)
-        factors = GivenFactors(parts.call, parts.state)
-        backend = _backend(header.get("backend"), parts.call)
-        beside = CallValues() if parts.value is None else CallValues.given(parts.value)
-        told = Told(**parse_json(header.get("told", "{}")))
-        check_told(told, parts.layout)
-        source = CallSource(factors, parts.layout, backend, beside, told.name, told.mixed, told.heads)
-        try_source(source)
-    return source
-
-
-def _moved(source: S, device: torch.device) -> S:
-    return source if source.device == device else source.mapped(lambda tensor: tensor.to(device))
-
-
-@contextmanager
-def _fitting(path: str | PathLike[str]) -> Iterator[None]:
-    """Say of anything that is raised while a map is made of a file that the file does not hold one.
+def _loaded(
+    path: str | PathLike[str],
+    header: dict[str, str],
+    tensors: dict[str, Tensor],
+    device: torch.device,
+    made: Callable[[dict[str, str], tuple[Any, ...]], S],
+) -> S:
+    """The source of a file.
 
     Raises:
-        DataError: something was raised.
+        DataError: anything was raised while it was made.
     """
     try:
-        yield
+        source = made(header, unpacked(header["map"], tensors))
+        repr(source)
+        _try(source)
     except Exception as error:  # parts that do not fit together fail in torch, in numpy and in our own code
         raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
+    moved: S = source if source.device == device else source.mapped(lambda tensor: tensor.to(device))
+    return moved
 
 
-def _packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
-    """A tree as JSON, and its tensors by the names that it gives them."""
-    tensors: dict[str, Tensor] = {}
-    names = {kind: name for name, kind in _kinds().items()}
-    tree = json.dumps(_written(parts, names, tensors))
-    try:
-        parse_json(tree)
-    except DataError as error:
-        raise ArgumentError(f"this map cannot be saved: its parts are {error}; make it of fewer parts") from None
-    return tree, tensors
+def _summary_source(header: dict[str, str], tree: tuple[Any, ...]) -> SummarySource:
+    parts = SummaryParts(*tree)
+    _check_summary(parts)
+    names, k, p, rows, columns, how = parts.settings
+    what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
+    return SummarySource(parts.layout, getattr(torch, parts.number), what, dict(parts.named), dict(parts.answers))
 
 
-def _unpacked(header: dict[str, str], tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """Make the tree again of JSON and tensors."""
-    parts: tuple[Any, ...] = _read(parse_json(header["map"]), _kinds(), tensors)
-    if not isinstance(parts, tuple):
-        raise TypeError(f"a map is written as a tuple, got {type(parts).__name__}")
-    return parts
+def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
+    parts = CallParts(*tree)
+    _check_call(parts)
+    factors, backend = GivenFactors(parts.call, parts.state), _backend(header.get("backend"), parts.call)
+    beside = CallValues() if parts.value is None else CallValues.given(parts.value)
+    return CallSource(factors, parts.layout, backend, beside, parts.name, parts.mixed, parts.keeps_heads)
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
     if header.get("format") != expected:
-        kind = expected.partition(" ")[0].removeprefix("regard.")
-        raise DataError(f"{path} is not a saved {KINDS[kind]}: its format is {header.get('format')!r}")
+        raise DataError(f"{path} is not a saved {KINDS[expected]}: its format is {header.get('format')!r}")
 
 
 def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -240,12 +201,11 @@ def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tens
 
 
 def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a file in one step; if `path` is a link, the file that it leads to."""
     write_atomically(realpath(path), safetensors_library().torch.save(tensors, metadata=header))
 
 
 def _backend(name: str | None, call: Call) -> Backend:
-    # A file must not have a kernel compiled, which takes minutes: what only its name chooses never reads a map.
+    # To compile a kernel takes minutes, so that backends chosen by name alone never read a map.
     known = name in BACKENDS and BACKENDS[name].only_by_name is None
     try:
         return choose_backend(call, name if known else None)
@@ -253,39 +213,136 @@ def _backend(name: str | None, call: Call) -> Backend:
         return choose_backend(call, None)
 
 
-def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
-    """A tree as JSON; tensors are named and put aside."""
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return {"number": str(tree)}  # JSON has no such number
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree
-    if isinstance(tree, Tensor):
-        name = f"tensor.{len(tensors)}"
-        tensors[name] = tree.detach().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(tree, tuple):
-        return {"tuple": [_written(part, names, tensors) for part in tree]}
-    if (kind := names.get(type(tree))) is None or any(callable(getattr(tree, f.name)) for f in fields(tree)):
-        raise ArgumentError(
-            f"this map cannot be saved: {tree} is a {type(tree).__name__}, a function or a class of one's own, which "
-            "no file can hold; render it as a bool tensor (mask=) or a float tensor (bias=) before the call"
-        )
-    return {"kind": kind, "fields": {f.name: _written(getattr(tree, f.name), names, tensors) for f in fields(tree)}}
+# -- checks ------------------------------------------------------------------------------------------------
 
 
-def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
-    """The tree of a JSON value."""
-    if not isinstance(tree, dict):
-        return tree
-    if "tensor" in tree:
-        return tensors[tree["tensor"]]
-    if "number" in tree:
-        return float(tree["number"])
-    if "tuple" in tree:
-        return tuple([_read(part, kinds, tensors) for part in tree["tuple"]])
-    kind = kinds[tree["kind"]]
-    found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
-    check_fields(kind, found)
-    made = rebuilt(kind, found)
-    # The places follow from the ids, and are found anew: others would show keys of other documents.
-    return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made
+def _require(holds: bool, wrong: str) -> None:
+    if not holds:
+        raise ValueError(wrong)
+
+
+def _check_call(parts: CallParts) -> None:
+    """Check the sizes of a call against its tensors."""
+    check_fields(CallParts, parts._asdict())
+    call, state, value = parts.call, parts.state, parts.value
+    query, key, sizes = call.query, call.key, call.sizes
+    shapes = f"query and key are {said(query)} and {said(key)}"
+    _require(query.dim() == key.dim() == 4 and query.dtype == key.dtype and query.dtype in FLOATS, shapes)
+    claimed = (sizes.flat_batch, sizes.heads, sizes.kv_heads, sizes.queries, sizes.keys)
+    found = (query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2])
+    _require(claimed == found, f"its sizes are {claimed}, and its tensors {tuple(query.shape)} and {tuple(key.shape)}")
+    longest = (*query.shape[1:], *key.shape[1:])
+    _require(min(longest) >= 1 and key.shape[0] == query.shape[0] and not sizes.heads % sizes.kv_heads, shapes)
+    cells = query.shape[0] * query.shape[1]
+    _check_layout(parts.layout, cells)
+    _check_layout(sizes.batch, query.shape[0])
+    _require(bool(cells) or max(longest) <= LONGEST_EMPTY, f"it has no batch, and shapes {longest}")
+    _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {said(state)}")
+    _require(
+        value is None
+        or (
+            value.dim() == 3 and value.shape[:2] == (cells, sizes.keys) and value.dtype in FLOATS and value.shape[2] > 0
+        ),
+        f"its values are {said(value)}",
+    )
+    _require(0 <= call.dropout < 1, f"its dropout is {call.dropout}")
+    _require(not parts.keeps_heads or bool(parts.layout), "it has heads, and no dimension for them")
+
+
+def _check_summary(parts: SummaryParts) -> None:
+    """Check the sizes of kept statistics against their tensors."""
+    check_fields(SummaryParts, parts._asdict())
+    *leading, queries, keys = parts.layout if len(parts.layout) >= 2 else (0, 0)
+    answers, cells = dict(parts.answers), math.prod(leading)
+    _require(
+        parts.number in ("float32", "float64") and min(queries, keys) >= 1 and bool(answers),
+        f"it is a map of {parts.number} and shape {parts.layout} with {len(answers)} statistics",
+    )
+    _check_layout(tuple(leading), cells)
+    for name, statistic in parts.named:
+        _require(name in STATISTICS and statistic in answers, f"it has {statistic} as {name!r}")
+    for statistic, found in answers.items():
+        expected = _answer_shapes(statistic, cells, queries, keys)
+        wrong = f"it has {', '.join(map(said, found))} as {statistic}, expected shapes {expected}"
+        _require([tuple(t.shape) for t in found] == expected, wrong)
+        match statistic:
+            case st.ArgLargest():
+                weights, indices = found[:0], found
+            case st.QuantileMass():  # counts of keys
+                weights, indices = found[:0], tuple(t - 1 for t in found)
+            case _:
+                weights, indices = found[:1], found[1:] if isinstance(statistic, st.TopWeights) else ()
+        _require(all(t.dtype in FLOATS for t in weights) and all(_are_places(t, keys) for t in indices), wrong)
+
+
+def _try(source: Source) -> None:
+    """Compute a little of a map. Parts that do not fit together raise errors of any class."""
+    if isinstance(source, SummarySource):
+        ask_all(source, list(source.answers))
+    elif isinstance(source, CallSource) and source.cells:
+        with torch.no_grad():
+            _try_corners(source)
+            if source.cells * source.queries * source.keys * source.width <= SMALL:
+                _try_statistics(source)
+
+
+def _try_statistics(source: CallSource) -> None:
+    queries, keys = source.queries, source.keys
+    names = [name for name in STATISTICS if name != "pooled"]
+    ask_all(source, [*by_name(names, queries, keys, k=1, p=0.5, rows=2, columns=2, how="mean").values()])
+    by_queries, by_keys = (torch.ones(n, 1, dtype=source.dtype, device=source.device) for n in (queries, keys))
+    ask_all(source, [st.Squares(), st.TransposedProduct(by_queries[None])])
+    source.product(by_keys)
+    source.choose(torch.arange(source.cells, device=source.device), (source.cells,)).product(by_keys)
+
+
+def _try_corners(source: CallSource) -> None:
+    rows, columns = _corners(source.queries, source.device), _corners(source.keys, source.device)
+    for cells in {range(source.cells), range(1), range(source.cells - 1, source.cells)}:
+        part = source.part(cells)
+        part(rows, columns)
+        for row in rows.tolist():
+            seen = source.columns(range(row, row + 1))
+            fits = not seen or 0 <= seen.start <= seen.stop <= source.keys
+            _require(fits, f"its mask shows the keys {seen} of {source.keys}")
+            part(range(row, row + 1), range(source.keys)[seen.start : seen.start + 2] or range(1))
+    count = min(len(rows), len(columns))
+    source.pairs(rows[:count], columns[:count])
+    source.row_anew(range(source.queries - 1, source.queries))
+
+
+def _corners(length: int, device: torch.device) -> Tensor:
+    """The first two places, two in the middle, and the last two."""
+    places = {0, min(1, length - 1), (length - 1) // 2, length // 2, max(length - 2, 0), length - 1}
+    return torch.tensor(sorted(places), device=device)
+
+
+def _check_layout(layout: tuple[int, ...], cells: int) -> None:
+    fits = len(layout) <= MOST_DIMENSIONS and all(n >= 0 for n in layout) and math.prod(layout) == cells
+    _require(fits, f"it has {cells} heads of sequences in the layout {said(layout)}")
+
+
+def _answer_shapes(statistic: Statistic, cells: int, queries: int, keys: int) -> list[tuple[int, ...]]:
+    """The shapes of the answers of a statistic that can be kept."""
+    match statistic:
+        case st.TopWeights(k) if 1 <= k <= keys:
+            return [(cells, queries, k)] * 2
+        case st.Pooled(grid, how) if how in ("mean", "sum", "max"):
+            for bins, length in ((grid.rows, queries), (grid.columns, keys)):
+                fits = bins.length == length and 1 <= bins.count <= length
+                _require(fits, f"it has a picture of {grid}, and is a map of {queries} x {keys}")
+            return [(cells, grid.rows.count, grid.columns.count)]
+        case st.Received():
+            return [(cells, keys)]
+        case st.Participation():
+            return [(cells, queries)] * 2
+        case st.Entropy() | st.Largest() | st.ArgLargest() | st.QuantileMass() | st.Distance():
+            return [(cells, queries)]
+    raise ValueError(f"it has {statistic}, which no map keeps")
+
+
+def _are_places(indices: Tensor, keys: int) -> bool:
+    """Whether a tensor holds indices of keys; -1 stands for none."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        return False
+    return indices.numel() == 0 or (int(indices.min()) >= -1 and int(indices.max()) < keys)

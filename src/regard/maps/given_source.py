@@ -29,34 +29,27 @@ class TensorSource(Source):
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
         return torch.Size((*self.layout, *self.tensor.shape[1:]))
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 weights."""
         return torch.promote_types(self.tensor.dtype, torch.float32)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.tensor.device
 
     @property
     def has_signs(self) -> bool:
-        """Whether a weight is below 0."""
         return self.tensor.numel() > 0 and bool(self.weights.detach().min() < 0)
 
     def tensors(self) -> list[Tensor]:
-        """The weights."""
         return [self.tensor]
 
     def columns(self, rows: range) -> range:
-        """All keys."""
         return range(self.keys)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights themselves."""
         weights = self.weights[cells.start : cells.stop]
 
         def block(rows: Rows, columns: Rows) -> Piece:
@@ -65,7 +58,6 @@ class TensorSource(Source):
         return block
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The weights of single pairs."""
         return self.weights[:, rows, columns].to(self.dtype)
 
 
@@ -79,18 +71,15 @@ class GivenSource(TensorSource):
 
     @property
     def tensor(self) -> Tensor:
-        """The caller's."""
         return self.given
 
     def __str__(self) -> str:
         return "given weights"
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
-        """The weights of those cells."""
         return GivenSource(self.given if cells is None else self.given[cells], leading)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
-        """The weights, changed."""
         return replace(self, given=change(self.given))
 
 

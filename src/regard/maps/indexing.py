@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index of a map: what it says of the dimensions before queries and keys, and of these two."""
+    """An index of a map, parted into the dimensions before queries and keys, and these two."""
 
     whole: tuple[Any, ...]
     """All entries, without an ellipsis."""
@@ -92,7 +92,7 @@ def _as_entry(entry: Any) -> Any:
 
 
 def as_index(given: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor as it is, and anything else as one on the CPU: the default device may be one without numbers."""
+    """A tensor as it is, and anything else as one on the CPU: the default device may be one without data."""
     return torch.as_tensor(given, dtype=dtype, device=given.device if isinstance(given, Tensor) else "cpu")
 
 
@@ -134,7 +134,7 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
         index = [operator.index(index)]
     given = index
     try:
-        # An empty list would become a tensor of float32. Numbers are checked where they are: a meta device has none.
+        # An empty list would become a tensor of float32. A meta device has no data to check.
         index = as_index(index, torch.long if isinstance(given, list) and not given else None)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"a {name} index must be integers or bools, got {reprlib.repr(given)}") from error

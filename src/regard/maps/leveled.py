@@ -1,6 +1,6 @@
 r"""Rows whose biases are so far from 0 that their log-sum-exp has no digits left for the weights.
 
-$\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one number. If the scores of a whole row are near $m = -10^9$, float32
+$\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one scalar. If the scores of a whole row are near $m = -10^9$, float32
 has steps of 64 there, and the sum is lost: each weight is read as 1. The weights are those of the scores less $m$:
 $P_j = \exp((s_j - m) - \mathrm{lse}')$ with $\mathrm{lse}' = \ln \sum_j \exp(s_j - m)$.
 """
@@ -14,14 +14,14 @@ from regard.backends import row_state
 from regard.backends.base import Call
 from regard.maps.source import take_rows
 from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.guards import has_values, in_transform
 from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
 from regard.mechanisms.scores.base import Score
 from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.transforms import has_values, in_transform
 
 
 class Leveling:
-    """What the rows of one call are lowered by, found when the weights are first read."""
+    """The shift of the rows of one call, found when the weights are first read."""
 
     def __init__(self) -> None:
         self._is_known = False

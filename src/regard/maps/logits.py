@@ -1,4 +1,4 @@
-"""What a softmax leaves of its scores: the log-sum-exp of each row, and the largest score."""
+"""The log-sum-exp of each row of scores, and its largest score."""
 
 from dataclasses import replace
 

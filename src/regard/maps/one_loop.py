@@ -19,16 +19,16 @@ from regard.backends.base import Call
 from regard.compiled import thread_team
 from regard.maps import statistics as st
 from regard.maps.pooling import Bins, Grid
-from regard.maps.row_work import FIELDS, WORK, addresses
+from regard.maps.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.source import Scores, Source, Statistic
+from regard.mechanisms.guards import can_look, in_forward_mode
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.readable import is_installed, row_contiguous
-from regard.mechanisms.transforms import can_look, in_forward_mode
 
 SMALL = 1 << 20
 """Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
 SHARES = 4
-"""The shares of a thread, if there are not as many cells: rows differ in what they see."""
+"""The shares of a thread, if there are not as many cells: rows see different numbers of keys."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -38,7 +38,7 @@ def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:
 
 
 def said_of(call: Call) -> str | None:
-    """What `explain` says of the statistics of a call's weights; None if the loop has nothing to do with them."""
+    """The line of `explain` for the statistics of a call's weights; None if the loop cannot compute them."""
     sizes = call.sizes
     weights = sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys
     is_dot = isinstance(call.normalization, Softmax) and call.score.dot_scale(call.query.shape[-1]) is not None
@@ -52,15 +52,14 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     """The answers (cells, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
 
     Returns None if they are not all among those of the loop, if the weights are not a softmax of dot products in
-    float32 on the CPU, if a gradient is asked, if a number is not finite, or if a kernel's row state turns out to be
+    float32 on the CPU, if a gradient is asked, if an element is not finite, or if a kernel's row state turns out to be
     wrong: then tiles answer.
     """
+    weights = math.prod(source.shape)
+    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
+        return None
     wanted = _Wanted.of(statistics)
-    if wanted is None or not _is_worth_it(source.dtype, math.prod(source.shape)) or not is_installed():
-        return None
-    if not source.cells:
-        return None
-    if in_forward_mode():
+    if wanted is None or in_forward_mode():
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
         return None
@@ -73,18 +72,18 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What the loop is to find."""
+    """The answers that the loop is asked for."""
 
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
     """The blocks of the one picture."""
     pictures: frozenset[str]
-    """What is asked of its blocks: mean, sum or max. The loop finds sums if those are asked, and else means."""
+    """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
-        """What these statistics need; None if one of them is not among those of the loop."""
+        """The answers for these statistics; None if the loop does not compute one of them."""
         ranked, grids, pictures = 0, set[Grid](), set[str]()
         for statistic in statistics:
             match statistic:
@@ -152,7 +151,6 @@ def _read(
 ) -> list[tuple[Tensor, ...]] | None:
     from regard.compiled.vector_code import PANEL
     from regard.maps.row_loop import prepare, read_rows
-    from regard.maps.row_tiles import batches_of
 
     threads, grid = torch.get_num_threads(), wanted.grid
     pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
@@ -214,7 +212,7 @@ def _edges(bins: Bins) -> Any:
 
 @lru_cache
 def _shares(bins: Bins, has_sums: bool) -> Any:
-    """By what the loop multiplies sums: 1, or the share of one place in its bin, which gives means."""
+    """The factors of sums: 1, or 1 / size of the bin for means."""
     sizes = np.diff(_edges(bins))
     return np.ones(bins.count, np.float32) if has_sums else (1 / sizes).astype(np.float32)
 

@@ -1,7 +1,7 @@
-"""Sums and maxima of neighbouring numbers, for the blocks of a picture: vectors of sixteen blocks; needs numba.
+"""Sums and maxima of neighbouring elements, for the blocks of a picture: vectors of sixteen blocks; needs numba.
 
-The numbers of a block lie beside one another, so that they are in one vector, where a sum of them takes as many steps
-as they are. Here the even and the odd numbers of two vectors are combined instead, until each place of one vector holds
+The elements of a block are adjacent, so that they are in one vector, where a sum takes one step
+for each. Here the even and the odd elements of two vectors are combined instead, until each place of one vector holds
 a block: the blocks stay in their order.
 """
 
@@ -19,7 +19,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """The combinations of LANES blocks of `width` numbers each that stand at an address."""
+    """The combinations of LANES blocks of `width` elements each, from an address on."""
     found = [code.load(code.at(numbers, vector * LANES)) for vector in range(width)]
     while len(found) > 1:
         found = [combine(*code.evens_and_odds(*pair)) for pair in zip(found[::2], found[1::2], strict=True)]
@@ -27,7 +27,7 @@ def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any
 
 
 def _sum(width: int) -> Any:
-    """The kernel of sums of blocks of so many numbers."""
+    """The kernel of sums of blocks of so many elements."""
 
     def add(_typing: Any, _places: Any, _share: Any) -> Any:
         """Add the sums of LANES blocks, times a share, to a picture.
@@ -50,10 +50,10 @@ def _sum(width: int) -> Any:
 
 
 def _max(width: int) -> Any:
-    """The kernel of maxima of blocks of so many numbers."""
+    """The kernel of maxima of blocks of so many elements."""
 
     def let_stand(_typing: Any, _places: Any) -> Any:
-        """Let the largest numbers of LANES blocks stand in a picture.
+        """Take the maximum of a picture and the largest elements of LANES blocks.
 
         Places, which are addresses:
             numbers: (LANES * width,), those of the blocks.

@@ -1,4 +1,4 @@
-"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, each reduced to one number."""
+"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, each reduced to one element."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,7 +39,7 @@ class Bins:
         """Bins of `size` places; if the last one is cut short, `length` is counted to its full end.
 
         Raises:
-            ArgumentError: the size is no whole number, or below 1.
+            ArgumentError: the size is no integer, or below 1.
         """
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ArgumentError(f"a block needs at least 1 of the {name}, a whole number, got {size!r}")
@@ -119,7 +119,7 @@ class Grid:
         """Blocks of so many queries by so many keys; those at the ends may be cut short.
 
         Raises:
-            ArgumentError: a size is no whole number, or below 1.
+            ArgumentError: a size is no integer, or below 1.
         """
         return cls(Bins.of_size(rows, queries, "queries"), Bins.of_size(columns, keys, "keys"))
 
@@ -144,7 +144,7 @@ class Grid:
 
 
 def _largest(part: Tensor, dim: int, size: int) -> Tensor:
-    """The maximum of every `size` neighbours; `amax` alone is slow along a last dimension of a few numbers."""
+    """The maximum of every `size` neighbours; `amax` alone is slow along a last dimension of a few elements."""
     if dim == -1 and size < 32:
         return torch.nn.functional.max_pool1d(part, size)
     return part.unflatten(dim, (-1, size)).amax(dim)

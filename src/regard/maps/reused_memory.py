@@ -1,8 +1,8 @@
-"""Memory for answers on the CPU that is taken again once nobody holds the answer any more.
+"""Memory for answers on the CPU, reused once an answer is garbage.
 
 Memory that was freed often goes back to the system, and comes back as pages that have to be made anew: 2 us for each
 page of 4 KiB on an Intel Xeon in a virtual machine, so that the 6 MB of two pictures of 12 heads took 2 to 3 ms, where
-the pass of the attention took 4. Whether it goes back depends on what else the process has freed.
+the pass of the attention took 4. Whether it goes back depends on other memory that the process has freed.
 """
 
 import mmap
@@ -20,16 +20,16 @@ from torch import Tensor
 LEAST, MOST = 2**18, 2**27
 """The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
 PAGE = 4096
-"""Blocks are whole pages; and numbers whose addresses agree in their last 12 bits are as one for some processors."""
+"""Blocks are whole pages; and some processors confuse addresses that agree in their last 12 bits."""
 
 LINE = 64
 """The bytes of a line of the cache, at which each copy begins."""
 
 _free: list["_Block"] = []
-"""The blocks that nobody holds, the oldest first. What is done to it is one call of a list's method at a time, because
+"""The free blocks, the oldest first. Each change is one call of a list's method at a time, because
 the last tensor on a block may be freed by any thread, and in the middle of anything."""
 _lent: dict[int, "_Lent"] = {}
-"""What waits for the blocks that somebody holds, by its own identity."""
+"""The finalizers of blocks in use, by their identity."""
 
 
 class _Block:
@@ -54,7 +54,7 @@ class _Lent(weakref.ref):  # type: ignore[type-arg]
     """A reference to an array on a block, which gives the block back when the array is gone."""
 
     def __new__(cls, _block: _Block, array: Any) -> "_Lent":
-        # What it needs is handed to it: a module's names may be gone when the process ends.
+        # It gets all that it needs as arguments: a module's names may be gone when the process ends.
         return super().__new__(cls, array, partial(_give_back, _free, _lent))
 
     def __init__(self, block: _Block, _array: Any) -> None:
@@ -87,7 +87,7 @@ def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor
 
 
 class Arena:
-    """Memory for copies of tensors that are held about as long as one another, as what a watch keeps is.
+    """Memory for copies of tensors that are held about as long as one another, as those of a watch are.
 
     Where copies lie between a model's own tensors, the heap of the process grows around them, goes back to the system
     when they are freed, and comes again as new pages with the next run: 10,000 pages a run of GPT-2 over 512 tokens.
@@ -126,7 +126,7 @@ class Arena:
 
 
 class ArenaCopy(NamedTuple):
-    """A copy that is no tensor yet: what a tensor needs beside its numbers would lie between those of the model."""
+    """A copy that is no tensor yet: the header of a tensor would lie between the memory of the model."""
 
     array: Any
     first: int
@@ -135,7 +135,7 @@ class ArenaCopy(NamedTuple):
     dtype: torch.dtype
 
     def numbers(self) -> Tensor:
-        """Its numbers in the order of their memory."""
+        """Its elements in the order of memory."""
         return torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
 
     def tensor(self) -> Tensor:

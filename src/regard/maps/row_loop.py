@@ -24,7 +24,7 @@ from regard.compiled.vector_code import (
     pointers_to,
     transpose,
 )
-from regard.maps import dot_scores, picture_blocks, row_ranks, row_work, weights_block
+from regard.maps import dot_scores, picture_blocks, row_ranks, row_tiles, weights_block
 from regard.maps.picture_blocks import (
     max_1,
     max_2,
@@ -40,7 +40,7 @@ from regard.maps.picture_blocks import (
     sum_32,
 )
 from regard.maps.row_ranks import rank, room_for
-from regard.maps.row_work import TILE, WORK
+from regard.maps.row_tiles import TILE, WORK
 from regard.maps.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 
 LN_2 = np.float32(0.6931471805599453)
@@ -69,7 +69,7 @@ def _pool(
     sums: Any,
     largest: Any,
 ) -> None:
-    """Add what some rows of one bin gave to each key to the blocks of the picture."""
+    """Add the sums of some rows of one bin, by key, to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
     bins, j = edges.size - 1, 0
     wider = edges[bins] % bins  # So many bins come first and have one key more than the others.
@@ -119,7 +119,7 @@ def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int)
 
 @numba.njit(nogil=True)
 def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
-    """The same for the largest numbers."""
+    """The same for maxima."""
     if width == 1:
         for place in range(0, 4 * count, 4 * LANES):
             max_1((numbers + place, picture + place))
@@ -198,7 +198,7 @@ def _pack(work: Any, head: int) -> bool:
 
 @numba.njit(fastmath={"reassoc"}, nogil=True)
 def _sum(numbers: Any) -> Any:
-    """A sum, which is finite only if all its numbers are."""
+    """A sum, which is finite only if all elements are."""
     total = ZERO
     for j in range(numbers.size):
         total += numbers[j]
@@ -330,9 +330,9 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
 def _clear(
     work: Any, cell: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
 ) -> None:
-    """Write what answers begin with, where nothing is read yet.
+    """Write the initial answers, before anything is read.
 
-    A share does so itself, and not somebody before the loop: this is still in the cache when it is added to.
+    Each share does so itself: the memory is still in the cache when it is added to.
     """
     received[:] = 0.0
     entropy[first:last] = ZERO
@@ -374,14 +374,14 @@ def _weigh_few(at: Any, rows: int, scale: Any) -> None:
 def _compiled(version: int) -> tuple[Any, Any]:
     """The two functions that threads call.
 
-    numba keeps compiled code by the file of the function and by what the function closes over. These two close over the
+    numba keeps compiled code by the file of the function and by its closure. These two close over the
     version of the other files that they are made of, so that no code of an older version is taken.
     """
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
     @compiled_function(kind)
     def prepare(pointer: Any) -> None:
-        """Pack the keys, write the states to base 2, and look whether all numbers are finite.
+        """Pack the keys, write the states to base 2, and look whether all elements are finite.
 
         Threads that call it at once share the heads.
         """
@@ -409,11 +409,11 @@ def _compiled(version: int) -> tuple[Any, Any]:
         while share < cells * work.pieces:
             _read_share(work, share % cells, work.pieces - 1 - share // cells, memory.ctypes.data, room.ctypes.data)
             share = next_of(work.counter)
-        # Whoever is handed an address does not hold the memory, which is freed after the last line that names it.
+        # An address does not hold its memory, which is freed after the last line that names it.
         memory[0] = room[0] = ZERO
 
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_work)
+_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_tiles)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

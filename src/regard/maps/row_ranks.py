@@ -40,7 +40,7 @@ _floats, _ints, _longs = (pointers_to(kind) for kind in (types.float32, types.in
 
 
 def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
-    """The k-th largest of the LANES numbers at an address, none below 0; 0 if there are fewer."""
+    """The k-th largest of the LANES elements at an address, none below 0; 0 if there are fewer."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (address, k) = VectorCode(builder), arguments
@@ -59,7 +59,7 @@ def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
 
 
 def _set_of_larger(_context: Any, _address: Any, _bound: Any) -> Any:
-    """Which of the LANES numbers at an address are not below a bound, as the bits of a whole number."""
+    """Which of the LANES elements at an address are not below a bound, as the bits of a whole number."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (address, bound) = VectorCode(builder), arguments
@@ -79,7 +79,7 @@ def _first_bit(_context: Any, _bits: Any) -> Any:
 
 
 def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: Any, _places: Any) -> Any:
-    """Write those of LANES numbers at an address that are not below a bound, and their places; return how many.
+    """Write those of LANES elements at an address that are not below a bound, and their places; return how many.
 
     Whole vectors are written, so that there is room for LANES more. It is one instruction of AVX-512.
     """
@@ -174,12 +174,12 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
     Args:
         weights: the address of those of the row.
         width: how many there are, in whole vectors.
-        top, keys: the addresses of (k,) numbers, for the largest and their keys; what is there is left where fewer are
-            above 0.
+        top, keys: the addresses of (k,) elements, for the largest and their keys; if fewer are above 0, the
+            other entries stay.
         ranked: k.
         first_key: the key of the first weight.
         maxima: the address of the largest weight of each lane.
-        room: the address of what `room_for` gave.
+        room: the address of the memory of `room_for`.
     """
     few, places = room, room + 4 * (width + LANES)
     order = places + 4 * (width + LANES)
@@ -207,7 +207,7 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
 def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: int, first_key: int, room: int) -> None:
     """The same where many weights reach the bound: each that is above the smallest held is put into its place.
 
-    Weights are compared by their bits, which for numbers of 0 and above is the same.
+    Weights are compared by their bits, which for elements of 0 and above is the same.
     """
     bits, where, best = carray(_ints(few), count), carray(_ints(places), count), carray(_longs(room), ranked)
     top_of, keys_of = carray(_floats(top), ranked), carray(_longs(keys), ranked)
@@ -223,7 +223,7 @@ def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: i
 
 @numba.njit(nogil=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
-    """Put a number into its place among the largest, without a branch that a processor would guess wrongly."""
+    """Put an element into its place among the largest, without a branch that a processor would guess wrongly."""
     # From the last place, so that no step waits for the one before.
     for place in range(best.size - 1, 0, -1):
         best[place] = max(best[place], min(best[place - 1], new))

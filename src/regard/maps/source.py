@@ -1,7 +1,7 @@
 """The two sides of a pass over a map: the source that makes the weights, and the statistic that reads them.
 
 All maps are of the class `AttentionMap`; they differ in their sources. A source gives the weights of any rows and
-columns, answers a question at once if it does not need them, and says in one place what was kept of it:
+columns, answers a question at once if it does not need them, and says in one place which statistics were kept of it:
 `has_blocks`, `keeps`, `grid` and `refuse`.
 """
 
@@ -51,12 +51,12 @@ class Scores(Protocol):
     state: Tensor
     """The log-sum-exp of each row, (B, H, T); -inf for a row with no key."""
     is_right: Callable[[float], bool] | None
-    """Whether the state is right, of which nobody is sure yet, for the largest |ln of a sum of weights| of the last
+    """Whether a state that is not checked yet is right, for the largest |ln of a sum of weights| of the last
     queries; None for a state that is right."""
 
     @property
     def reads_queries(self) -> bool:
-        """Whether what is added differs from query to query."""
+        """Whether the additions differ from query to query."""
 
     @property
     def breadth(self) -> int:
@@ -64,17 +64,17 @@ class Scores(Protocol):
 
     @property
     def is_relative(self) -> bool:
-        """Whether what is added depends on key - query alone, so that all blocks on a diagonal are equal."""
+        """Whether the additions depend on key - query alone, so that all blocks on a diagonal are equal."""
 
     @property
     def kind(self) -> Hashable:
-        """What is added, as far as the sizes do not say it, for scores of equal kinds; None if it has no name."""
+        """A name for the additions of scores of equal sizes; None if they have none."""
 
     def allows(self, rows: range, columns: range) -> bool:
         """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
 
     def added(self, rows: range, columns: range) -> Tensor:
-        """What is added to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
+        """The additions to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +83,7 @@ class SoftmaxCall:
 
     call: Call
     state: Tensor | None
-    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and nobody has computed it yet."""
+    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and not computed yet."""
 
 
 class Scratch:
@@ -114,7 +114,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
-        """Add a tile to the total, which is None at first. Groups of cells come one by one, each from its first row."""
+        """Add a tile to the total, which is None at first. Groups of cells come one by one, rows ascending."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:
@@ -127,7 +127,7 @@ class Source(ABC):
     Cells are the flat indices of the dimensions before queries and keys.
     """
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -171,7 +171,7 @@ class Source(ABC):
 
     @property
     def width(self) -> int:
-        """How many numbers are held for each pair while a tile is made."""
+        """How many elements are held for each pair while a tile is made."""
         return 1
 
     @property
@@ -193,7 +193,7 @@ class Source(ABC):
         """Check that a question about heads has an answer.
 
         Raises:
-            ShapeError: sequences and heads are in one dimension, in an order that nobody knows.
+            ShapeError: sequences and heads are in one dimension, in an unknown order.
         """
         if self.mixed:
             raise ShapeError(f"{asked} needs to know the heads of a map {tuple(self.shape)}: {self.mixed}")
@@ -204,9 +204,9 @@ class Source(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """What it is, in a few words."""
+        """A short name."""
 
-    # -- what was kept of it ---------------------------------------------------------------------------
+    # -- kept statistics ------------------------------------------------------------------------------
 
     @property
     def has_blocks(self) -> bool:
@@ -317,10 +317,9 @@ class Source(ABC):
 
     def laid_out(self, answer: Tensor) -> Tensor:
         """An answer (cells, ...) with the leading dimensions, in the dtype of answers."""
-        dtype = self.answer_dtype
-        if answer.dtype != dtype and answer.is_floating_point():
-            answer = answer.to(dtype)
-        return answer.reshape(*self.leading, *answer.shape[1:])
+        if answer.is_floating_point():
+            answer = answer.to(self.answer_dtype)
+        return answer.reshape(*self.shape[:-2], *answer.shape[1:])
 
 
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:

@@ -81,7 +81,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spanned(Statistic):
-    """The mean over the queries of a span of the sums over the keys of a span: (cells, spans of queries, of keys)."""
+    """The mean over a span's queries of the sums over a span's keys: (cells, spans of queries, spans of keys)."""
 
     rows: Cut
     columns: Cut
@@ -89,7 +89,7 @@ class Spanned(Statistic):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The part of a tile: one row for each span of queries that it touches, and the numbers of these spans."""
+        """The part of a tile: one row for each span of queries that it touches, and the indices of these spans."""
         weights = piece.weights
         owners, places, _ = self.columns.within(tile.columns)
         sums = weights.new_zeros(*weights.shape[:-1], self.columns.count).index_add(-1, owners, weights[..., places])

@@ -13,7 +13,7 @@ from regard.maps.indexing import is_integer
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source
 from regard.maps.tiles import ask
-from regard.mechanisms.transforms import has_values
+from regard.mechanisms.guards import has_values
 
 OVERSAMPLING = 4
 """How many columns the random block has beyond the k that are asked for."""
@@ -50,7 +50,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
         raise ArgumentError(f"singular_values needs iterations of at least 0, got {iterations!r}")
     # Of a map in half precision they are computed in its own dtype, and rounded at the end.
     of = CastSource.of_dtype(of, of.dtype)
-    # A meta device has no numbers, and no generator of them.
+    # A meta device has no data and no generator.
     generator = None if of.device.type == "meta" else torch.Generator(of.device).manual_seed(seed)
 
     def normal(columns: int) -> Tensor:
@@ -69,7 +69,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
     # Rounding may have lowered the values and the difference of squares by this much: the errors of a sum of n terms
     # grow as the root of n (Higham and Mary 2019, doi:10.1137/18M1226312).
     rounding = (8 + math.sqrt(queries + keys)) * torch.finfo(of.dtype).eps
-    # Squares of weights may vanish. Each of them is less than the smallest number then.
+    # Squares of weights may vanish. Each of them is less than the smallest normal element then.
     slack = norm.square() + rounding * total + queries * keys * torch.finfo(of.dtype).tiny
     # The difference of the largest and the found values, without the cancellation of a difference.
     slack = slack[..., None]

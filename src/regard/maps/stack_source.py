@@ -37,41 +37,33 @@ class StackSource(Source):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The steps'."""
         return self.steps[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """The steps'."""
         return self.steps[0].device
 
     @property
     def width(self) -> int:
-        """Of the widest step."""
         return max(step.width for step in self.steps)
 
     @property
     def has_signs(self) -> bool:
-        """Whether one step's weights may be below 0."""
         return any(step.has_signs for step in self.steps)
 
     @property
     def has_heads(self) -> bool:
-        """The steps'."""
         return self.steps[0].has_heads
 
     @property
     def mixed(self) -> str:
-        """The steps'."""
         return next((step.mixed for step in self.steps if step.mixed), "")
 
     @property
     def has_blocks(self) -> bool:
-        """Whether all steps have them."""
         return all(step.has_blocks for step in self.steps)
 
     def tensors(self) -> list[Tensor]:
-        """All of the steps'."""
         return [tensor for step in self.steps for tensor in step.tensors()]
 
     def __str__(self) -> str:
@@ -116,11 +108,9 @@ class StackSource(Source):
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
-        """The same cells of every step."""
         return StackSource(tuple(step.choose(cells, leading) for step in self.steps), self.starts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
-        """Every step, changed."""
         return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)
 
     def _found(self, rows: range) -> list[tuple[int, range]]:
@@ -138,7 +128,7 @@ def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[
     """Check that sources can be the steps of one map; return the place of each one's first key.
 
     Raises:
-        ArgumentError: there are no sources, or the starts are not one number of at least 0 for each.
+        ArgumentError: there are no sources, or the starts are not one integer of at least 0 for each.
         ShapeError: the sources are of several leading dimensions, dtypes or devices.
     """
     if not sources:

@@ -16,8 +16,8 @@ from regard.errors import ShapeError
 from regard.maps.pooling import Grid
 from regard.maps.source import Piece, Source, Statistic
 from regard.mechanisms.fast_topk import Candidates, candidates, largest, places_of
+from regard.mechanisms.guards import has_values
 from regard.mechanisms.precision import widest_dtype
-from regard.mechanisms.transforms import has_values
 
 LOWEST_LOG = -1e4
 """Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
@@ -242,7 +242,7 @@ class TopWeights(Statistic):
 
     def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
         """The tiles, put together."""
-        values, keys = (joined(group, 0) for group in zip(*(ranked.end() for ranked in total.values()), strict=True))
+        values, keys = _joined_pairs([ranked.end() for ranked in total.values()], 0)
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
     def __str__(self) -> str:
@@ -256,32 +256,39 @@ class _Ranked:
         self.k = k
         self.done: list[tuple[Tensor, Tensor]] = []
         self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.rows = 0
 
     def add(self, values: Tensor, first: Tensor) -> None:
         """Add a tile: its candidates (cells, t, n), and the keys with which their chunks begin."""
         if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
             self._decide()
         self.waiting.append((values, first))
-        if sum(v.shape[0] * v.shape[1] for v, _ in self.waiting) >= RANKED_ROWS:
+        self.rows += values.shape[0] * values.shape[1]
+        if self.rows >= RANKED_ROWS:
             self._decide()
 
     def end(self) -> tuple[Tensor, Tensor]:
         """(cells, T, k) each."""
-        self._decide()
-        values, keys = (joined(pieces, 1) for pieces in zip(*self.done, strict=True))
-        return values, keys
+        if self.waiting:
+            self._decide()
+        return _joined_pairs(self.done, 1)
 
     def _decide(self) -> None:
-        if not self.waiting:
-            return
-        values, first = (joined(pieces, 1) for pieces in zip(*self.waiting, strict=True))
-        self.waiting = []
+        values, first = _joined_pairs(self.waiting, 1)
+        self.waiting, self.rows = [], 0
         if not values.shape[-1] == first.shape[-1] == self.k:
             found = Candidates(values.flatten(0, 1), first.flatten(0, 1))
             where = largest(values, self.k)
             first = places_of(found, where.flatten(0, 1)).view(where.shape)
             values = values.gather(-1, where)
         self.done.append((values, first))
+
+
+def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
+    if len(pairs) == 1:
+        return pairs[0]
+    first, second = zip(*pairs, strict=True)
+    return torch.cat(first, dim), torch.cat(second, dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +369,7 @@ class Pooled(Statistic):
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.cells)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        # Autograd has saved what it takes the maximum of, so that is a copy, which the next tile does not overwrite.
+        # Autograd saves the inputs of the maximum: a copy, which the next tile does not overwrite.
         before = where.clone() if apart else where
         where[...] = torch.maximum(before, part) if self.of_largest else before + part
         return total
@@ -392,7 +399,7 @@ def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.
     """The values of a function of the key, or those that are given in its place.
 
     Raises:
-        ShapeError: they are no numbers.
+        ShapeError: they are not numeric.
     """
     values = f(torch.arange(keys, device=device)) if callable(f) else f
     try:

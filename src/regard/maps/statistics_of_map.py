@@ -1,9 +1,8 @@
-"""The questions that every map answers in numbers, whatever its source: blocks, single weights and statistics."""
+"""The questions that every map answers, whatever its source: blocks, single weights and statistics."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps import statistics as st
 from regard.maps.call_source import source_of_call
 from regard.maps.indexing import is_integer, positions
-from regard.maps.late_call import LateCall
 from regard.maps.logits import largest_score, log_sum_exp
 from regard.maps.mass import kept_mass
 from regard.maps.pooling import Grid
@@ -47,30 +45,10 @@ class MapStatistics:
     statistic, while some libraries make such rows uniform.
     """
 
-    _late: LateCall | None = None
-    """The call of a map whose source is made when it is first asked for."""
-
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    @classmethod
-    def late(cls, call: LateCall) -> Self:
-        """The map of a call, put together when it is read."""
-        made = cls.__new__(cls)
-        made._late = call
-        return made
-
-    @cached_property
-    def source(self) -> Source:
-        """Where the weights come from."""
-        assert self._late is not None  # Every other map was given its source.
-        return self._late.source()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is put together."""
-        return type(self), (self.source,)
-
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
@@ -144,9 +122,6 @@ class MapStatistics:
         Raises:
             TooLargeError: it would take more than `limit_bytes`.
         """
-        whole = None if self._late is None else self._late.short_weights(limit_bytes)
-        if whole is not None:
-            return whole
         return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
 
     def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
@@ -402,7 +377,7 @@ class MapStatistics:
         leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
 
         Raises:
-            ArgumentError: a size is no whole number, or below 1.
+            ArgumentError: a size is no integer, or below 1.
             NotKeptError: only statistics were kept of the map.
 
         >>> import regard

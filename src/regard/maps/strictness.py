@@ -12,29 +12,29 @@ _strict: ContextVar[bool] = ContextVar("strict maps", default=False)
 _OURS = ("regard", "torch")
 LAZILY = {
     **dict.fromkeys(("log", "log2", "entr", "xlogy"), "use map.entropy(), or regard.divergence(a, b, kind='kl')"),
-    "kl_div": "use regard.divergence(a, b, kind='kl')",
-    **dict.fromkeys(("mse_loss", "l1_loss"), "use regard.divergence(a, b, kind='mse'), or two maps of one shape"),
-    "max": "use map.amax(dim) over heads or queries: indices take the matrix there",
-    "einsum": "use map @ x, map.mT @ x, or an einsum of one map and one tensor with -> that sums over queries or keys",
-    "cosine_similarity": "use regard.divergence(a, b, kind='cosine')",
+    **dict.fromkeys(("mse_loss", "__sub__", "sub", "cosine_similarity", "kl_div"), "use regard.divergence(a, b, kind)"),
+    **dict.fromkeys(("__mul__", "mul"), "use map.average(dim, weights=...), or multiply what map @ x gives"),
+    "einsum": "use map @ x or map.mT @ x",
+    **dict.fromkeys(("max", "amax", "min"), "use map.top_weight() or map.block_max(rows, columns)"),
     **dict.fromkeys(("sort", "argsort", "kthvalue"), "use map.top_keys(k) or map.quantile_mass(p)"),
     **dict.fromkeys(("cumsum", "quantile"), "use map.quantile_mass(p)"),
     **dict.fromkeys(("avg_pool2d", "max_pool2d", "interpolate"), "use map.pooled(rows, columns, how)"),
     **dict.fromkeys(("diagonal", "gather", "take"), "use map.at(rows, columns)"),
-    **dict.fromkeys(("masked_fill", "tril", "triu", "where"), "multiply the map by a mask"),
+    **dict.fromkeys(("transpose", "swapaxes", "t"), "use map.mT"),
+    **dict.fromkeys(("flatten", "view", "reshape", "unsqueeze", "select"), "use an index, or torch.cat of maps"),
+    **dict.fromkeys(("float", "half", "double", "bfloat16", "type_as"), "use map.to(dtype)"),
     **dict.fromkeys(("tolist", "numpy", "numpy.asarray"), "read rows of it, or map.pooled(rows, columns)"),
     **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "use map.singular_values(k)"),
 }
-"""What a map answers in place of a function that needs the matrix."""
+"""Lazy answers in place of functions that need the matrix."""
 
 
 @contextmanager
 def strict_maps() -> Iterator[None]:
     """Inside `with regard.strict_maps():` no function of torch or NumPy may turn a map into its dense matrix.
 
-    A map passes for the tensor that it stands for. What has a lazy meaning stays lazy; everything else makes the
-    matrix (batch..., H, T, S), if it fits the limit of `dense()`. With strict maps such a call raises an error
-    instead, which names the line. `map.dense()` itself is always allowed.
+    Most functions of torch make the matrix (batch..., H, T, S) of a map, if it fits the limit of `dense()`. With
+    strict maps such a call raises an error instead, which names the line. `map.dense()` itself is always allowed.
 
     >>> import torch, regard
     >>> x = torch.eye(3)

@@ -19,9 +19,9 @@ class Summarize:
     """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
 
     Args:
-        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance, top_weight,
-            top_key, top_keys, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names they are
-            received, entropy, top_keys and pooled.
+        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance,
+            top_weight, top_key, top_keys, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names
+            they are received, entropy, top_keys and pooled.
         k: for top_keys; a call with fewer keys keeps as many as it has.
         p: for quantile_mass.
         rows: for pooled; calls of fewer queries keep a row for each.
@@ -101,40 +101,34 @@ class SummarySource(Source):
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
         return torch.Size(self.layout)
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 input."""
         return self.number
 
     @property
     def device(self) -> torch.device:
-        """Where the statistics are."""
         return self.tensors()[0].device
 
     def tensors(self) -> list[Tensor]:
-        """All answers."""
         return [tensor for answers in self.answers.values() for tensor in answers]
 
     def __str__(self) -> str:
         return f"statistics alone, by {self.what!r}"
 
-    # -- what was kept of it ---------------------------------------------------------------------------
+    # -- kept statistics ------------------------------------------------------------------------------
 
     @property
     def has_blocks(self) -> bool:
-        """None was kept."""
         return False
 
     @property
     def kept(self) -> Mapping[str, Statistic]:
-        """What was asked for by name."""
         return self.named
 
     def grid(self, wanted: Grid, how: str) -> Grid:
@@ -143,7 +137,7 @@ class SummarySource(Source):
         return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
 
     def refuse(self, asked: str) -> NoReturn:
-        """Say what was kept.
+        """Name the kept statistics.
 
         Raises:
             NotKeptError: always.
@@ -192,17 +186,14 @@ class SummarySource(Source):
     # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> NoReturn:
-        """Never kept."""
         self.refuse("a block of weights")
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """Never kept."""
         self.refuse("a block of weights")
 
     # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
-        """The statistics of some cells."""
         if cells is None:
             return replace(self, layout=(*leading, *self.layout[-2:]))
         answers = {s: tuple(t[cells] for t in found) for s, found in self.answers.items()}
@@ -222,7 +213,6 @@ class SummarySource(Source):
         return replace(self, layout=layout, named=named, answers=answers)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SummarySource":
-        """The statistics, changed."""
         return replace(self, answers={s: tuple(map(change, found)) for s, found in self.answers.items()})
 
 
@@ -291,7 +281,6 @@ def _together(
 
 
 def _moved(indices: Tensor, start: int) -> Tensor:
-    """Indices of keys, counted from another first key; -1 is no key and stays."""
     return torch.where(indices < 0, indices, indices + start)
 
 

@@ -1,7 +1,7 @@
-"""A map passes for the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
+"""A map in place of the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -10,34 +10,19 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.cast_source import CastSource
-from regard.maps.extremes import NOT_LAZY
 from regard.maps.source import Source
 from regard.maps.statistics_of_map import MapStatistics
 from regard.maps.strictness import refuse_if_strict
-from regard.maps.torch_functions import lazily
+from regard.maps.torch_functions import NOT_LAZY, lazily
 
 OF_STORAGE = frozenset(
     {"retain_grad", "register_hook", "register_post_accumulate_grad_hook", "data_ptr", "storage", "untyped_storage"}
 )
-"""Methods of a tensor that would act on a copy which nobody holds."""
-ATTRIBUTES: Mapping[str, Callable[[Any], Any]] = {
-    "T": lambda one: one.permute(*reversed(range(one.ndim))),
-    "H": lambda one: one.t(),
-    "mH": lambda one: one.mT,
-    "data": lambda one: one.detach(),
-    "grad": lambda one: None,
-    "is_leaf": lambda one: not one.requires_grad,
-    "is_cpu": lambda one: one.device.type == "cpu",
-    "itemsize": lambda one: one.dtype.itemsize,
-    "nbytes": lambda one: one.dense_bytes,
-    "layout": lambda one: torch.strided,
-    **dict.fromkeys(("is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_meta"), lambda one: False),
-}
-"""Attributes of a tensor, for a map."""
+"""Methods of a tensor that would act on a temporary copy."""
 
 
 def _operator(name: str) -> Any:
-    """An operator of Python that does what it does for a tensor."""
+    """An operator of Python with its meaning for tensors."""
 
     def operate(self: "TensorLike", *other: Any) -> Any:
         return self._as(name, *other)
@@ -48,10 +33,10 @@ def _operator(name: str) -> Any:
 class TensorLike(MapStatistics, ABC):
     """The interface of a tensor (batch..., H, T, S) that is not stored.
 
-    Code that was written for the `attentions` of a model runs on maps. What has a lazy meaning stays lazy: sums and
-    means, products and einsum with values, stack and cat, views of the dimensions before queries and keys, factors,
-    dtypes and devices. Every other function of torch gets the dense matrix, under the limit of `dense()`; inside
-    `regard.strict_maps()` it raises an error that names the line instead. A map is never changed in place.
+    Code that was written for the `attentions` of a model runs on maps. Lazy are indexing, `@`, `.mT`, `sum`, `mean`,
+    `max`, `argmax`, `topk`, `to`, and `torch.stack` and `torch.cat` over the dimensions before queries and keys. Every
+    other function of torch gets the dense matrix, under the limit of `dense()`; inside `regard.strict_maps()` it raises
+    an error that names the line instead. A map is never changed in place.
     """
 
     # -- functions of torch ------------------------------------------------------------------------------
@@ -75,7 +60,7 @@ class TensorLike(MapStatistics, ABC):
             raise ArgumentError(
                 f"{name}() belongs to a stored tensor, and a map stores none: make one by map.dense() and keep it"
             )
-        if func in _functions(name):
+        if func in (getattr(torch, name, None), getattr(Tensor, name, None)):
             answer = lazily(name, _each(_source, args), _each(_source, kwargs))
             if answer is not NOT_LAZY:
                 return _each(lambda one: cls(one) if isinstance(one, Source) else one, answer)
@@ -93,7 +78,7 @@ class TensorLike(MapStatistics, ABC):
         return np.asarray(as_matrix(self, "numpy.asarray()").detach().cpu().numpy(), dtype=dtype)
 
     __array_priority__ = 1000
-    """NumPy leaves arithmetic of its numbers and arrays with a map to the map, as with a tensor."""
+    """NumPy leaves arithmetic of its scalars and arrays with a map to the map, as with a tensor."""
 
     def __dlpack__(self, **options: Any) -> Any:
         """The dense weights for `torch.as_tensor` and other libraries.
@@ -111,13 +96,11 @@ class TensorLike(MapStatistics, ABC):
         def __getattr__(self, name: str) -> Any:
             """Any other method or attribute of a tensor, applied to the map."""
             found = None if name.startswith("_") else getattr(Tensor, name, None)
-            if callable(found):
-                return lambda *args, **kwargs: type(self).__torch_function__(
-                    found, (type(self),), (self, *args), kwargs
-                )
-            if found is None or name not in ATTRIBUTES:
+            if found is None:
                 raise AttributeError(f"an attention map has no attribute {name!r}")
-            return ATTRIBUTES[name](self)
+            if not callable(found):
+                return getattr(as_matrix(self, name), name)
+            return lambda *args, **kwargs: self._as(name, *args, **kwargs)
 
     def _as(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return type(self).__torch_function__(getattr(Tensor, name), (type(self),), (self, *args), kwargs)
@@ -168,7 +151,7 @@ class TensorLike(MapStatistics, ABC):
         return int(as_matrix(self, "int()"))
 
     def __contains__(self, weight: Any) -> bool:
-        """Whether any weight is this number."""
+        """Whether any weight equals this one."""
         return weight in as_matrix(self, "in")
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -177,7 +160,7 @@ class TensorLike(MapStatistics, ABC):
         Raises:
             ArgumentError: always.
         """
-        raise ArgumentError("a map is never changed: multiply it by a mask, or change the tensor map.dense()")
+        raise ArgumentError("a map is never changed: change the tensor map.dense()")
 
     # -- reductions --------------------------------------------------------------------------------------
 
@@ -199,10 +182,6 @@ class TensorLike(MapStatistics, ABC):
         `top_weight()` is the largest of each query. Over keys, and of all, it takes one pass over tiles.
         """
         return self._as("max", *args, **kwargs)
-
-    def min(self, *args: Any, **kwargs: Any) -> Any:
-        """The smallest of all weights, or values and indices over one dimension, as of a tensor."""
-        return self._as("min", *args, **kwargs)
 
     def argmax(self, *args: Any, **kwargs: Any) -> Any:
         """Where the largest weight is, as in a tensor. `top_key()` is that of each query, and -1 without any key."""
@@ -239,7 +218,7 @@ class TensorLike(MapStatistics, ABC):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether what is read from the map carries gradients."""
+        """Whether answers of the map carry gradients."""
         return any(tensor.requires_grad for tensor in self.source.tensors())
 
     @property
@@ -302,13 +281,6 @@ def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
         return None if device is None else torch.device(device), dtype
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(f"to() takes a device or a dtype, got {device!r}") from error
-
-
-def _functions(name: str) -> list[Any]:
-    """The functions of torch that have a name: a**2 comes as another `pow` than torch.pow."""
-    return [getattr(place, name, None) for place in (torch, Tensor, torch.nn.functional)] + [
-        getattr(Tensor, f"__{name}__", None)
-    ]
 
 
 def _source(one: Any) -> Any:

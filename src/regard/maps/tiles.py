@@ -36,46 +36,62 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
         NotKeptError: the weights were not kept, nor the answers of one of the statistics.
         ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
     """
-    shares = [str(statistic) for statistic in statistics if statistic.reads_shares]
-    if shares and source.has_signs:
-        raise ArgumentError(
-            f"{', '.join(shares)} reads the weights of a query as shares of a whole, and some weights of this map are "
-            f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
-        )
-    share = source.has_blocks and len(statistics) > 1 and any(s.needs_tiles for s in statistics)
-    answers = [None if share else source.at_once(statistic) for statistic in statistics]
-    missing = [s for s, answer in zip(statistics, answers, strict=True) if answer is None]
-    if missing and not source.has_blocks:
+    has_blocks, any_tiles = source.has_blocks, False
+    for statistic in statistics:
+        any_tiles = any_tiles or statistic.needs_tiles
+        if statistic.reads_shares and source.has_signs:
+            shares = ", ".join(str(one) for one in statistics if one.reads_shares)
+            raise ArgumentError(
+                f"{shares} reads the weights of a query as shares of a whole, and some weights of this map are "
+                f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
+            )
+    share = has_blocks and len(statistics) > 1 and any_tiles
+    answers = dict[int, tuple[Tensor, ...]]()
+    missing = list[Statistic]()
+    for place, statistic in enumerate(statistics):
+        answer = None if share else source.at_once(statistic)
+        if answer is None:
+            missing.append(statistic)
+        else:
+            answers[place] = answer
+    if not missing:
+        return list(answers.values())
+    if not has_blocks:
         source.refuse(", ".join(map(str, missing)))
-    found = iter(_read_weights(source, missing) if missing else ())
-    return [next(found) if answer is None else answer for answer in answers]
+    found = _read_weights(source, missing)
+    for place, answer in answers.items():
+        found.insert(place, answer)
+    return found
 
 
 def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers, by the fastest way that this source and these statistics have here."""
     return in_one_kernel(source, statistics) or in_one_loop(source, statistics) or one_pass(source, statistics)
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """Every statistic's answers of shape (cells, ...), from one pass over the tiles."""
-    totals: list[Any] = [None for _ in statistics]
-    scratch = None if torch.is_grad_enabled() else Scratch()
+    totals: list[Any] = [None] * len(statistics)
+    has_graph = torch.is_grad_enabled()
+    scratch = None if has_graph else Scratch()
     for cells, cuts in groups(source):
         part = source.part(cells, scratch)
         for rows in cuts:
             # A reduction needs at least one key; here its weight is 0.
             tile = Tile(cells, rows, source.columns(rows) or range(1))
-            found = _read(part, tile, statistics)
-            totals = [s.add(t, r, tile, source) for s, t, r in zip(statistics, totals, found, strict=True)]
-    return [statistic.end(total) for statistic, total in zip(statistics, totals, strict=True)]
+            if has_graph:
+                # The tensors of a tile are freed at once and computed again in the backward pass.
+                found = checkpoint(_read, part, tile, statistics, use_reentrant=False, preserve_rng_state=False)
+            else:
+                found = _read(part, tile, statistics)
+            for place, statistic in enumerate(statistics):
+                totals[place] = statistic.add(totals[place], found[place], tile, source)
+    for place, statistic in enumerate(statistics):
+        totals[place] = statistic.end(totals[place])
+    return totals
 
 
 def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    def read() -> list[tuple[Tensor, ...]]:
-        piece = part(tile.rows, tile.columns)
-        return [statistic.read(piece, tile) for statistic in statistics]
-
-    if not torch.is_grad_enabled():
-        return read()
-    # The tensors of a tile are freed at once and computed again in the backward pass.
-    return checkpoint(read, use_reentrant=False, preserve_rng_state=False)
+    piece, found = part(tile.rows, tile.columns), list[tuple[Tensor, ...]]()
+    for statistic in statistics:
+        found.append(statistic.read(piece, tile))
+    return found

@@ -15,7 +15,7 @@ from regard.maps.tiles import one_pass
 
 @dataclass(frozen=True, eq=False)
 class TransposedSource(DerivedSource):
-    """P^T: a row has what one key gets from every query."""
+    """P^T: a row has the weights of one key, by query."""
 
     of: Source
 
@@ -26,25 +26,21 @@ class TransposedSource(DerivedSource):
 
     @property
     def shape(self) -> torch.Size:
-        """(batch..., H, S, T)."""
         *leading, queries, keys = self.of.shape
         return torch.Size((*leading, keys, queries))
 
     @property
     def width(self) -> int:
-        """The other's."""
         return self.of.width
 
     @property
     def has_heads(self) -> bool:
-        """The other's."""
         return self.of.has_heads
 
     def __str__(self) -> str:
         return f"the transpose of a map {tuple(self.of.shape)}: {self.of}"
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The other's, turned."""
         found = self.of.grid(Grid(wanted.columns, wanted.rows), how)
         return Grid(found.columns, found.rows)
 
@@ -53,12 +49,11 @@ class TransposedSource(DerivedSource):
         return range(self.keys)
 
     def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The other's blocks, transposed."""
         inner = self.of.part(cells)
         return lambda rows, columns: Piece(inner(columns, rows).weights.mT)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Products and sums are the other's. Where these need tiles, the tiles skip what its mask leaves out."""
+        """Products and sums are the other's. Where these need tiles, the tiles skip masked keys."""
         match statistic:
             case st.Product(x):
                 found = self._asked(st.TransposedProduct(x))
@@ -82,9 +77,7 @@ class TransposedSource(DerivedSource):
         return None if found is None else found[0]
 
     def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "TransposedSource":
-        """The transposes of those cells."""
         return TransposedSource(self.of.choose(cells, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "TransposedSource":
-        """The other, changed."""
         return TransposedSource(self.of.mapped(change))

@@ -16,10 +16,10 @@ from regard.backends.base import Call
 from regard.maps import statistics as st
 from regard.maps.pooling import Grid
 from regard.maps.source import SoftmaxCall, Source, Statistic
+from regard.mechanisms.guards import has_values, in_forward_mode, in_transform
 from regard.mechanisms.masks.row_ranges import RowRanges
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.readable import row_contiguous
-from regard.mechanisms.transforms import has_values, in_forward_mode, in_transform
 from regard.mechanisms.triton_use import or_else, runs_triton
 
 NAME = "statistics"

@@ -21,15 +21,15 @@ def _kernel(rows: int, bins: int = 1) -> Any:
     def weigh(_context: Any, _places: Any, _scale: Any) -> Any:
         """Turn queries and a panel of keys into weights 2^(scale q k + added - state).
 
-        Places, which are addresses in bytes, strides in numbers, and counts:
-            query, stride: the queries, each `depth` numbers.
+        Places, which are addresses in bytes, strides in elements, and counts:
+            query, stride: the queries, each `depth` elements.
             keys, depth: the panel (depth, PANEL).
-            state: one number for each query.
-            added, stride: what is added to the scores of each query; the address 0 stands for nothing.
+            state: one element for each query.
+            added, stride: the additions to the scores of each query; the address 0 stands for nothing.
             weights, stride: where the weights of each query are written.
             total, peak: (PANEL,), to which the sums over the queries are added, and the largest weights; those of the
                 next bin stand `stride` further on.
-            is_first: whether what stands in these two counts for nothing.
+            is_first: whether these two are not initialised.
             spread: (rows, LANES), to which sums of w log2 w are added.
             maxima: (rows, LANES), for the largest weight of each lane.
         """

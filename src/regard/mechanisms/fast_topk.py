@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look
+from regard.mechanisms.guards import can_look
 
 MANY = 64
 """With so many rows or more, a choice in more steps saves more time than its additional calls of torch cost."""

@@ -7,12 +7,13 @@ softmax the state is the log-sum-exp of the row.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look, has_values, in_forward_mode, in_transform
+from regard.mechanisms.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
 """A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""
@@ -36,6 +37,9 @@ def any_coarse(state: Tensor) -> bool:
 
 class Normalization(ABC):
     """A normalization gives weights with their row state, and weights from a row state."""
+
+    has_base: ClassVar[bool] = False
+    """Whether the backends run another normalization, `base`, before `finish`."""
 
     @property
     def base(self) -> "Normalization":
@@ -150,6 +154,8 @@ class SoftmaxWithSink(Softmax):
 
     sink: float | Float[Tensor, "..."] = 0.0
     """z: a number, a learned scalar, or one number for each head (H,)."""
+
+    has_base = True
 
     @property
     def base(self) -> Normalization:

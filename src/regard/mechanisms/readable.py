@@ -6,14 +6,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from regard.mechanisms.transforms import can_look, is_its_memory
-
 DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes that the compiled loops of training know."""
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-"""The classes whose products are torch's own."""
 
 
 @cache
@@ -22,25 +16,20 @@ def is_installed() -> bool:
     return find_spec("numba") is not None
 
 
-def is_readable(*tensors: Tensor) -> bool:
-    """Whether the numbers of these tensors stand in the memory of the CPU, and may be read now.
-
-    A tensor of another class may have products of its own, and a recorded graph would not see what is read.
-
-    >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
-    (True, False)
-    """
-    # Whether there are values depends on nothing else that differs between plain tensors.
-    is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
-    return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)
-
-
 def row_contiguous(tensor: Tensor) -> Tensor:
-    """A tensor (..., D) whose last numbers follow one another in memory: the same one, or a copy.
+    """A tensor (..., D) whose rows each stand in one piece of memory, and do not overlap: the same one, or a copy.
 
-    Kernels take it for granted. The CPU kernel of torch gives wrong numbers without a word where it is not so.
+    Kernels take it for granted. The CPU kernel of torch gives wrong numbers without a word where it is not so: it lays
+    its output out like the queries, and where these overlap their last dimension need not be the last in memory.
 
-    >>> row_contiguous(torch.ones(3, 2).mT).stride()
-    (3, 1)
+    >>> row_contiguous(torch.ones(3, 2).mT).stride(), row_contiguous(torch.ones(4).as_strided((3, 2), (1, 1))).stride()
+    ((3, 1), (2, 1))
     """
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    *others, last = tensor.stride()
+    if last != 1:
+        return tensor.contiguous()
+    width = tensor.shape[-1]
+    for size, stride in zip(tensor.shape, others, strict=False):
+        if 0 < stride < width and size > 1:
+            return tensor.contiguous()
+    return tensor

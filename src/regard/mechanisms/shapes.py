@@ -11,12 +11,16 @@ input, so that outputs, masks, biases and maps follow it.
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.mechanisms.guards import State, autocast_dtype, is_autocasting, look
+
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,9 @@ class Sizes:
         return (*self.leading, self.queries, self.keys)
 
 
-def canonical(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Sizes]:
+def canonical(
+    query: Tensor, key: Tensor, value: Tensor, state: State | None = None
+) -> tuple[Tensor, Tensor, Tensor, Sizes]:
     """Check query, key and value against each other and give them four dimensions.
 
     Returns query `(B, H, T, Dq)`, key `(B, G, S, Dk)`, value `(B, G, S, E)` and their `Sizes`. Batch
@@ -64,22 +70,58 @@ def canonical(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     >>> q.shape, sizes.map_shape
     (torch.Size([1, 1, 5, 4]), (5, 7))
     """
-    tensors = {"query": query, "key": key, "value": value}
-    _check_kinds(tensors)
-    _check_ranks(tensors)
-    has_heads = query.dim() >= 4
-    batch = _common_batch(tensors)
+    state = look(query) if state is None else state
+    _check_kinds(query, key, value)
+    shapes = query.shape, key.shape, value.shape
+    # In a graph or a trace, lengths may be symbols or tensors: nothing of them is cached.
+    sizes = _cached_sizes(*shapes) if state.is_plain else sizes_from_shapes(*shapes)
+    if sizes.has_heads and len(sizes.batch) == 1 and query.shape[0] == key.shape[0] == value.shape[0]:
+        return query, key, value, sizes
+    return _flatten(query, sizes), _flatten(key, sizes), _flatten(value, sizes), sizes
+
+
+def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
+    """The sizes of a call, from the shapes of its tensors.
+
+    Raises:
+        ShapeError: ranks, lengths or heads do not fit each other, or a sequence is empty.
+
+    >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
+    (2, 4, 5, 7)
+    """
+    rank = len(query)
+    if not len(key) == len(value) == rank or rank < 2:
+        raise ShapeError(
+            "query, key and value must share one rank: (batch..., heads, length, dim), (batch, length, dim) "
+            f"or (length, dim); got {_named(query, key, value)}"
+        )
+    has_heads = rank >= 4
+    lead = -3 if has_heads else -2
     sizes = Sizes(
-        batch=tuple(batch),
-        heads=query.shape[-3] if has_heads else 1,
-        kv_heads=key.shape[-3] if has_heads else 1,
-        queries=query.shape[-2],
-        keys=key.shape[-2],
+        batch=_common_batch(query, key, value, lead),
+        heads=query[-3] if has_heads else 1,
+        kv_heads=key[-3] if has_heads else 1,
+        queries=query[-2],
+        keys=key[-2],
         has_heads=has_heads,
     )
-    _check_sizes(sizes, tensors)
-    query, key, value = (_flatten(t, sizes) for t in (query, key, value))
-    return query, key, value, sizes
+    if key[-2] != value[-2]:
+        raise ShapeError(f"key and value must have the same length, got {_named(query, key, value)}")
+    if has_heads and key[-3] != value[-3]:
+        raise ShapeError(f"key and value must have the same number of heads, got {_named(query, key, value)}")
+    if 0 in query[lead:] or 0 in key[lead:] or 0 in value[lead:]:
+        raise ShapeError(
+            f"heads, lengths and dims must be at least 1, got {_named(query, key, value)}: "
+            "drop the empty sequences from the batch, or mask them with lengths()"
+        )
+    if sizes.heads % sizes.kv_heads:
+        raise ShapeError(
+            f"the query's heads must be a multiple of the key's heads, got {sizes.heads} and {sizes.kv_heads}"
+        )
+    return sizes
+
+
+_cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -96,36 +138,10 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(autocast_dtype(t.dtype, kind)) if isinstance(t, Tensor) else t for t in tensors)
 
 
-def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
-    """The dtype that numbers of this dtype get from autocast on this kind of device, if it is on there.
-
-    >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
-    [torch.bfloat16, torch.float64, torch.int64]
-    """
-    is_cast = is_autocasting(kind) and dtype.is_floating_point and dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if is_cast else dtype
-
-
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context in which nothing is cast on the device of this tensor."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
-
-
-AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-"""The usual kinds of devices that have autocast."""
-
-
-def is_autocasting(kind: str) -> bool:
-    """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
-
-    >>> is_autocasting("meta")
-    False
-    """
-    # torch 2.8 cannot trace the question into a compiled graph, where devices have been asked for before.
-    can = kind in AUTOCASTS or (not torch.compiler.is_compiling() and torch.amp.is_autocast_available(kind))
-    return can and torch.is_autocast_enabled(kind)
 
 
 def restore(output: Tensor, sizes: Sizes) -> Tensor:
@@ -200,21 +216,17 @@ def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
     return tensor.index_select(-2, rows)
 
 
-def _common_batch(tensors: dict[str, Tensor]) -> torch.Size:
-    batches = [_batch_of(t) for t in tensors.values()]
+def _common_batch(query: Dims, key: Dims, value: Dims, lead: int) -> tuple[int, ...]:
+    batches = query[:lead], key[:lead], value[:lead]
     # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.
-    if all(batch == batches[0] for batch in batches):
-        return batches[0]
+    if batches[0] == batches[1] == batches[2]:
+        return tuple(batches[0])
     try:
-        return torch.broadcast_shapes(*batches)
+        return tuple(torch.broadcast_shapes(*batches))
     except RuntimeError as error:
         raise ShapeError(
-            f"the batch dimensions of query, key and value must be equal or 1, got {_shapes(tensors)}"
+            f"the batch dimensions of query, key and value must be equal or 1, got {_named(query, key, value)}"
         ) from error
-
-
-def _batch_of(tensor: Tensor) -> torch.Size:
-    return tensor.shape[:-3] if tensor.dim() >= 4 else tensor.shape[:-2]
 
 
 def _flatten(tensor: Tensor, sizes: Sizes) -> Tensor:
@@ -226,8 +238,8 @@ def _flatten(tensor: Tensor, sizes: Sizes) -> Tensor:
     return tensor.expand(*sizes.batch, *tail).reshape(sizes.flat_batch, *tail)
 
 
-def _shapes(tensors: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+def _named(query: Dims, key: Dims, value: Dims) -> str:
+    return f"query {tuple(query)}, key {tuple(key)}, value {tuple(value)}"
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
@@ -247,45 +259,21 @@ def require_dense(tensor: Tensor, name: str) -> None:
         raise ShapeError(f"{name} must be dense, got a tensor of layout {tensor.layout}: use to_dense()")
 
 
-def _check_kinds(tensors: dict[str, Tensor]) -> None:
+def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
+    tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        require_dense(tensor, name)
+        if tensor.is_nested or tensor.layout != torch.strided:
+            require_dense(tensor, name)
         if not tensor.is_floating_point():
             raise ShapeError(f"{name} must be of a floating-point dtype, got {tensor.dtype}: embed or cast it")
-    if len({t.dtype for t in tensors.values()}) > 1:
+    if not query.dtype == key.dtype == value.dtype:
         kinds = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
         raise ShapeError(f"query, key and value must share one dtype, got {kinds}")
-    if len({t.device for t in tensors.values()}) > 1:
+    if not query.device == key.device == value.device:
         devices = ", ".join(f"{name} {t.device}" for name, t in tensors.items())
         raise ShapeError(f"query, key and value must be on one device, got {devices}")
-
-
-def _check_ranks(tensors: dict[str, Tensor]) -> None:
-    ranks = {t.dim() for t in tensors.values()}
-    if len(ranks) > 1 or ranks.pop() < 2:
-        raise ShapeError(
-            "query, key and value must share one rank: (batch..., heads, length, dim), (batch, length, dim) "
-            f"or (length, dim); got {_shapes(tensors)}"
-        )
-
-
-def _check_sizes(sizes: Sizes, tensors: dict[str, Tensor]) -> None:
-    key, value = tensors["key"], tensors["value"]
-    if key.shape[-2] != value.shape[-2]:
-        raise ShapeError(f"key and value must have the same length, got {_shapes(tensors)}")
-    if sizes.has_heads and key.shape[-3] != value.shape[-3]:
-        raise ShapeError(f"key and value must have the same number of heads, got {_shapes(tensors)}")
-    if any(n == 0 for t in tensors.values() for n in t.shape[-3 if sizes.has_heads else -2 :]):
-        raise ShapeError(
-            f"heads, lengths and dims must be at least 1, got {_shapes(tensors)}: "
-            "drop the empty sequences from the batch, or mask them with lengths()"
-        )
-    if sizes.heads % sizes.kv_heads:
-        raise ShapeError(
-            f"the query's heads must be a multiple of the key's heads, got {sizes.heads} and {sizes.kv_heads}"
-        )
 
 
 def index_tensor(where: range | Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Change the tensors inside the frozen objects that describe a call."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return rebuilt(type(tree), changed)
 
 
-def tensors_of_tree(tree: Any) -> Iterator[Tensor]:
+def tensors_of_tree(*trees: Any) -> list[Tensor]:
     """Every tensor in tuples and dataclasses.
 
     >>> import torch
@@ -30,14 +30,18 @@ def tensors_of_tree(tree: Any) -> Iterator[Tensor]:
     >>> [tuple(one.shape) for one in tensors_of_tree((torch.ones(2, 3), lengths(torch.tensor([3, 1])), 1.0, None))]
     [(2, 3), (2,)]
     """
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple):
-        for part in tree:
-            yield from tensors_of_tree(part)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            yield from tensors_of_tree(getattr(tree, field.name))
+    found: list[Tensor] = []
+    waiting = [*reversed(trees)]  # A loop: each call of attention that returns a map comes here.
+    while waiting:
+        tree = waiting.pop()
+        if isinstance(tree, Tensor):
+            found.append(tree)
+        elif isinstance(tree, tuple):
+            waiting += reversed(tree)
+        elif (names := getattr(type(tree), "__dataclass_fields__", None)) is not None:
+            for name in reversed(names):
+                waiting.append(getattr(tree, name))
+    return found
 
 
 def rebuilt(kind: type, values: dict[str, Any]) -> Any:

@@ -41,7 +41,7 @@ def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: i
 def ranges(length: int, step: int) -> Iterator[range]:
     """The numbers from 0 to `length` - 1 in ranges of `step` numbers; the last range may be shorter.
 
-    Of no numbers there is one empty range, so that an empty batch is one tile without cells: its answers have shapes.
+    For a length of 0 there is one empty range: an empty batch is one tile without cells.
 
     >>> list(ranges(5, 2)), list(ranges(0, 2))
     ([range(0, 2), range(2, 4), range(4, 5)], [range(0, 0)])

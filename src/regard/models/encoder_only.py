@@ -11,7 +11,6 @@ from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
 from regard.models.stack import NORMS, make_stack, padding_mask
-from regard.nn import Linear
 
 
 class EncoderOnly(OneStack):
@@ -83,7 +82,7 @@ class _Head(nn.Sequential):
     """A linear layer, GELU and a norm."""
 
     def __init__(self, config: EncoderOnlyConfig) -> None:
-        super().__init__(Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
+        super().__init__(nn.Linear(config.dim, config.dim), nn.GELU(), NORMS[config.norm](config.dim))
 
 
 def _parts(config: EncoderOnlyConfig) -> OneStackParts:

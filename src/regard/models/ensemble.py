@@ -75,38 +75,19 @@ class Ensemble(nn.Module):
         """Every attention map of the first member."""
         return next(self._models()).attend(source, source_lengths, target_input)
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
-        """The states of all members before the first step."""
-        return EnsembleDecoder(list(self._models())).start(source, source_lengths)
-
-    def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Step:
-        """One step of all members; the alignment is the first member's."""
-        return EnsembleDecoder(list(self._models())).step(state, tokens)
-
-    def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """The states of the sequences `index`."""
-        return EnsembleDecoder(list(self._models())).reorder(state, index)
-
-
-class EnsembleDecoder:
-    """The steps of an ensemble, whose members may be models or what `regard.models.inference.prepare` made of them."""
-
-    def __init__(self, members: Sequence[Any]) -> None:
-        self.members = members
-
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> tuple[Any, ...]:
-        """The state of each member before the first step."""
-        return tuple(member.start(source, source_lengths) for member in self.members)
+        """The states of all members before the first step."""
+        return tuple(member.start(source, source_lengths) for member in self._models())
 
     def step(self, state: tuple[Any, ...], tokens: Int[Tensor, " N"]) -> Step:
-        """One step of each member; the alignment is the first member's."""
-        taken = [member.step(one, tokens) for member, one in zip(self.members, state, strict=True)]
+        """One step of all members; the alignment is the first member's."""
+        taken = [member.step(one, tokens) for member, one in zip(self._models(), state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
-        """The state of each member for the sequences `index`."""
-        return tuple(member.reorder(one, index) for member, one in zip(self.members, state, strict=True))
+        """The states of the sequences `index`."""
+        return tuple(member.reorder(one, index) for member, one in zip(self._models(), state, strict=True))
 
 
 def log_mean(logits: Sequence[Float[Tensor, "... V"]]) -> Float[Tensor, "... V"]:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from regard.mechanisms.masks.base import Mask
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
-from regard.models.short_stack import run_short, short_stack
 from regard.models.stack import SelfAttentionLayer, shared_bias
-from regard.nn import Dropout, Linear, TokenEmbedding
+from regard.nn import Dropout, TokenEmbedding
 from regard.nn.arguments import require_sizes
 
 
@@ -32,7 +31,7 @@ class OneStack(nn.Module):
         self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
-        self.output = Linear(parts.dim, vocab_size, bias=parts.output_bias)
+        self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -63,8 +62,6 @@ class OneStack(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The output of the last layer. The maps of the pass are named `name`.n."""
         x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)
-        if record is None and bias is None and (short := short_stack(self.layers, SelfAttentionLayer, x, mask)):
-            return run_short(short, x)
         for number, layer in enumerate(self.layers):
             x = layer(x, mask, bias, record, f"{name}.{number}")
         return x

@@ -18,12 +18,20 @@ RecordMap = Callable[[str, AttentionMap], None]
 """A function that is called with the name and the map of every attention call of a pass."""
 
 
+class StepAlignment(Protocol):
+    """The attention of a step to the source."""
+
+    def dense(self) -> Float[Tensor, "N H 1 S"]:
+        """The weights of N sequences."""
+        ...
+
+
 class Step(NamedTuple):
     """One step of decoding."""
 
     logits: Float[Tensor, "N V"]
-    alignment: AttentionMap | None
-    """The attention of the step to the source: (N, H, 1, S), computed only if it is read; None without a source."""
+    alignment: StepAlignment | None
+    """The attention of the step to the source, computed only if it is read; None without a source."""
     state: Any
 
 

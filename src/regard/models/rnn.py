@@ -14,7 +14,7 @@ from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.scores.base import ScaledDot
 from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, RecordMap, Step
-from regard.nn import AdditiveAttention, Dropout, Linear
+from regard.nn import AdditiveAttention, Dropout
 from regard.nn.arguments import require_sizes
 
 
@@ -39,7 +39,7 @@ class DotAligner(nn.Module):
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
-        self.weight = Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
+        self.weight = nn.Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
         """W h_j, computed once for a source."""
@@ -83,7 +83,7 @@ class BahdanauDecoder(nn.Module):
         super().__init__()
         n, m = config.hidden_dim, config.embedding_dim
         self.cell = nn.GRUCell(m + 2 * n, n)
-        self.readout = Linear(n + m + 2 * n, 2 * n)
+        self.readout = nn.Linear(n + m + 2 * n, 2 * n)
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
@@ -111,7 +111,7 @@ class LuongDecoder(nn.Module):
         n, m = config.hidden_dim, config.embedding_dim
         self.input_feeding = config.input_feeding
         self.cell = nn.GRUCell(m + n * config.input_feeding, n)
-        self.combine = Linear(3 * n, n, bias=False)
+        self.combine = nn.Linear(3 * n, n, bias=False)
         self.dropout = Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
@@ -163,11 +163,11 @@ class RNNSeq2Seq(nn.Module):
         self.source_embedding = nn.Embedding(source_vocab_size, m)
         self.target_embedding = nn.Embedding(target_vocab_size, m)
         self.encoder = nn.GRU(m, n, config.encoder_layers, bidirectional=True, batch_first=True)
-        self.bridge = Linear(n, n)
+        self.bridge = nn.Linear(n, n)
         self.aligner: Aligner = ALIGNERS[config.score](config)
         self.decoder: BahdanauDecoder | LuongDecoder = DECODERS[config.decoder](config)
         self.dropout = Dropout(config.dropout)
-        self.output = Linear(n, target_vocab_size)
+        self.output = nn.Linear(n, target_vocab_size)
 
     def forward(
         self,

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from regard.functional import Attended
 from regard.mechanisms.biases.base import Bias
+from regard.mechanisms.guards import may_be_kept
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import lengths
 from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.transforms import may_be_kept
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.models.protocol import RecordMap
@@ -29,8 +29,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.nn.short_way import ShortLayer, attention_alone, network_alone, residual_alone, sublayers_alone
-from regard.torch_private import children_of, get_function_mode
+from regard.torch_private import get_function_mode
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -111,17 +110,6 @@ class SelfAttentionLayer(nn.Module):
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
         )
         return cast(Tensor, around_network(x, self.feed_forward))
-
-    alone_for = forward
-
-    def alone(self, x: Tensor, mask: Mask | None) -> ShortLayer | None:
-        """What the layer computes of inputs like x where no gradient is recorded; see `regard.nn.short_way`."""
-        modules = children_of(self)
-        around_attention, around_network = map(residual_alone, children_of(modules["residuals"]).values())
-        return sublayers_alone(
-            (around_attention, attention_alone(modules["self_attention"], x, None, mask)),
-            (around_network, network_alone(modules["feed_forward"])),
-        )
 
     def extend(
         self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer of Vaswani et al. 2017 (arXiv:1706.03762)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -17,7 +17,6 @@ from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
-from regard.models.short_stack import run_short, short_stack
 from regard.models.stack import (
     SelfAttentionLayer,
     make_stack,
@@ -25,9 +24,7 @@ from regard.models.stack import (
     recorded_attention,
     shared_bias,
 )
-from regard.nn import Dropout, KeyValue, Linear, TokenEmbedding
-from regard.nn.short_way import ShortLayer, attention_alone, network_alone, residual_alone, sublayers_alone
-from regard.torch_private import children_of
+from regard.nn import Dropout, KeyValue, TokenEmbedding
 
 
 class DecoderLayer(nn.Module):
@@ -53,24 +50,20 @@ class DecoderLayer(nn.Module):
         )
         return cast(Tensor, around_network(x, self.feed_forward))
 
-    alone_for = forward
-
-    def alone(self, x: Tensor, memory: Tensor, mask: Mask | None) -> ShortLayer | None:
-        """What the layer computes of inputs like x where no gradient is recorded; see `regard.nn.short_way`."""
-        modules = children_of(self)
-        around_itself, around_source, around_network = map(residual_alone, children_of(modules["residuals"]).values())
-        return sublayers_alone(
-            (around_itself, attention_alone(modules["self_attention"], x, None, causal())),
-            (around_source, attention_alone(modules["cross_attention"], x, memory, mask)),
-            (around_network, network_alone(modules["feed_forward"])),
-        )
-
     def step(
-        self, x: Float[Tensor, "N 1 D"], cache: KeyValue | None, memory: KeyValue, mask: Mask, bias: Bias | None
-    ) -> tuple[Tensor, KeyValue, AttentionMap]:
-        """One position, with the cache of the positions before it; also returns the longer cache and the alignment."""
+        self,
+        x: Float[Tensor, "N 1 D"],
+        cache: KeyValue | None,
+        memory: KeyValue,
+        mask: Mask | None,
+        bias: Bias | None,
+        record: Callable[[AttentionMap], None] | None,
+    ) -> tuple[Tensor, KeyValue]:
+        """One position, with the cache of the positions before it; also returns the longer cache.
+
+        The N / A sequences of a source, side by side, are the queries of one call. `record` is called with its weights.
+        """
         caches: list[KeyValue] = []
-        alignments: list[AttentionMap] = []
 
         def look_back(y: Tensor) -> Tensor:
             output, longer = self.self_attention.extend(y, cache, bias=bias)
@@ -78,13 +71,33 @@ class DecoderLayer(nn.Module):
             return output
 
         def look_across(y: Tensor) -> Tensor:
-            attended = self.cross_attention.attend(y, memory, mask=mask, return_weights=True)
-            alignments.append(attended.weights)
-            return attended.output
+            by_source = y.reshape(memory.key_buffer.shape[0], -1, y.shape[-1])
+            if record is None:
+                return self.cross_attention.attend(by_source, memory, mask=mask).view_as(y)
+            attended = self.cross_attention.attend(by_source, memory, mask=mask, return_weights=True)
+            record(attended.weights)
+            return attended.output.view_as(y)
 
         x = self.residuals[0](x, look_back)
         x = self.residuals[1](x, look_across)
-        return self.residuals[2](x, self.feed_forward), caches[0], alignments[0]
+        return self.residuals[2](x, self.feed_forward), caches[0]
+
+
+class SharedAlignment:
+    """The attention of one step to A sources of K sequences each, by sequence: (A * K, H, 1, S).
+
+    >>> import regard
+    >>> query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8)
+    >>> SharedAlignment(regard.attention(query, key, key, return_weights=True).weights).dense().shape
+    torch.Size([6, 4, 1, 5])
+    """
+
+    def __init__(self, weights: AttentionMap) -> None:
+        self._weights = weights
+
+    def dense(self) -> Float[Tensor, "N H 1 S"]:
+        """The weights, in at least float32."""
+        return self._weights.dense().transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,10 +107,11 @@ class TransformerState:
     caches: tuple[KeyValue | None, ...]
     """Keys and values of the target so far, one entry per layer."""
     memory: tuple[KeyValue, ...]
-    """Keys and values of the source, one entry per layer."""
-    source_lengths: Int[Tensor, " N"]
+    """Keys and values of A sources, one entry per layer."""
+    source_lengths: Int[Tensor, " A"] | None
+    """None if no source is padded."""
     sources: Int[Tensor, " N"]
-    """The number of the source of each sequence, as counted at the start. Hypotheses of one source share its memory."""
+    """The source of each sequence, from 0 to A - 1. The sequences of a source stand side by side, N / A of each."""
     position: int
 
 
@@ -147,7 +161,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers))
         self.decoder = nn.ModuleList(DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
-        self.output = Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
+        self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)
@@ -185,8 +199,6 @@ class Transformer(nn.Module):
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
         mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
-        if record is None and bias is None and (short := short_stack(self.encoder, SelfAttentionLayer, x, mask)):
-            return self.encoder_norm(run_short(short, x))
         for number, layer in enumerate(self.encoder):
             x = layer(x, mask, bias, record, f"encoder.{number}")
         return self.encoder_norm(x)
@@ -207,8 +219,6 @@ class Transformer(nn.Module):
         """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)
-        if record is None and bias is None and (short := short_stack(self.decoder, DecoderLayer, x, memory, mask)):
-            return self.decoder_norm(run_short(short, x))
         for number, layer in enumerate(self.decoder):
             x = layer(x, memory, mask, bias, record, f"decoder.{number}")
         return self.decoder_norm(x)
@@ -232,17 +242,24 @@ class Transformer(nn.Module):
         encoded = self.encode(source, source_lengths)
         memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
         sources = torch.arange(len(source), device=source.device)
-        return TransformerState((None,) * len(memory), memory, source_lengths, sources, 0)
+        padded = None if padding_mask(source_lengths, encoded) is None else source_lengths
+        return TransformerState((None,) * len(memory), memory, padded, sources, 0)
 
     def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
-        """Logits after one more token; the alignment is the last layer's."""
+        """Logits after one more token; the alignment is the last layer's.
+
+        Where no gradients are recorded, the caches are written in place: the given state must not be used again.
+        """
         x = self.target_norm(self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position))
-        mask, bias = lengths(state.source_lengths), shared_bias(self.decoder_bias)
-        caches = []
-        for layer, cache, memory in zip(self._decoder_layers(), state.caches, state.memory, strict=True):
-            x, longer, alignment = layer.step(x, cache, memory, mask, bias)
+        mask = None if state.source_lengths is None else lengths(state.source_lengths)
+        bias, last = shared_bias(self.decoder_bias), len(state.memory) - 1
+        caches, weights = list[KeyValue](), list[AttentionMap]()
+        parts = zip(self._decoder_layers(), state.caches, state.memory, strict=True)
+        for number, (layer, cache, memory) in enumerate(parts):
+            x, longer = layer.step(x, cache, memory, mask, bias, weights.append if number == last else None)
             caches.append(longer)
         logits = self.output(self.decoder_norm(x))[:, 0]
+        alignment = weights[0] if weights[0].shape[0] == len(tokens) else SharedAlignment(weights[0])
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:
@@ -254,8 +271,16 @@ class Transformer(nn.Module):
         sources = state.sources[index]
         if torch.equal(sources, state.sources):
             return replace(state, caches=caches)
-        memory = tuple(kv.reorder(index) for kv in state.memory)
-        return TransformerState(caches, memory, state.source_lengths[index], sources, state.position)
+        kept, counts = sources.unique_consecutive(return_counts=True)
+        # Sources of unlike numbers of sequences are repeated: each sequence gets a memory of its own.
+        each = int(counts[0]) if len(kept) and bool((counts == counts[0]).all()) else 1
+        rows = sources[::each]
+        mine = torch.arange(len(rows), device=rows.device)
+        memory, valid = state.memory, state.source_lengths
+        if len(rows) != memory[0].key_buffer.shape[0] or not torch.equal(rows, mine):
+            memory = tuple(kv.reorder(rows) for kv in memory)
+            valid = None if valid is None else valid[rows]
+        return TransformerState(caches, memory, valid, mine.repeat_interleave(each), state.position)
 
 
 def _parts(config: TransformerConfig) -> TransformerParts:

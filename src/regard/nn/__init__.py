@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
     from regard.nn.feed_forward import FeedForward as FeedForward
     from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
-    from regard.nn.fixed_linear import FixedLinear as FixedLinear
-    from regard.nn.linear import Linear as Linear
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
@@ -35,8 +33,6 @@ else:
                 "TokenEmbedding",
             ),
             "regard.nn.feed_forward": ("FeedForward", "GatedFeedForward"),
-            "regard.nn.fixed_linear": ("FixedLinear",),
-            "regard.nn.linear": ("Linear",),
             "regard.nn.multi_head": ("MultiHeadAttention",),
             "regard.nn.residual": ("PostNorm", "PreNorm"),
         },

@@ -4,19 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from regard.errors import ShapeError
-from regard.functional import attend_settled, attention
+from regard.functional import attention
+from regard.mechanisms.guards import autocast_dtype
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import DenseMask, causal, predicate
-from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import autocast_dtype
-from regard.nn.linear import linear, short_product
-from regard.nn.packed_heads import own_heads
-from regard.settled_calls import of_projections
-from regard.torch_private import children_of, parameter
-
-SCALED_DOT = ScaledDot()
 
 
 class MisfitError(ShapeError, AssertionError):
@@ -63,11 +57,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.is_nested or key.is_nested or value.is_nested:
             masks_and_wishes = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             return self._nested(query, key, value, *masks_and_wishes)
-        is_plain = key is query and value is query and key_padding_mask is None and attn_mask is None
-        if is_plain and not torch.compiler.is_compiling():
-            short = self._settled(query, need_weights, average_attn_weights, is_causal)
-            if short is not None:
-                return short
         self._check_inputs(query, key, value)
         batched, itself = query.dim() == 3, key is query and value is query
         if not batched:
@@ -92,27 +81,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         if batched:
             return output, weights
         return output.squeeze(0 if self.batch_first else 1), None if weights is None else weights.squeeze(0)
-
-    def _settled(
-        self, x: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Self-attention without gradients, if what it decides was kept before; None if it goes the long way."""
-        weight = parameter(self, "in_proj_weight")
-        is_extended = self.add_zero_attn or self.bias_k is not None
-        if weight is None or is_extended or not self.batch_first or (self.training and self.dropout):
-            return None
-        counts, mask = (self.num_heads,) * 3, causal(0) if is_causal else None
-        settled = of_projections(x, x, weight, counts, self.head_dim, SCALED_DOT, mask)
-        if settled is None:
-            return None
-        heads = own_heads(x, weight, parameter(self, "in_proj_bias"), counts, self.head_dim)
-        if not need_weights:
-            output, weights = settled.run(*heads, mask)[0], None
-        else:
-            output, lazy = attend_settled(settled, *heads, SCALED_DOT, mask)
-            weights = lazy.dense(limit_bytes=2**62).to(x.dtype)
-            weights = weights.mean(1) if average_attn_weights else weights
-        return short_product(children_of(self)["out_proj"], output.transpose(1, 2).flatten(2)), weights
 
     def _nested(self, *arguments: Any) -> tuple[Tensor, Tensor | None]:
         """What torch's module makes of nested tensors; its encoder makes them in evaluation, for a kernel of its own.

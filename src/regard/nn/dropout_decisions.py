@@ -9,21 +9,19 @@ import torch
 from torch import Tensor
 
 from regard.compiled.dropout_work import (
-    BIASED_RELU,
     FIRST,
     MASKED,
     OF_RELU,
-    OF_RELU_IN_PLACE,
     RELU,
     SECOND,
-    SHARE,
     STEP,
     SUM,
     THIRD,
     WORK,
 )
 from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.readable import DTYPES, is_installed, is_readable
+from regard.mechanisms.guards import is_readable
+from regard.mechanisms.readable import DTYPES, is_installed
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""
@@ -129,13 +127,6 @@ class PlacedBits(Decisions):
             return self._run(SUM, torch.promote_types(x.dtype, y.dtype), y, x)
         return torch.add(x, y * self._kept(y), alpha=self.scale)
 
-    def biased_relu_(self, y: Tensor, bias: Tensor) -> None:
-        """Make max(y + bias, 0) kept scale of y, a matrix in float32 whose rows follow one another."""
-        row = bias.contiguous()
-        addresses = row.data_ptr(), 0, y.data_ptr()
-        told = *addresses, False, False, False, y.shape[1], *self._keys(), self.scale
-        _call((BIASED_RELU, y.numel()), told)
-
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
         """No tensor: the keys are enough."""
         return (), lambda: self
@@ -169,20 +160,6 @@ def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
     return _run(OF_RELU, grad.dtype, grad, answer, scale)
 
 
-def of_masked_relu_(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
-    """Do the same in the gradient's own memory, and give the sum of its rows; both are float32 matrices.
-
-    >>> grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> of_masked_relu_(grad, torch.tensor([[0.0, 0.5], [0.5, 0.5]]), 2.0), grad
-    (tensor([ 6., 12.]), tensor([[0., 4.],
-            [6., 8.]]))
-    """
-    totals = torch.empty(-(-grad.numel() // SHARE), grad.shape[1], dtype=torch.float32, device="cpu")
-    addresses = answer.data_ptr(), totals.data_ptr(), grad.data_ptr()
-    _call((OF_RELU_IN_PLACE, grad.numel()), (*addresses, False, False, False, grad.shape[1], 0, 0, 0, scale))
-    return totals.sum(0)
-
-
 def _run(
     kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None, scale: float, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Tensor:
@@ -191,7 +168,7 @@ def _run(
     answer = torch.empty(y.shape, dtype=dtype, device="cpu")
     addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
     halves = x is not None and x.dtype == torch.bfloat16, y.dtype == torch.bfloat16, dtype == torch.bfloat16
-    _call((kind, y.numel()), (*addresses, *halves, 0, *keys, scale))
+    _call((kind, y.numel()), (*addresses, *halves, *keys, scale))
     return answer
 
 
@@ -221,17 +198,8 @@ def decide(like: Tensor, probability: float) -> Decisions:
     [0.0, 1.3333]
     """
     if is_worth_it(like.numel()) and _has_loops(like):
-        return placed_bits(probability)
+        return PlacedBits.draw(_dropped(probability))
     return DrawnBits.draw(like, _dropped(probability))
-
-
-def placed_bits(probability: float) -> PlacedBits:
-    """Fresh keys, by which numbers are dropped with a probability in [0, 1); if it is 0, none, and nothing is drawn.
-
-    >>> placed_bits(0.0)
-    PlacedBits(key=0, second_key=0, least=0, scale=1.0)
-    """
-    return PlacedBits.draw(_dropped(probability)) if probability else PlacedBits(0, 0, 0, 1.0)
 
 
 def _dropped(probability: float) -> int:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.mechanisms.biases.t5 import T5Bias
+from regard.mechanisms.guards import may_be_kept
 from regard.mechanisms.positions import require_even, sinusoidal
 from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
-from regard.mechanisms.transforms import may_be_kept
 from regard.nn.arguments import require_sizes
 from regard.ranges import require_above
 

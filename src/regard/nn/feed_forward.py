@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from regard.nn.arguments import require_sizes
 from regard.nn.dropout import Dropout
-from regard.nn.linear import Linear
-from regard.nn.relu_network import has_relu_network, relu_network
 
 
 class FeedForward(nn.Module):
@@ -43,8 +41,8 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.up = Linear(dim, hidden_dim, bias=bias)
-        self.down = Linear(hidden_dim, dim, bias=bias)
+        self.up = nn.Linear(dim, hidden_dim, bias=bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
         self.reset_parameters()
@@ -57,14 +55,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """The network at each position."""
-        # (To ask a module for another takes a microsecond, and more between products.)
-        up, dropout, down = self.up, self.dropout, self.down
-        is_relu = self.activation is nn.functional.relu
-        if is_relu and has_relu_network(x, up, dropout, down):
-            return relu_network(x, up, dropout, down)
-        hidden = up(x)
+        hidden = self.up(x)
         # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
-        return cast(Tensor, down(dropout.relu(hidden) if is_relu else dropout(self.activation(hidden))))
+        is_relu = self.activation is nn.functional.relu
+        return cast(Tensor, self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden))))
 
 
 class GatedFeedForward(nn.Module):
@@ -91,8 +85,8 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
-        self.gate_and_up = Linear(dim, 2 * hidden_dim, bias=bias)
-        self.down = Linear(hidden_dim, dim, bias=bias)
+        self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
         self.reset_parameters()

@@ -5,9 +5,10 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from regard.errors import ArgumentError, ShapeError
-from regard.functional import Attended, attend_settled, attention
+from regard.functional import Attended, attention
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal
@@ -16,10 +17,7 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
-from regard.nn.linear import Linear, linear, short_product
-from regard.nn.packed_heads import heads_of_both, own_heads, split_heads
-from regard.settled_calls import Settled, of_projections
-from regard.torch_private import children_of, parameter
+from regard.nn.packed_heads import split_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -109,7 +107,7 @@ class MultiHeadAttention(nn.Module):
                 [torch.empty(n, width) for n, width in zip(self.sizes, self.widths, strict=True)]
             )
         self.in_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
-        self.out = Linear(inner, dim, bias=bias)
+        self.out = nn.Linear(inner, dim, bias=bias)
         self.reset_parameters()
 
     @classmethod
@@ -200,11 +198,6 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ShapeError: the inputs do not fit each other, or have no batch dimension.
         """
-        is_plain = bias is None and backend is None and value is None and self.is_packed
-        if is_plain and not torch.compiler.is_compiling():
-            short = self._settled(query, key, mask, return_weights)
-            if short is not None:
-                return short
         if key is None and value is None and self.is_packed:
             heads, k, v = self.project_heads(query, 0, 1, 2)
             heads, k = self._turned(0, heads, k)
@@ -313,34 +306,6 @@ class MultiHeadAttention(nn.Module):
         output = attended.output if isinstance(attended, Attended) else attended
         output = self.out(output.transpose(-3, -2).flatten(-2))
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
-
-    def _settled(
-        self, x: Tensor, y: Tensor | None, mask: Mask | Tensor | None, return_weights: bool
-    ) -> Tensor | Attended | None:
-        """Attention from x to y, or to itself, without gradients, if what it decides is kept from one like it.
-
-        Else it goes the long way. Around one short call there is more to decide than to compute: see
-        `regard.settled_calls`.
-        """
-        settled = None if self.rotary is not None and y is None else self.settled(x, y, mask)
-        if settled is None:
-            return None
-        weight, bias = parameter(children_of(self)["in_weights"], "0"), parameter(self, "in_bias")
-        if y is None:
-            heads = own_heads(x, weight, bias, self.counts, self.head_dim)
-        else:
-            heads = heads_of_both(x, y, weight, bias, self.counts, self.head_dim)
-        if not return_weights:
-            return short_product(children_of(self)["out"], settled.run(*heads, mask)[0].transpose(1, 2).flatten(2))
-        output, weights = attend_settled(settled, *heads, self.score, mask)
-        return Attended(short_product(children_of(self)["out"], output.transpose(1, 2).flatten(2)), weights)
-
-    def settled(self, x: Tensor, y: Tensor | None, mask: Mask | Tensor | None) -> Settled | None:
-        """What attention from x to y, or to itself, decides, if one like it was seen and no gradient is recorded."""
-        if not self.is_packed or (self.training and self.dropout):
-            return None
-        weight = parameter(children_of(self)["in_weights"], "0")  # (An index into the list takes five microseconds.)
-        return of_projections(x, x if y is None else y, weight, self.counts, self.head_dim, self.score, mask)
 
     def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
         """Heads (batch..., heads, T, D), turned by their positions from `offset` on if there is a `rotary`."""

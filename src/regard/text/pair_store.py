@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.storage.atomic import replacing
-from regard.storage.mapped import ADVICE, item_bytes, open_mapped, write_footer
+from regard.storage.mapped import ADVICE, item_bytes, write_footer
 from regard.text.lines import StrPath
+from regard.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class PairFooter:
         return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
 
 
-class TokenStore:
+class TokenStore(TokenFile[PairFooter]):
     """Tokenised pairs in a file. Reading pair i loads only the pages of memory that hold it.
 
     >>> from regard.text.tokenizers import Characters
@@ -60,22 +61,20 @@ class TokenStore:
     2 [5 6 5] [2 1]
     """
 
+    footer_type = PairFooter
+
     def __init__(self, path: StrPath) -> None:
-        self._path = Path(path)
-        raw, self._footer = open_mapped(self._path, PairFooter)
-        tokens_bytes, starts_bytes = self._footer.tokens_bytes, 8 * (2 * self._footer.pairs + 1)
+        super().__init__(path)
+        tokens_bytes, starts_bytes = self.footer.tokens_bytes, 8 * (2 * self.footer.pairs + 1)
         starts_at = _aligned(tokens_bytes)
-        self._tokens = raw[:tokens_bytes].view(self._footer.dtype)
-        self._starts = raw[starts_at : starts_at + starts_bytes].view(np.int64)
+        self._tokens = self.raw[:tokens_bytes].view(self.footer.dtype)
+        self._starts = self.raw[starts_at : starts_at + starts_bytes].view(np.int64)
 
     def __len__(self) -> int:
-        return self._footer.pairs
+        return self.footer.pairs
 
     def __repr__(self) -> str:
-        return f"TokenStore({str(self._path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStore, (self._path,)
+        return f"TokenStore({str(self.path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
 
     @property
     def source_lengths(self) -> TokenCounts:
@@ -147,7 +146,7 @@ class TokenStore:
         Raises:
             OSError: the file cannot be written; an older one stays as it was.
         """
-        dtype = np.dtype(np.uint16 if count <= 2**16 else np.int32)
+        dtype = dtype_below(count)
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
             ends = np.zeros(1, np.int64)
             starts.write(ends.tobytes())
@@ -156,20 +155,8 @@ class TokenStore:
                 file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
                 ends = ends[-1] + np.cumsum([len(numbers) for numbers in pieces], dtype=np.int64)
                 starts.write(ends.tobytes())
-            _finish(file, starts, dtype.str, _fingerprints(source_tokenizer, target_tokenizer))
+            _finish(file, starts, dtype.str, fingerprints(source_tokenizer, target_tokenizer))
         return cls(path)
-
-    @classmethod
-    def open(cls, path: StrPath, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> "TokenStore":
-        """Open a file that `build` made with these tokenizers.
-
-        Raises:
-            RunFolderError: the file is absent, cut short, another program's, or made with other tokenizers.
-        """
-        store = cls(path)
-        if store._footer.fingerprints != _fingerprints(source_tokenizer, target_tokenizer):
-            raise RunFolderError(f"{path} was made with other tokenizers than these; delete it to have it made again")
-        return store
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < len(self):
@@ -185,7 +172,7 @@ class TokenStore:
         """Check that places in the text come one after the other, and that the text has them."""
         ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
         if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
-            raise RunFolderError(f"{self._path} is damaged: it has sentences that end before they begin; {ADVICE}")
+            raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -195,20 +182,16 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield chunk
 
 
-def _fingerprints(source: Tokenizer, target: Tokenizer) -> list[str]:
-    return [source.fingerprint(), target.fingerprint()]
-
-
 def _aligned(size_bytes: int) -> int:
     """A size, rounded up to a multiple of 8, so that numbers of 8 bytes can follow."""
     return -(-size_bytes // 8) * 8
 
 
-def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, fingerprints: list[str]) -> None:
+def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, made_with: list[str]) -> None:
     """Write what follows the tokens: padding, the positions at which the sentences begin, the footer."""
     tokens_bytes = file.tell()
     pairs = (starts.tell() // 8 - 1) // 2
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
     starts.seek(0)
     shutil.copyfileobj(starts, file)
-    write_footer(file, PairFooter(dtype, tokens_bytes, pairs, fingerprints))
+    write_footer(file, PairFooter(dtype, tokens_bytes, pairs, made_with))

@@ -4,17 +4,17 @@ import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError
 from regard.storage.atomic import replacing
-from regard.storage.mapped import item_bytes, open_mapped, write_footer
+from regard.storage.mapped import item_bytes, write_footer
 from regard.text.labels import Label
 from regard.text.lines import StrPath
+from regard.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
@@ -69,7 +69,7 @@ class TextFooter:
     documents: int
     unknown: int
     is_whole: bool
-    fingerprint: str
+    fingerprints: list[str]
 
     @property
     def numbers_bytes(self) -> int:
@@ -77,7 +77,7 @@ class TextFooter:
         return self.tokens * item_bytes(self.dtype)
 
 
-class TextStore:
+class TextStore(TokenFile[TextFooter]):
     """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
 
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
@@ -91,31 +91,29 @@ class TextStore:
     [1 4 5 2 1 6 2] 5
     """
 
+    footer_type = TextFooter
+
     def __init__(self, path: StrPath) -> None:
-        self._path = Path(path)
-        raw, self._footer = open_mapped(self._path, TextFooter)
-        self.tokens: npt.NDArray[np.integer[Any]] = raw.view(self._footer.dtype)
+        super().__init__(path)
+        self.tokens: npt.NDArray[np.integer[Any]] = self.raw.view(self.footer.dtype)
 
     def __len__(self) -> int:
-        return self._footer.tokens
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TextStore, (self._path,)
+        return self.footer.tokens
 
     @property
     def text_bytes(self) -> int:
         """The bytes of the text in UTF-8. The separator of documents, for which EOS stands, counts as one byte."""
-        return self._footer.text_bytes
+        return self.footer.text_bytes
 
     @property
     def documents(self) -> int:
         """How many documents there are."""
-        return self._footer.documents
+        return self.footer.documents
 
     @property
     def unknown(self) -> int:
         """How many tokens are the unknown token."""
-        return self._footer.unknown
+        return self.footer.unknown
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
@@ -131,7 +129,7 @@ class TextStore:
             DataError: a piece cannot be read.
             OSError: the file cannot be written; an older one stays as it was.
         """
-        dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.int32)
+        dtype = dtype_below(len(tokenizer))
         tokens = text_bytes = documents = unknown = 0
         iterator = iter(pieces)
         with replacing(path) as file:
@@ -149,21 +147,9 @@ class TextStore:
             if is_whole and documents:
                 file.write(np.asarray([EOS], dtype).tobytes())
                 tokens += 1
-            fingerprint = tokenizer.fingerprint()
-            write_footer(file, TextFooter(dtype.str, tokens, text_bytes, documents, unknown, is_whole, fingerprint))
+            made_with = fingerprints(tokenizer)
+            write_footer(file, TextFooter(dtype.str, tokens, text_bytes, documents, unknown, is_whole, made_with))
         return cls(path)
-
-    @classmethod
-    def open(cls, path: StrPath, tokenizer: Tokenizer) -> "TextStore":
-        """Open a file that `build` made with this tokenizer.
-
-        Raises:
-            RunFolderError: the file is absent, cut short, another program's, or made with another tokenizer.
-        """
-        store = cls(path)
-        if store._footer.fingerprint != tokenizer.fingerprint():
-            raise RunFolderError(f"{path} was made with another tokenizer than this; delete it to have it made again")
-        return store
 
 
 class PieceBytes(Protocol):

@@ -8,10 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.shapes import is_autocasting
-from regard.mechanisms.transforms import can_look
-from regard.nn.half_linear import LEAST_ROWS
-from regard.nn.linear import by_onednn
+from regard.mechanisms.guards import can_look, is_autocasting
 from regard.torch_private import count_dispatch_modes
 from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
 
@@ -101,19 +98,17 @@ class _LossOfRows(torch.autograd.Function):
     ) -> Tensor:
         precise = torch.promote_types(dtype, torch.float32)
         total = weight.new_zeros((), dtype=precise)
-        factors = _in_dtype(hidden, dtype), weight.to(dtype)
+        factors = hidden.to(dtype), weight.to(dtype)
         of_hidden, of_weight, logits = torch.empty_like(hidden) if wanted else None, None, None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=precise)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _blocks(len(hidden), ROWS_OF_A_PRODUCT):
                 given = factors[0][rows]
-                count = len(targets[rows])
                 logits = _product_in(logits, given, factors[1].mT)
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
-                total += _to_gradient(logits[:count], targets[rows, None], smoothing, precise, wanted)
+                total += _to_gradient(logits, targets[rows, None], smoothing, precise, wanted)
                 if of_hidden is not None:
-                    logits[count:] = 0.0
-                    of_hidden[rows] = _product(logits, factors[1])[:count]
+                    of_hidden[rows] = _product(logits, factors[1])
                     of_weight = _with_product(of_weight, logits.mT, given, precise)
                     of_bias = None if of_bias is None else of_bias.add_(logits.sum(0, dtype=precise))
         if of_hidden is not None:
@@ -160,26 +155,15 @@ def _blocks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _in_dtype(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows in a dtype. For bfloat16 on a CPU rows of zeros follow, up to a number that many batches have."""
-    if dtype != torch.bfloat16 or hidden.device.type != "cpu":
-        return hidden.to(dtype)
-    rows = hidden.new_zeros(-(-len(hidden) // LEAST_ROWS) * LEAST_ROWS, hidden.shape[1], dtype=dtype)
-    rows[: len(hidden)] = hidden
-    return rows
-
-
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    with by_onednn():
-        return x @ y
+    return x @ y
 
 
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     """The product, in the memory of an earlier one: new pages would take a third of the time of a product."""
     if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or count_dispatch_modes():
         return _product(x, y)
-    with by_onednn():
-        return torch.mm(x, y, out=memory[: len(x)])
+    return torch.mm(x, y, out=memory[: len(x)])
 
 
 def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -188,5 +172,4 @@ def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype
         return _product(x, y).to(dtype)
     if total.dtype != x.dtype:
         return total.add_(x @ y)
-    with by_onednn():
-        return total.addmm_(x, y)
+    return total.addmm_(x, y)

@@ -9,14 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from regard.settled_calls import runs_as_it_stands
+from regard.mechanisms.guards import is_autocasting, is_function_observed, look
 from regard.torch_private import (
     Missing,
     TorchDispatchMode,
     flash_cpu,
     flash_cpu_alone,
     fused_choice,
-    get_function_mode,
     operator,
 )
 
@@ -116,7 +115,7 @@ def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | Non
         return None
     if any(one.is_nested for one in given) or FLASH_CPU not in KERNELS:
         return None
-    if get_function_mode() is not None or not runs_as_it_stands():
+    if is_function_observed() or not look(query).is_plain or is_autocasting("cpu"):
         return None
     if fused_choice(**arguments) != FLASH:
         return None

@@ -27,7 +27,7 @@ from regard.inspection.capture.observers import MODULES
 from regard.inspection.capture.product_calls import close, observe_plain
 from regard.inspection.capture.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 from regard.inspection.capture.torch_mode import FunctionMode
-from regard.torch_private import FOR_ATTENTION, forget_global_hook
+from regard.torch_private import forget_global_hook
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -42,12 +42,6 @@ def this_thread() -> ThreadState:
         thread.mode = FunctionMode(thread)
         _local.thread = thread
     return _local.thread
-
-
-def _for_attention(hook: Any) -> Any:
-    """Mark a hook: a watch changes no bit, so layers without attention run as they do without it."""
-    setattr(hook, FOR_ATTENTION, True)
-    return hook
 
 
 def _install() -> None:
@@ -69,7 +63,6 @@ def _uninstall() -> None:
             forget_global_hook(handle.id)
 
 
-@_for_attention
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
@@ -92,7 +85,6 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         watch.entered(module)
 
 
-@_for_attention
 def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 

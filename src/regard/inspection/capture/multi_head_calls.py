@@ -27,11 +27,12 @@ from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_val
 from regard.inspection.capture.sdpa_calls import masked
 from regard.inspection.capture.thread_state import RunningModule, ThreadState
 from regard.maps.call_values import widened
+from regard.mechanisms.guards import is_autocasting
 from regard.mechanisms.masks.basic import causal
 from regard.mechanisms.masks.basic import lengths as lengths_mask
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import Sizes, is_autocasting, without_autocast
+from regard.mechanisms.shapes import Sizes, without_autocast
 from regard.torch_private import attends_as_torch, nested_sizes
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
-from regard.mechanisms.readable import is_readable
+from regard.mechanisms.guards import is_readable
 from regard.torch_private import count_dispatch_modes, version_counter
 
 if TYPE_CHECKING:

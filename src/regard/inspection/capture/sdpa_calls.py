@@ -22,11 +22,12 @@ from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.inspection.capture.saved_values import OutputOf, ValuesOf, saved_values
 from regard.inspection.capture.thread_state import ThreadState
 from regard.maps.call_values import CallValues
+from regard.mechanisms.guards import is_autocasting
 from regard.mechanisms.masks.base import And, Mask
 from regard.mechanisms.masks.basic import Causal, causal
 from regard.mechanisms.normalizations import Softmax
 from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import Sizes, is_autocasting
+from regard.mechanisms.shapes import Sizes
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,9 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.biases.base import Bias
 from regard.mechanisms.biases.relative import Relative, bound_offset, query_offset, require_heads
+from regard.mechanisms.guards import has_values
 from regard.mechanisms.precision import widest_dtype
 from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.transforms import has_values
 
 SPLIT_REACH = 128.0
 """The largest bias, relative to that of the middle query, at which ALiBi is split into keys and queries in float32."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.mechanisms.block_gradient import pull_through_graph
+from regard.mechanisms.guards import can_look
 from regard.mechanisms.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
-from regard.mechanisms.transforms import can_look
 
 BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
 """From the gradient of a block of the bias to the gradients of the block's queries and keys; None if it reads neither.

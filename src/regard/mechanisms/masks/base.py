@@ -79,6 +79,17 @@ class Mask(ABC):
         """Whether the predicate depends on key - query alone, so that all blocks on a diagonal are equal."""
         return False
 
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
+    ) -> Bool[Tensor, "..."]:
+        """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
+        axes = self.depends_on()
+        # An axis that the mask does not read needs one position only.
+        batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
+        head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
+        allowed = self.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
+        return allowed[(None,) * (4 - allowed.dim())]
+
     def bind(self, sizes: Sizes, device: torch.device) -> "Mask":
         """Resolve the mask against a call: definite offsets, a flat batch, tensors on the call's device."""
         return self
@@ -160,12 +171,7 @@ def render(
     mask: Mask, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
 ) -> Bool[Tensor, "..."]:
     """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
-    axes = mask.depends_on()
-    # An axis that the mask does not read needs one position only.
-    batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
-    head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
-    allowed = mask.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
-    return allowed[(None,) * (4 - allowed.dim())]
+    return mask.block(rows, columns, sizes=sizes, device=device)
 
 
 def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -186,7 +192,7 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class And(Mask):
     """The pairs that all of the masks allow."""
 
@@ -233,7 +239,7 @@ class And(Mask):
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Or(Mask):
     """The pairs that any of the masks allows."""
 
@@ -276,7 +282,7 @@ class Or(Mask):
         return " | ".join(str(mask) for mask in self.masks)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Not(Mask):
     """The pairs that the mask forbids. Their range of keys is unknown, so no block is skipped."""
 

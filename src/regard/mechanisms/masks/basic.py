@@ -8,9 +8,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.guards import can_look
 from regard.mechanisms.masks.base import AXES, Mask
-from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence
-from regard.mechanisms.transforms import can_look
+from regard.mechanisms.shapes import Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
 
 
 def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
@@ -117,6 +117,12 @@ class Lengths(Mask):
         """`key < n`."""
         return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
 
+    def block(self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device) -> Tensor:
+        """One comparison where the lengths are those of sequences."""
+        if self.per_query:
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return index_tensor(columns, device) < self.valid.view(-1, 1, 1, 1)
+
     def depends_on(self) -> frozenset[str]:
         """Batch and key, and also the query if each query has its own length."""
         return frozenset({"batch", "key", "query"} if self.per_query else {"batch", "key"})
@@ -167,7 +173,7 @@ class Padding(Mask):
         return "padding"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Causal(Mask):
     """`key <= query + offset`. See `causal`."""
 

@@ -19,10 +19,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.guards import can_look, has_values, in_transform
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import causal, lengths
 from regard.mechanisms.shapes import Sizes, canonical_per_sequence
-from regard.mechanisms.transforms import can_look, has_values, in_transform
 
 
 def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
@@ -138,7 +138,7 @@ def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
     return Blocks(pattern if pattern.dim() == 3 else pattern[None], size)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Window(Mask):
     """`position - before <= key <= position + after`. See `window`."""
 
@@ -229,7 +229,7 @@ class Documents(Mask):
         return "documents"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Strided(Mask):
     """`(position - key) % stride == 0`. See `strided`."""
 

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
+from regard.mechanisms.guards import may_be_kept
 from regard.mechanisms.rotary.layouts import Half, Layout
 from regard.mechanisms.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
-from regard.mechanisms.transforms import may_be_kept
 
 MOST_KEPT = 4_096
 """Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""

@@ -30,7 +30,7 @@ class Score(ABC):
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         """Transform the whole query and key once, in memory linear in their lengths."""
-        return same_width(self, query, key)
+        return (query, key) if query.shape[-1] == key.shape[-1] else same_width(self, query, key)
 
     @abstractmethod
     def block(

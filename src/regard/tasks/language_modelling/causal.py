@@ -12,10 +12,8 @@ import torch
 
 from regard.errors import ArgumentError, DataError
 from regard.generation.filters import Filter, Vocabulary
-from regard.generation.protocol import Decodable
 from regard.generation.sampling import sample_steps
 from regard.models.decoder_only import DecoderOnly
-from regard.models.inference import prepare
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
@@ -84,7 +82,6 @@ class LanguageModel:
         )
         self.tokenizer = self.language.tokenizer
         self.block_length = block_length
-        self._prepared: tuple[DecoderOnly, Decodable] | None = None
 
     @classmethod
     def load(
@@ -113,12 +110,6 @@ class LanguageModel:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
-
-    def _decoder(self) -> Decodable:
-        """The model made ready to write; see `regard.models.inference`."""
-        if self._prepared is None or self._prepared[0] is not self.model:
-            self._prepared = self.model, prepare(self.model)
-        return self._prepared[1]
 
     def generate(
         self,
@@ -221,7 +212,7 @@ class LanguageModel:
         context = whole[:, length - kept :]
         vocab_size = self.model.output.out_features
         steps = sample_steps(
-            self._decoder(),
+            self.model,
             context[:, :-1],
             torch.full((len(rows),), kept - 1, device=self.device),
             bos_id=context[:, -1],

@@ -94,9 +94,8 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
         RunFolderError: a part is absent, cut short, or of another run.
     """
     tokenizers = load_tokenizers(config, folder)
-    keys = {"source_tokenizer": tokenizers[0], "target_tokenizer": tokenizers[1]}
-    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", **keys) for part in ("train", "valid"))
-    links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), **keys)
+    train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
+    links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
     aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
     return Corpus(*tokenizers, train, valid, links, aligned)
 

@@ -13,10 +13,6 @@ from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
 from regard.generation.greedy_search import greedy
 from regard.generation.protocol import Decodable, Hypothesis
 from regard.generation.whole_words import WholeWords
-from regard.models.inference import of_many
-
-MANY = 512
-"""So many sentences gain more by compiled steps than it takes to load them, which is half a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +31,6 @@ class SearchJob:
     """The tokens that answers may contain; None for any."""
     vocab_size: int = 0
     """How many tokens the model knows; needed if `vocabulary` is given."""
-    among: int = 1
-    """How many sentences are searched for together with these, themselves counted: those of a window of a file."""
     words: Mapping[str, Any] | None = None
     """The fields of `WholeWords` as lists, if prefixes end with words that must stay whole."""
 
@@ -61,7 +55,6 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     >>> [len(best) for best in search(model, job)]
     [2, 2]
     """
-    decoder = of_many(model) if job.among >= MANY else model
     source, lengths = _padded(job.sources)
     common: dict[str, Any] = {
         "bos_id": job.begin_id, "eos_id": job.end_id, "max_steps": job.max_steps, "constraints": _constraints(job),
@@ -70,8 +63,8 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
     given = source.to(device), lengths.to(device)
     with torch.inference_mode():
         if job.beam.size == 1:
-            return [[one] for one in greedy(decoder, *given, **common)]
-        return beam_search(decoder, *given, beam=job.beam, **common)
+            return [[one] for one in greedy(model, *given, **common)]
+        return beam_search(model, *given, beam=job.beam, **common)
 
 
 def _constraints(job: SearchJob) -> list[Constraint]:

@@ -15,10 +15,9 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError
 from regard.generation.config import Beam
 from regard.generation.filters import Vocabulary
-from regard.generation.protocol import Decodable, Hypothesis, precise
+from regard.generation.protocol import Hypothesis, precise
 from regard.models.ensemble import Ensemble
 from regard.models.fingerprint import fingerprint
-from regard.models.inference import prepare, why_not
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.token_maps import Axis, axis, merge
@@ -47,8 +46,7 @@ from regard.text.codec import Codec
 from regard.text.lines import BadLines
 from regard.text.tokenizers import REPLACEMENT, Tokenizer
 from regard.text.unicode import normalise
-from regard.training.distributed.choices import Precision
-from regard.training.distributed.devices import choose_precision, find_device
+from regard.training.distributed.devices import find_device
 from regard.training.losses import cross_entropy
 from regard.training.metrics import bleu, chrf, exact_match
 
@@ -78,12 +76,10 @@ class Translator:
         source_tokenizer: Codec,
         target_tokenizer: Codec,
         *,
-        precision: Precision = "float32",
         longest: int | None = None,
         alignment: AlignmentOf | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.precision: Precision = precision
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.longest = longest
@@ -98,7 +94,6 @@ class Translator:
         *,
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
-        precision: Precision = "float32",
         ensemble: Sequence[Path | str] = (),
         memories: Sequence[Path | str] = (),
     ) -> "Translator":
@@ -108,8 +103,6 @@ class Translator:
             folder: the folder.
             device: auto, cpu, cuda, cuda:N or mps.
             checkpoint: the best or the last checkpoint of a run.
-            precision: the precision of matrix products in a search: float32, bf16, or auto, which means bf16 where
-                the processor multiplies it faster. Maps and losses stay in float32.
             ensemble: run folders whose models translate together with that of `folder`, by the mean of their
                 probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
             memories: files of `regard remember`, at most one for each of these models, which it then asks at each step
@@ -126,12 +119,11 @@ class Translator:
             places = [folder, *ensemble]
             found = [cls.load(one, device=device, checkpoint=checkpoint) for one in places]
             give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
-            found[0].precision = precision
-            return _together(places, found, precision) if ensemble else found[0]
+            return _together(places, found) if ensemble else found[0]
         if is_huggingface(Path(folder)):
             parts = load_pretrained(Path(folder))
             on_device = parts.model.to(find_device(device))
-            return cls(on_device, parts.source_tokenizer, parts.target_tokenizer, precision=precision)
+            return cls(on_device, parts.source_tokenizer, parts.target_tokenizer)
         run = RunFolder(Path(folder))
         config = run.read_config(TRANSLATION, TranslationConfig)
         source_tokenizer, target_tokenizer = load_tokenizers(config, run)
@@ -142,7 +134,6 @@ class Translator:
             model.to(find_device(device)),
             source_tokenizer,
             target_tokenizer,
-            precision=precision,
             longest=config.max_length,
             alignment=taught_head(config),
         )
@@ -151,18 +142,6 @@ class Translator:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
-
-    @cached_property
-    def decoder(self) -> Decodable:
-        """The model made ready to decode (see `regard.models.inference`), with the weights of the time of first use.
-
-        Raises:
-            ArgumentError: bf16 was asked for, and the model does not decode in it.
-        """
-        chosen = choose_precision(self.precision, self.device)
-        if chosen == "float32" or (self.precision == "auto" and why_not(self.model) is not None):
-            return prepare(self.model)
-        return prepare(self.model, torch.bfloat16)
 
     def translate(
         self,
@@ -517,11 +496,8 @@ class Translator:
             [full[row] for row in rows]
             for rows in _by_length([len(ids[i]) for i in full], max(places // options.beam.size, 1))
         ]
-        jobs = [
-            replace(self._job([ids[i] for i in rows], options, [begun[i] for i in rows]), among=len(full))
-            for rows in batches
-        ]
-        answers = (search(self.decoder, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
+        jobs = [self._job([ids[i] for i in rows], options, [begun[i] for i in rows]) for rows in batches]
+        answers = (search(self.model, job) for job in jobs) if self.searcher is None else self.searcher.search(jobs)
         for rows, hypotheses in zip(batches, answers, strict=True):
             sources = [ids[i] for i in rows]
             if options.reverse is not None:
@@ -683,7 +659,7 @@ class Translator:
         return Batch(*(part.to(self.device) for part in batch))
 
 
-def _together(places: Sequence[Path | str], found: Sequence[Translator], precision: Precision) -> Translator:
+def _together(places: Sequence[Path | str], found: Sequence[Translator]) -> Translator:
     """An ensemble of translators that were loaded from these places."""
     first = found[0]
     for place, other in zip(places, found, strict=True):
@@ -701,7 +677,6 @@ def _together(places: Sequence[Path | str], found: Sequence[Translator], precisi
         Ensemble([one.model for one in found]),
         first.source_tokenizer,
         first.target_tokenizer,
-        precision=precision,
         longest=min(lengths) if lengths else None,
     )
 

@@ -8,8 +8,6 @@ import torch
 from regard.generation.beam import beam_search
 from regard.generation.config import Beam
 from regard.generation.greedy_search import greedy
-from regard.generation.protocol import Decodable
-from regard.models.inference import prepare
 from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
@@ -81,13 +79,13 @@ class Validation:
         return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
-        ours, decoder = BleuCounts(), prepare(self._model)
+        ours = BleuCounts()
         for batch in self._share():
-            ours.add(self._translations(decoder, batch), [self._text(row) for row in batch.target_output.tolist()])
+            ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
         whole = Ranks.of(self._fabric).sum(torch.tensor(ours.values, dtype=torch.float64))
         return BleuCounts(whole.tolist()).score()
 
-    def _translations(self, decoder: Decodable, batch: Batch) -> list[str]:
+    def _translations(self, batch: Batch) -> list[str]:
         marks = self._tokenizer.marks
         longest = 2 * batch.source.shape[1] + 50
         settings: dict[str, Any] = {
@@ -96,10 +94,10 @@ class Validation:
             "max_steps": min(longest, self._model.max_length or longest),
         }
         if self._config.validation_beam == 1:
-            found = greedy(decoder, batch.source, batch.source_lengths, **settings)
+            found = greedy(self._model, batch.source, batch.source_lengths, **settings)
         else:
             beam = self._config.validation_beam
-            nbest = beam_search(decoder, batch.source, batch.source_lengths, beam=Beam(beam), **settings)
+            nbest = beam_search(self._model, batch.source, batch.source_lengths, beam=Beam(beam), **settings)
             found = [best[0] for best in nbest]
         return [self._text(hypothesis.tokens) for hypothesis in found]
 

@@ -1,14 +1,12 @@
 """The devices on which training runs, and its precision; lightning-fabric moves the tensors."""
 
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.storage.choices import Way, choices
-from regard.torch_private import has_amx, has_avx512_bf16
+from regard.torch_private import has_amx
 from regard.training.distributed.choices import Precision
 
 
@@ -19,8 +17,7 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
-        precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": bf16 where the
-            processor multiplies it faster.
+        precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": see `choose_precision`.
 
     Raises:
         ArgumentError: the device is unknown or not on this machine.
@@ -76,10 +73,9 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision for a device. "auto" means bf16 where the processor multiplies it faster.
+    """The precision for a device. "auto" means bf16 on processors with AMX and on newer GPUs, and else float32.
 
-    A processor with vectors of bf16 and without AMX is asked by a measurement, of which the file of this machine keeps
-    the answer (`regard.storage.choices`). A run keeps what was chosen, so that it goes on with the same.
+    Nothing is timed, so that a machine always chooses the same. A run keeps its precision wherever it goes on.
 
     >>> choose_precision("bf16", torch.device("cpu"))
     'bf16'
@@ -88,45 +84,19 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
         return wanted
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
-    return "bf16" if device.type == "cpu" and _cpu_multiplies_bf16() else "float32"
-
-
-def _cpu_multiplies_bf16() -> bool:
-    # AMX is 3.5 times as fast as float32, and bf16 that AVX-512 emulates takes three times as long (measured). Vectors
-    # of bf16 are faster than float32 on an AMD EPYC, and take twice as long on an Intel Xeon that hides its AMX.
-    return has_amx() or (has_avx512_bf16() and _bf16_takes_less_time())
-
-
-def _bf16_takes_less_time() -> bool:
-    """Whether a product takes less time in bf16 than in float32; no where nothing may be measured.
-
-    One thread multiplies, for a tenth of a millisecond: another program on the machine disturbs that least.
-    """
-    rows, weight = torch.randn(128, 512), torch.randn(512, 512)
-    half = rows.bfloat16(), weight.bfloat16()
-    ways: dict[str, Callable[[], Way]] = {
-        "float32": lambda: lambda x: x @ weight,
-        "bf16": lambda: lambda _: half[0] @ half[1],
-    }
-    found, threads = choices(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        best = found.fastest("training, 128 x 512 -> 512, threads: 1", ways, rows)
-    finally:
-        torch.set_num_threads(threads)
-    found.keep()
-    return best == "bf16"
+    # AMX is 3.5 times as fast as float32. Vectors of bf16 are faster on an AMD EPYC, but a training by them takes 1.5
+    # times as long on an Intel Xeon whose AMX the virtual machine hides.
+    return "bf16" if device.type == "cpu" and has_amx() else "float32"
 
 
 def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
     """The precision that all ranks of a training take, which rank 0 chooses; every rank has to call this.
 
-    Ranks that cannot speak with one another yet measure nothing.
+    Ranks that cannot speak with one another yet choose for themselves.
     """
-    if wanted != "auto" or device.type != "cpu" or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
+    if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)
-    if not torch.distributed.is_initialized():
-        return "bf16" if has_amx() else "float32"
     is_first = torch.distributed.get_rank() == 0
     answer = torch.tensor(is_first and choose_precision(wanted, device) == "bf16", dtype=torch.uint8)
     torch.distributed.broadcast(answer, 0)

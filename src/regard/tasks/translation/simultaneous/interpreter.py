@@ -149,7 +149,7 @@ class Interpreter:
         }
         found: list[list[int]] = [[] for _ in states]
 
-        def take(logits: Tensor, progress: Progress, _state: object) -> tuple[Tensor, Tensor]:
+        def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
             gains = log_probabilities(logits, [], progress)
             rows = progress.sources.tolist()
             for place, row in enumerate(rows):
@@ -166,9 +166,9 @@ class Interpreter:
             tokens = torch.tensor(best, device=logits.device)
             return tokens, gains.gather(1, tokens[:, None])[:, 0]
 
-        decoder = self.translator.decoder
-        state = decoder.start(source, lengths)
-        for step in steps(decoder, state, source, **limits, choose=take, is_worth_leaving=worth_leaving):
+        model = self.translator.model
+        state = model.start(source, lengths)
+        for step in steps(model, state, source, **limits, choose=take, is_worth_leaving=worth_leaving):
             for row, token, ended in zip(step.rows.tolist(), step.tokens.tolist(), step.ended.tolist(), strict=True):
                 if not ended:
                     found[row].append(token)

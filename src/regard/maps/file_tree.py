@@ -1,0 +1,156 @@
+"""A tree of frozen objects as JSON and tensors. A file names their classes; fields have the declared types."""
+
+import json
+import math
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from regard.backends.base import Call
+from regard.errors import ArgumentError, DataError
+from regard.maps import fused_statistics, pooling
+from regard.maps import statistics as st
+from regard.mechanisms import normalizations
+from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
+from regard.mechanisms.biases import base as biases
+from regard.mechanisms.masks import base as masks
+from regard.mechanisms.masks import basic, patterns, selection, transpose
+from regard.mechanisms.scores import additive, custom, kernels
+from regard.mechanisms.scores import base as scores
+from regard.mechanisms.shapes import Sizes
+from regard.mechanisms.tensor_tree import rebuilt
+from regard.storage.untrusted import parse_json
+
+NAMED: tuple[ModuleType, ...] = (
+    *(alibi, relative, shaw, t5, transformer_xl, biases),
+    *(masks, basic, patterns, selection, transpose),
+    *(additive, custom, kernels, scores, normalizations),
+    *(st, pooling),
+)
+"""The modules whose classes a file may name. It gives only the name of a class, which is unique, so that a class can
+move to another module."""
+
+
+def packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
+    """A tree as JSON, and its tensors by the names that it gives them."""
+    tensors: dict[str, Tensor] = {}
+    names = {kind: name for name, kind in _kinds().items()}
+    tree = json.dumps(_written(parts, names, tensors))
+    try:
+        parse_json(tree)
+    except DataError as error:
+        raise ArgumentError(f"this map cannot be saved: its parts are {error}; make it of fewer parts") from None
+    return tree, tensors
+
+
+def unpacked(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+    """The tree of JSON and tensors.
+
+    Raises:
+        Exception: of any class, if `packed` did not write the text.
+    """
+    tree = _read(parse_json(text), _kinds(), tensors)
+    if not isinstance(tree, tuple):
+        raise TypeError(f"a map is written as a tuple, got {type(tree).__name__}")
+    return tree
+
+
+def _kinds() -> dict[str, type]:
+    """The classes that a file may name: the frozen objects that make up a call, without those that hold a function."""
+    found = {
+        name: kind
+        for module in NAMED
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
+    }
+    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
+
+
+def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
+    """A tree as JSON; tensors are named and put aside."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return {"number": str(tree)}  # JSON has no such number
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if isinstance(tree, Tensor):
+        name = f"tensor.{len(tensors)}"
+        tensors[name] = tree.detach().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(tree, tuple):
+        return {"tuple": [_written(part, names, tensors) for part in tree]}
+    if (kind := names.get(type(tree))) is None or any(callable(getattr(tree, f.name)) for f in fields(tree)):
+        raise ArgumentError(
+            f"this map cannot be saved: {tree} is a {type(tree).__name__}, a function or a class of one's own, which "
+            "no file can hold; render it as a bool tensor (mask=) or a float tensor (bias=) before the call"
+        )
+    return {"kind": kind, "fields": {f.name: _written(getattr(tree, f.name), names, tensors) for f in fields(tree)}}
+
+
+def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
+    """The tree of a JSON value."""
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tensors[tree["tensor"]]
+    if "number" in tree:
+        return float(tree["number"])
+    if "tuple" in tree:
+        return tuple([_read(part, kinds, tensors) for part in tree["tuple"]])
+    kind = kinds[tree["kind"]]
+    found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
+    check_fields(kind, found)
+    made = rebuilt(kind, found)
+    # The places follow from the ids, and are found anew: others would show keys of other documents.
+    return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made
+
+
+def check_fields(kind: Any, values: dict[str, Any]) -> None:
+    """Check that a class has these fields, and that their values are of the types that it declares."""
+    hints = _hints(kind)
+    if set(values) != set(hints):
+        raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, got {sorted(values)}")
+    for name, value in values.items():
+        if not _is(value, hints[name]):
+            raise ValueError(f"{kind.__name__} has {said(value)} as its {name}")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return hints if issubclass(kind, tuple) else {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value is of a declared type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_is(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return type(value) is tuple and _all_are(value, arguments)
+    if hint in (int, float, bool, str):
+        return type(value) is hint or (hint is float and type(value) is int)
+    if origin is not None or hint is Callable:
+        return False  # nothing of this kind is in a file
+    return isinstance(value, hint)
+
+
+def _all_are(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    if hints[1:] == (...,):
+        return all(_is(value, hints[0]) for value in values)
+    return len(values) == len(hints) and all(map(_is, values, hints))
+
+
+def said(value: Any) -> str:
+    """A value in few words."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return repr(value)[:80] if isinstance(value, int | float | str | Iterable) else type(value).__name__

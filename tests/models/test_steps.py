@@ -1,0 +1,171 @@
+"""Decoding step by step, against one pass over the whole target: whichever sequences go on, and whatever is done to a
+module."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from regard.generation import Beam, beam_search, greedy
+from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
+
+VOCAB, BOS, EOS = 31, 1, 2
+LENGTHS = torch.tensor([7, 1, 4, 7])
+SOURCE = torch.randint(3, VOCAB, (4, 7), generator=torch.Generator().manual_seed(3))
+TOKENS = torch.randint(3, VOCAB, (4, 6), generator=torch.Generator().manual_seed(4))
+KINDS: dict[str, dict[str, Any]] = {
+    "pre": {},
+    "post": {"norm_position": "post"},
+    "modern": {"num_kv_heads": 2, "norm": "rms", "activation": "swiglu", "positions": "rotary"},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+FAMILIES = ("encoder and decoder", "decoder")
+
+
+def untrained(family: str, kind: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    sizes = {"dim": 16, "num_heads": 4, "feed_forward_dim": 24, "dropout": 0.0, "tied_output": False, **kind}
+    if family == "decoder":
+        model: Any = DecoderOnly(DecoderOnlyConfig(num_layers=2, **sizes), vocab_size=VOCAB)
+    else:
+        config = TransformerConfig(encoder_layers=1, decoder_layers=2, **sizes)
+        model = Transformer(config, source_vocab_size=VOCAB, target_vocab_size=VOCAB)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.double().eval()
+
+
+def in_one_pass(model: Any, rows: Tensor, written: Tensor) -> Tensor:
+    """The logits after each of the tokens (N, T) that follow these rows of the sources."""
+    if isinstance(model, Transformer):
+        return model(SOURCE[rows], LENGTHS[rows], written)
+    found = []
+    for row, tokens in zip(rows.tolist(), written, strict=True):
+        length = int(LENGTHS[row])
+        found.append(model(torch.cat([SOURCE[row, :length], tokens])[None])[0, length:])
+    return torch.stack(found)
+
+
+@every_kind
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("records", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize(
+    "index",
+    [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3], [2, 2, 2], [3, 0, 0, 1], [0, 1, 0], [1, 1, 3, 3]],
+    ids=str,
+)
+def test_any_sequences_go_on(family: str, kind: Any, records: bool, index: list[int]) -> None:
+    model, rows = untrained(family, kind), torch.tensor(index)
+    with torch.set_grad_enabled(records):
+        state = model.start(SOURCE, LENGTHS)
+        for column in TOKENS.T[:3]:
+            logits, _, state = model.step(state, column)
+        state, written = model.reorder(state, rows), TOKENS[rows][:, :3]
+        for turn in range(3):
+            tokens = torch.arange(3 + turn, 3 + turn + len(rows)) % VOCAB
+            logits, alignment, state = model.step(state, tokens)
+            written = torch.cat([written, tokens[:, None]], 1)
+            expected = in_one_pass(model, rows, written)[:, -1]
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+            if alignment is not None:
+                weights = model.attend(SOURCE[rows], LENGTHS[rows], written)[model.alignment_names[-1]].dense()
+                torch.testing.assert_close(alignment.dense(), weights[:, :, -1:], rtol=0, atol=1e-10)
+            # Once more, turned around within what is left, and without the first.
+            again = torch.arange(len(rows)).flip(0)[: max(len(rows) - turn, 1)]
+            state, rows, written = model.reorder(state, again), rows[again], written[again]
+
+
+def test_the_hypotheses_of_a_source_share_its_keys() -> None:
+    model = untrained("encoder and decoder", {})
+    with torch.no_grad():
+        state = model.reorder(model.start(SOURCE, LENGTHS), torch.arange(4).repeat_interleave(3))
+        _, _, state = model.step(state, torch.full((12,), BOS))
+        memory = state.memory
+        assert [len(one.key) for one in memory] == [4, 4]
+        state = model.reorder(state, torch.arange(12).view(4, 3).flip(1).flatten())
+        assert state.memory is memory
+        state = model.reorder(state, torch.tensor([3, 4, 5, 9, 9, 10]))
+        assert [len(one.key) for one in state.memory] == [2, 2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_are_written_in_place_and_never_where_gradients_are_recorded(family: str) -> None:
+    model = untrained(family, {})
+    for records in (False, True):
+        with torch.set_grad_enabled(records):
+            state = model.start(SOURCE, LENGTHS)
+            places = []
+            for column in TOKENS.T:
+                _, _, state = model.step(state, column)
+                places.append(state.caches[0].key_buffer.data_ptr())
+        assert (len(set(places)) < len(places)) == (not records)
+
+
+@every_kind
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_go_through_the_steps(family: str, kind: Any) -> None:
+    model, rows = untrained(family, kind), torch.tensor([2, 2, 0, 0])
+    written = torch.cat([TOKENS[rows][:, :2], torch.tensor([[5], [6], [7], [8]])], 1)
+
+    def step_by_step() -> Tensor:
+        state = model.start(SOURCE, LENGTHS)
+        for column in TOKENS.T[:2]:
+            _, _, state = model.step(state, column)
+        return model.step(model.reorder(state, rows), written[:, 2]).logits
+
+    grads = []
+    for logits in (step_by_step(), in_one_pass(model, rows, written)[:, -1]):
+        loss = (logits * torch.linspace(-1, 1, VOCAB, dtype=torch.float64)).sum()
+        grads.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+    for ours, right in zip(*grads, strict=True):
+        assert (ours is None) == (right is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, right, rtol=0, atol=1e-10)
+
+
+class LowRank(nn.Module):
+    """A weight with an addition of rank 1, as adapters make it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(9)
+        self.up, self.down = (
+            nn.Parameter(0.5 * torch.randn(size, 1, dtype=weight.dtype, generator=generator)) for size in weight.shape
+        )
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down.T
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_searches_follow_hooks_and_parametrised_weights(family: str, size: int) -> None:
+    """They are put on and taken off between two searches: nothing is remembered."""
+    model = untrained(family, {})
+    limits: dict[str, Any] = {"bos_id": BOS, "eos_id": EOS, "max_steps": 8}
+    layers = model.layers if family == "decoder" else model.decoder
+
+    def searched() -> list[Any]:
+        if size == 1:
+            return greedy(model, SOURCE, LENGTHS, **limits)
+        return [best[0] for best in beam_search(model, SOURCE, LENGTHS, beam=Beam(size, length_penalty=0), **limits)]
+
+    plain = searched()
+    hook = layers[1].feed_forward.register_forward_hook(lambda module, args, output: 2 * output + 1)
+    attention, up = layers[0].self_attention, layers[0].feed_forward.up
+    for module, name in ((attention.in_weights, "0"), (attention.out, "weight"), (up, "weight")):
+        parametrize.register_parametrization(module, name, LowRank(getattr(module, name)))
+    changed = searched()
+    assert all(abs(one.score - other.score) > 1e-3 for one, other in zip(changed, plain, strict=True))
+    for row, one in enumerate(changed):
+        tokens = torch.tensor([[BOS, *one.tokens[:-1]]])
+        gains = in_one_pass(model, torch.tensor([row]), tokens)[0].log_softmax(-1)
+        assert one.score == pytest.approx(
+            float(gains[torch.arange(len(one.tokens)), one.tokens].sum().detach()), abs=1e-5
+        )
+    hook.remove()
+    for module, name in ((attention.in_weights, "0"), (attention.out, "weight"), (up, "weight")):
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+    assert [(one.tokens, one.score) for one in searched()] == [(one.tokens, one.score) for one in plain]

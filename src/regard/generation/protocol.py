@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.generation.filters import Constraint, Progress, constrain
-from regard.mechanisms.guards import is_readable
 
 
 @runtime_checkable

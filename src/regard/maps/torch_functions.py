@@ -19,7 +19,6 @@ from regard.maps.pooling import Grid
 from regard.maps.products import product, transposed_product
 from regard.maps.source import Source, Statistic
 from regard.maps.tiles import ask, ask_all
-from regard.mechanisms.guards import has_values
 
 NOT_LAZY: Any = object()
 """The answer of an entry that needs the matrix."""

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from regard.errors import ShapeError
 from regard.functional import attention
 from regard.mechanisms.guards import autocast_dtype
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import DenseMask, causal, predicate
-from torch.nn.functional import linear
 
 
 class MisfitError(ShapeError, AssertionError):

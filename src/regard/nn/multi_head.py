@@ -5,6 +5,7 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import Attended, attention
@@ -16,7 +17,6 @@ from regard.mechanisms.scores.base import ScaledDot, Score
 from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
-from torch.nn.functional import linear
 from regard.nn.packed_heads import split_heads
 
 

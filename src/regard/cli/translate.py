@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from regard.cli.engines import SearchBy
+from regard.cli.engines import OWN, EngineFlags, OwnSearch
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading, speaks
 from regard.cli.ranking import Ranking
@@ -54,7 +54,7 @@ def translate(
     vocabulary: Path | None = None,
     max_length: int | None = None,
     device: str = "auto",
-    engine: Engine = "regard",
+    engine: Engine | None = None,
     precision: SearchPrecision | None = None,
     workers: int | None = None,
     verbose: bool = False,
@@ -102,10 +102,10 @@ def translate(
             sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
         engine: who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run.
-        precision: float32 (unless given), bf16, or bf16 where the processor multiplies it faster (auto); with
-            --engine ctranslate2 int8 (unless given), float32, bf16 or auto.
+            Unless given, ctranslate2 where it is installed and can, and a line on standard error says where it cannot.
+        precision: float32 unless given, or int8, which is CTranslate2's: sooner, and near ties fall otherwise.
         workers: processes of one thread each that share the work on the CPU; unless given, one for each core if
-            --input has many lines. With --engine ctranslate2 threads, unless given one for each core.
+            --input has many lines. With CTranslate2 threads, unless given one for each core.
         verbose: at the end, say on standard error which way each product of the model takes on this machine, and why.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
@@ -132,7 +132,6 @@ def translate(
         "--prefix-column": prefix_column,
         "--vocabulary": vocabulary is not None,
         "--workers": workers is not None,
-        "--engine ctranslate2": engine != "regard",
     }
     unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
     size = 5 if beam is None else beam
@@ -167,17 +166,24 @@ def translate(
         (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
-        (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
-        (engine != "regard" and bool(memory), f"--engine {engine} has no memory: leave out --memory"),
-        (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
-        (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
     )
-    ranking.refuse(run, size, engine)
+    ranking.refuse(run, size)
     search = ranking.beam(size, num_best=nbest)
-    search_by = SearchBy(engine, precision)
+    engine_flags = EngineFlags(
+        engine,
+        precision,
+        {
+            "--simultaneous": simultaneous,
+            "--ensemble": bool(ensemble),
+            "--memory": bool(memory),
+            "--vocabulary": vocabulary is not None,
+            "--terms": terms is not None,
+            **ranking.asked(search),
+        },
+    )
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
     require_files(memory, setting="--memory")
@@ -185,6 +191,7 @@ def translate(
         require_files([] if path is None else [path], setting=flag)
     with loading():
         from regard.cli.whole_file import finish_file, shared_file
+        from regard.exports.engine import refuse_run
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
@@ -195,11 +202,11 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
-        from regard.training.distributed.devices import device_of_rank
+        from regard.training.distributed.devices import device_of_rank, find_device
 
-    search_by.refuse(run)
-    own = search_by.own
-    translator = Translator.load(run, device=device_of_rank(device), precision=own, ensemble=ensemble, memories=memory)
+    place = device_of_rank(device)
+    search_by = engine_flags.chosen(find_device(place), partial(refuse_run, run))
+    translator = Translator.load(run, device=place, ensemble=ensemble, memories=memory)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
@@ -216,7 +223,7 @@ def translate(
         confidence=confidence,
         keep_tags=keep_tags,
         terms=None if terms is None else Terms(read_terms(terms)),
-        reverse=ranking.loaded(device_of_rank(device)),
+        reverse=ranking.loaded(place),
         labels=alignments or confidence,
     )
     typed = sentence is None and input is None and output is None and sys.stdin.isatty()
@@ -230,7 +237,7 @@ def translate(
     is_json = alignments or confidence
     show = _as_json if is_json else _as_table if nbest > 1 else _as_text
     work = BulkTranslation(picked, windows, show, bad_lines)
-    own_workers = workers_for(input, workers, translator.device) if search_by.is_own else 0
+    own_workers = workers_for(input, workers, translator.device) if isinstance(search_by, OwnSearch) else 0
     with search_by.searching(translator, run, workers, own_workers, ensemble, memory) as searcher:
         if output is None:
             work.print(sys.stdout, flush=typed)
@@ -244,7 +251,7 @@ def translate(
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if not speaks():
         return
-    if verbose and not search_by.is_own:
+    if verbose and searcher != OWN:
         print(searcher, file=sys.stderr)
     elif verbose:
         from regard.storage.choices import said_of_choices

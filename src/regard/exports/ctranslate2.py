@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from regard.errors import MissingExtraError
-from regard.exports.ctranslate2_layers import epsilon_of, fill_layer, fill_norm
+from regard.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
 from regard.exports.huggingface import write_tokenizers
 from regard.exports.trained import ExportedRun, refuse
 from regard.models.config import TransformerConfig
@@ -56,18 +56,17 @@ def library() -> ModuleType:
     try:
         import ctranslate2
     except ImportError:
-        raise MissingExtraError("ctranslate2", extra="export") from None
+        raise MissingExtraError("ctranslate2", extra="text") from None
     return ctranslate2
 
 
 def _spec(trained: ExportedRun, specs: Any) -> Any:
-    config, activations = trained.config, specs.common_spec.Activation
-    activation = {"relu": activations.RELU, "gelu": activations.GELU, "swiglu": activations.SWISH}
+    config = trained.config
     return specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.num_heads,
         pre_norm=config.norm_position == "pre",
-        activation=activation[config.activation],
+        activation=specs.common_spec.Activation[ACTIVATIONS[config.activation]],
         ffn_glu=config.activation == "swiglu",
         rms_norm=config.norm == "rms",
     )

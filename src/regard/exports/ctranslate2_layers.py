@@ -10,6 +10,9 @@ from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
 
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+"""CTranslate2's names of our activations; swiglu is its gated network with SWISH."""
+
 
 def fill_layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
     """Write a layer: its projections, its feed-forward network and its norms."""

@@ -133,12 +133,13 @@ def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
 
 def test_other_devices_are_ours_unless_it_is_insisted_on(run: Path, capsys: Capture) -> None:
     cuda, check = torch.device("cuda"), lambda: refuse_run(run)
-    assert isinstance(EngineFlags(None, None, {}).chosen(cuda, check), OwnSearch)
-    assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
+    own = EngineFlags(None, None, {}).chosen(cuda, check)
+    assert own == OwnSearch("CTranslate2 searches on cuda only by --engine ctranslate2")
+    with own.searching(Translator.load(run, device="cpu"), run):
+        assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
     chosen = EngineFlags("ctranslate2", None, {}).chosen(cuda, check)
     assert chosen == CTranslate2Search("float32", insists=True)
     assert EngineFlags(None, None, {}).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
-    assert capsys.readouterr().err == ""
 
 
 def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: py
     translator = Translator.load(run, device="cpu")
     with pytest.raises(AttributeError), CTranslate2Search("float32", insists=True).searching(translator, run):
         pass
-    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (engines.cores(), 1)
+    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (engines.usable_cores(), 1)
 
 
 # -- sentences that are too long for the export ----------------------------------------------------------------

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
-from regard.exports import text_engine
 from regard.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
 from regard.exports.text_engine import CTranslate2Writer, sampling_of, writing_by_ctranslate2
 from regard.generation.filters import Filter, MinP, Temperature, TopK, TopP
@@ -232,7 +230,7 @@ def test_a_processor_that_lacks_a_precision_is_one_line(
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("not here")
 
-    monkeypatch.setattr(text_engine.library(), "Generator", partial(refuse))
+    monkeypatch.setattr(ctranslate2, "Generator", refuse)
     assert run_command(["generate", str(run), "3", "--precision", "int8", "--device", "cpu"]) == 2
     assert "CTranslate2 cannot write on cpu in int8: not here" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ LACKS: Mapping[str, str] = {
 """Why CTranslate2 cannot do what a flag asks for."""
 
 
-class Search(Protocol):
+class SearchBy(Protocol):
     """The one who searches for a command."""
 
     def settings(self) -> dict[str, str]:
@@ -72,6 +72,9 @@ class Search(Protocol):
 class OwnSearch:
     """Regard's own search, in float32."""
 
+    reason: str | None = None
+    """Why CTranslate2 does not search, which is told once the search begins; None to say nothing."""
+
     def settings(self) -> dict[str, str]:
         """The engine, and its only precision."""
         return {"engine": OWN, "precision": "float32"}
@@ -89,12 +92,14 @@ class OwnSearch:
         """Search in this process, or in several."""
         from regard.tasks.translation.bulk.worker_pool import sharing
 
+        _say(self.reason)
         with sharing(translator, run, own_workers, ensemble=ensemble, memories=memories):
             yield OWN
 
     @contextmanager
     def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
         """Write with the model itself."""
+        _say(self.reason)
         yield
 
 
@@ -125,7 +130,7 @@ class CTranslate2Search:
         """Search by threads of this process, one for each batch."""
         from regard.exports.engine import searching_by_ctranslate2
 
-        threads = workers or (cores() if translator.device.type == "cpu" else 1)
+        threads = workers or (usable_cores() if translator.device.type == "cpu" else 1)
         engine = searching_by_ctranslate2(
             translator, run, precision=self.precision, threads=threads, or_own=None if self.insists else _say
         )
@@ -135,8 +140,7 @@ class CTranslate2Search:
             except (OSError, RunFolderError, ArgumentError) as error:
                 if self.insists:
                     raise
-                _say(str(error))
-                name = stack.enter_context(OwnSearch().searching(translator, run))
+                name = stack.enter_context(OwnSearch(str(error)).searching(translator, run))
             yield name
 
     @contextmanager
@@ -184,8 +188,8 @@ class EngineFlags:
             return "--engine ctranslate2"
         return "--precision int8 goes by CTranslate2, which" if self.precision == "int8" else None
 
-    def chosen(self, device: "torch.device", check: Callable[[], None]) -> Search:
-        """The one who searches; if it is regard, where CTranslate2 is installed, a line on standard error says why.
+    def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
+        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error.
 
         Args:
             device: where the model is to be.
@@ -206,26 +210,22 @@ class EngineFlags:
         except MissingExtraError:
             return OwnSearch()
         except ArgumentError as error:
-            _say(str(error))
-            return OwnSearch()
+            return OwnSearch(str(error))
         reason = None if device.type == "cpu" else f"CTranslate2 searches on {device} only by --engine ctranslate2"
         if flag := self._lacked():
             reason = f"CTranslate2 {LACKS[flag]} ({flag})"
-        if reason is None:
-            return by_ctranslate2
-        _say(reason)
-        return OwnSearch()
+        return by_ctranslate2 if reason is None else OwnSearch(reason)
 
     def _lacked(self) -> str | None:
         return next((flag for flag, is_given in self.asked.items() if is_given), None)
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """How many cores this process may use: ranks on one machine share its cores."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
-def _say(reason: str) -> None:
-    if speaks():
+def _say(reason: str | None) -> None:
+    if reason is not None and speaks():
         print(f"regard's own search: {reason}", file=sys.stderr)

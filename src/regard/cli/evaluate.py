@@ -184,11 +184,12 @@ def evaluate(
             case Translator() if interprets:
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 pairs = list(read_pairs(list(data)))
-                if try_heads:
-                    rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
-                else:
-                    interpreter = Interpreter(model, policy_of(frames, wait_k), align, max_length=ANY_LENGTH)
-                    rows = _simultaneous_scores(interpreter, pairs, tell)
+                with search_by.searching(model, run):
+                    if try_heads:
+                        rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
+                    else:
+                        interpreter = Interpreter(model, policy_of(frames, wait_k), align, max_length=ANY_LENGTH)
+                        rows = _simultaneous_scores(interpreter, pairs, tell)
             case Translator():
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 back = ranking.loaded(device)

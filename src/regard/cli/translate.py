@@ -212,7 +212,8 @@ def translate(
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 
         interpreter = Interpreter(translator, policy_of(frames, wait_k), align, max_length=max_length)
-        interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
+        with search_by.searching(translator, run):
+            interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
         return
     asked = TranslationOptions(
         beam=search,

@@ -31,7 +31,7 @@ class ExportedText(NamedTuple):
     """The most tokens that the model reads at once, and so the rows of a table of sinusoidal positions."""
 
 
-def config_of(folder: Path) -> LanguageModelConfig:
+def text_config_of(folder: Path) -> LanguageModelConfig:
     """The configuration of a language model's run.
 
     Raises:

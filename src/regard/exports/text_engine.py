@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ArgumentError, WorkerError
 from regard.exports.ctranslate2 import library
-from regard.exports.ctranslate2_text import config_of, exported_text
+from regard.exports.ctranslate2_text import exported_text, text_config_of
 from regard.exports.formats import SearchPrecision
 from regard.exports.kept_export import Export, with_kept_export
 from regard.exports.plain import why_not_plain
@@ -35,7 +35,7 @@ def refuse_text_run(run: Path) -> None:
         RunFolderError: it is not a run of a language model.
     """
     library()
-    config_of(run)
+    text_config_of(run)
 
 
 class CTranslate2Writer:
@@ -142,7 +142,7 @@ def writing_by_ctranslate2(
         RunFolderError: something else is in the place of the export.
         OSError: the disk is full.
     """
-    config = config_of(run)
+    config = text_config_of(run)
     trained = exported_text(model, config)
     with torch.device("meta"):
         made = DecoderOnly(config.model, vocab_size=len(trained.tokenizer))

@@ -42,6 +42,9 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
             f"{', '.join(shares)} reads the weights of a query as shares of a whole, and some weights of this map are "
             f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
         )
+    by_kernel = in_one_kernel(source, statistics)
+    if by_kernel is not None:
+        return by_kernel
     share = source.has_blocks and len(statistics) > 1 and any(s.needs_tiles for s in statistics)
     answers = [None if share else source.at_once(statistic) for statistic in statistics]
     missing = [s for s, answer in zip(statistics, answers, strict=True) if answer is None]
@@ -53,7 +56,7 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
 
 def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """The answers, by the fastest way that this source and these statistics have here."""
-    return in_one_kernel(source, statistics) or in_one_loop(source, statistics) or one_pass(source, statistics)
+    return in_one_loop(source, statistics) or one_pass(source, statistics)
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:

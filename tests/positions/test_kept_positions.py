@@ -14,7 +14,7 @@ from regard.mechanisms.rotary import rotary as rotary_file
 from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.mechanisms.rotary.rotary import Rotary
 from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
-from regard.mechanisms.transforms import Place, may_be_kept
+from regard.mechanisms.transforms import KeptPlace, may_be_kept
 from regard.nn import SinusoidalPositions, embeddings
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -81,7 +81,7 @@ def test_what_training_computed_holds_no_graph() -> None:
     forget()
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     Rotary(8).rotate(x).sum().backward()
-    place = Place(torch.device("cpu"), 0)
+    place = KeptPlace(torch.device("cpu"), 0)
     assert not any(kept.requires_grad for kept in rotary_file._kept(10_000.0, 8, None, 0, 5, 5, torch.float32, place))
 
 

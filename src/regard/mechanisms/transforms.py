@@ -129,28 +129,28 @@ def may_be_kept(tensor: Tensor) -> bool:
     return not count_dispatch_modes() and peek_interpreter_stack() is None
 
 
-class Place(NamedTuple):
+class KeptPlace(NamedTuple):
     """Where what is computed stands, and in which order: a stream of another number may read it too early."""
 
     device: torch.device
     stream: int
 
 
-def where_kept(tensor: Tensor) -> Place | None:
+def where_kept(tensor: Tensor) -> KeptPlace | None:
     """Where what is computed beside this tensor, and not from it, may be kept for later calls of the same place.
 
     On CUDA it may too, for the stream that computes it, unless a graph is captured: that one alone owns its memory.
 
     >>> where_kept(torch.ones(2)), where_kept(torch.ones(2, device="meta"))
-    (Place(device=device(type='cpu'), stream=0), None)
+    (KeptPlace(device=device(type='cpu'), stream=0), None)
     """
     if tensor.is_cpu:
-        return Place(tensor.device, 0) if may_be_kept(tensor) else None
+        return KeptPlace(tensor.device, 0) if may_be_kept(tensor) else None
     if torch.compiler.is_compiling() or not tensor.is_cuda or not _runs_as_it_stands():
         return None
     if torch.cuda.is_current_stream_capturing():
         return None
-    return Place(tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream)
+    return KeptPlace(tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 def _runs_as_it_stands() -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanisms.rotary.layouts import Half, Layout
 from regard.mechanisms.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
-from regard.mechanisms.transforms import Place, where_kept
+from regard.mechanisms.transforms import KeptPlace, where_kept
 
 MOST_KEPT = 4_096
 """Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""
@@ -200,7 +200,7 @@ def _kept(
     stop: int,
     length: int,
     dtype: torch.dtype,
-    place: Place,
+    place: KeptPlace,
 ) -> tuple[Tensor, Tensor]:
     # A tensor that is made for inference alone could not be used in training later. The default device may be another.
     with torch.inference_mode(False):

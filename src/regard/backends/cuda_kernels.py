@@ -83,7 +83,9 @@ def _is_for_cudnn(covering: Plan) -> bool:
     block, *others = covering.every
     if others or len(block.rows) < FEWEST_OF_CUDNN or len(block.columns) < 2:
         return False
-    if not torch.backends.cuda.cudnn_sdp_enabled() or torch.are_deterministic_algorithms_enabled():
+    # (ROCm's builds call MIOpen cuDNN, with versions of its own.)
+    is_off = torch.version.hip is not None or not torch.backends.cuda.cudnn_sdp_enabled()
+    if is_off or torch.are_deterministic_algorithms_enabled():
         return False
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return version is not None and version > CUDNN_AFTER and missing(*CudaCudnn.operators) is None

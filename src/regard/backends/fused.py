@@ -96,7 +96,7 @@ class Fused(Backend):
                 again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
-            is_bare = not whole.factors and covering.bias is None
+            is_bare = len(whole.factors) == 0 and covering.bias is None
             added = NOTHING_ADDED if is_bare else covering.additive(whole, Buffer())
             one = OneBlock(kernel, scale, whole.is_causal, added)
             if needs_gradient:

@@ -247,14 +247,15 @@ def watching(place: Place) -> Iterator[Measured]:
 
 
 def training(place: Place) -> Iterator[Measured]:
-    """Steps of a small language model, against the same with torch's own attention layer; tokens/s in the setting."""
+    """Steps of a small language model, against the same of torch's own layers; tokens/s in the setting."""
     from regard.models import DecoderOnly, DecoderOnlyConfig
 
     dim, layers, heads = place.size(768, 32), place.size(12, 2), place.size(12, 2)
     vocabulary, batch, length = place.size(32000, 61), place.size(8, 2), place.size(1024, 16)
     config = DecoderOnlyConfig(
-        dim=dim, num_heads=heads, num_layers=layers, feed_forward_dim=4 * dim, dropout=0.0, activation="gelu"
-    )
+        dim=dim, num_heads=heads, num_layers=layers, feed_forward_dim=4 * dim, dropout=0.0, activation="gelu",
+        positions="learned", max_length=length,
+    )  # fmt: skip
     ours = DecoderOnly(config, vocab_size=vocabulary).to(place.device)
     layer = torch.nn.TransformerEncoderLayer(
         dim, heads, 4 * dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -262,14 +263,17 @@ def training(place: Place) -> Iterator[Measured]:
     theirs = torch.nn.ModuleDict(
         {
             "embed": torch.nn.Embedding(vocabulary, dim),
+            "place": torch.nn.Embedding(length, dim),
             "stack": torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False),
         }
     ).to(place.device)
     text = torch.randint(4, vocabulary, (batch, length + 1), device=place.device)
+    places = torch.arange(length, device=place.device)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(length, device=place.device)
 
     def forward(tokens: Tensor) -> Tensor:
-        return theirs["stack"](theirs["embed"](tokens), mask=mask, is_causal=True) @ theirs["embed"].weight.T
+        x = theirs["embed"](tokens) + theirs["place"](places)
+        return theirs["stack"](x, mask=mask, is_causal=True) @ theirs["embed"].weight.T
 
     def stepping(model: torch.nn.Module, run: Callable[[Tensor], Any]) -> Run:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

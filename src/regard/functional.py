@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from jaxtyping import Float
 from torch import Tensor
@@ -133,7 +133,7 @@ def attention(
     )
     if not state.is_compiling and IS_CHECKING.get():
         check_values(query, key, value, score=score, normalization=normalization, mask=mask, bias=bias)
-    options = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
+    options: dict[str, Any] = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
     if not state.is_cast:
         return run_call(call, values, value, backend, **options)
     with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
@@ -199,7 +199,7 @@ def make_call(
     if not 0.0 <= dropout < 1.0:
         raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
     state = look(query) if state is None else state
-    query, key, value, sizes = canonical(query, key, value, state)
+    query, key, value, sizes = canonical(query, key, value, state=state)
     chosen = score if isinstance(score, Score) else as_score(score)
     query, key = chosen.prepare(query, key)
     if state.is_cast:

@@ -251,8 +251,11 @@ SCHEMAS = {
     "_scaled_dot_product_efficient_attention_backward": Schema(
         f"Tensor {QKV} Tensor Tensor Tensor Tensor Tensor float List[bool] bool", "scale", 4
     ),
-    # These two are called by torch, in models that are watched.
     "_scaled_dot_product_cudnn_attention": Schema(f"{QKV} Optional[Tensor] bool float bool bool", "scale", 9),
+    "_scaled_dot_product_cudnn_attention_backward": Schema(
+        f"Tensor {QKV} Tensor Tensor Tensor Tensor Tensor Tensor Tensor int int float bool", "scale", 3
+    ),
+    # This one is called by torch, in models that are watched.
     "_scaled_dot_product_fused_attention_overrideable": Schema(f"{QKV} Optional[Tensor] float bool bool", "scale", 9),
 }
 """The fused kernels of `torch.ops.aten`; the first result of a forward is the output, the second the log-sum-exp."""
@@ -304,6 +307,8 @@ flash_cpu = operator("_scaled_dot_product_flash_attention_for_cpu")
 flash_cpu_backward = operator("_scaled_dot_product_flash_attention_for_cpu_backward")
 flash_cuda = operator("_scaled_dot_product_flash_attention")
 flash_cuda_backward = operator("_scaled_dot_product_flash_attention_backward")
+cudnn_cuda = operator("_scaled_dot_product_cudnn_attention")
+cudnn_cuda_backward = operator("_scaled_dot_product_cudnn_attention_backward")
 efficient_cuda = operator("_scaled_dot_product_efficient_attention")
 efficient_cuda_backward = operator("_scaled_dot_product_efficient_attention_backward")
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.nn import Linear
+from regard.nn import FeedForward
 
 beartype = pytest.importorskip("beartype")
 
@@ -67,7 +67,7 @@ def test_axes_are_of_one_call(weigh: Any) -> None:
 
 
 def test_our_own_modules_are_checked_unless_a_test_wants_what_a_user_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = Linear(3, 2)
+    layer = FeedForward(3, 2)
     with pytest.raises(beartype.roar.BeartypeCallHintParamViolation):
         layer(torch.ones(4, 3).int())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

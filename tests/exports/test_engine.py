@@ -231,8 +231,8 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
     assert "CTranslate2 " in capsys.readouterr().err
     numbers = [line.split("\t")[0] for line in (tmp_path / "whole").read_text().splitlines()]
     assert numbers == ["1", "1", "2", "3", "3", "4", "5", "5", "6", "6", "7", "7"]
-    plain = [part for part in command if part not in ("--engine", "ctranslate2")]
-    assert run_command([*plain, "--output", str(tmp_path / "ours")]) == 0
+    own = ["regard" if part == "ctranslate2" else part for part in command]
+    assert run_command([*own, "--output", str(tmp_path / "ours")]) == 0
     without_score = [
         [line.split("\t")[::2] for line in (tmp_path / name).read_text().splitlines()] for name in ("whole", "ours")
     ]
@@ -254,10 +254,15 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no --vocabulary"),
-        (["--simultaneous"], "leave out --engine ctranslate2"),
-        (["--precision", "int8", "--engine", "regard"], "--precision int8 is for --engine ctranslate2"),
+        (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no vocabulary: leave out --vocabulary"),
+        (["--terms", "{words}"], "--engine ctranslate2 forces no terms: leave out --terms"),
+        (["--memory", "{words}"], "--engine ctranslate2 has no memory: leave out --memory"),
+        (["--length-reward", "0.3"], "--engine ctranslate2 has no length reward: leave out --length-reward"),
+        (["--simultaneous"], "--engine ctranslate2 does not translate word by word: leave out --simultaneous"),
+        (["--precision", "int8", "--engine", "regard"], "--precision int8 is CTranslate2's"),
+        (["--precision", "int8", "--engine", "ctranslate2", "--vocabulary", "{words}"], "leave out --vocabulary"),
         (["--engine", "marian"], "--engine"),
+        (["--precision", "bf16"], "--precision"),
     ],
 )
 def test_what_the_engine_cannot_do_is_one_line(
@@ -271,20 +276,26 @@ def test_what_the_engine_cannot_do_is_one_line(
     assert (said.out, len(said.err.splitlines())) == ("", 1)
 
 
+def refuse_int8(*_: Any, **__: Any) -> None:
+    raise ValueError("not here")
+
+
 def test_a_library_or_a_processor_that_lacks_something_is_one_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ctranslate2
 
-    command = ["translate", str(run), "1 times 2", "--engine", "ctranslate2", "--device", "cpu"]
-    if "bfloat16" not in ctranslate2.get_supported_compute_types("cpu"):
-        assert run_command([*command, "--precision", "bf16"]) == 2
-        assert "CTranslate2 cannot search on cpu in bf16" in capsys.readouterr().err
+    command = ["translate", str(run), "1 times 2", "--device", "cpu"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ctranslate2, "Translator", refuse_int8)
+        assert run_command([*command, "--precision", "int8"]) == 2
+        assert "CTranslate2 cannot search on cpu in int8: not here" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    assert run_command(command) == 2
-    said = capsys.readouterr().err
-    assert "pip install 'regard[export]'" in said
-    assert len(said.splitlines()) == 1
+    for insisting in (["--engine", "ctranslate2"], ["--precision", "int8"]):
+        assert run_command([*command, *insisting]) == 2
+        said = capsys.readouterr().err
+        assert "pip install 'regard[text]'" in said
+        assert len(said.splitlines()) == 1
 
 
 def test_models_that_the_engine_cannot_express_are_refused_before_they_are_loaded(
@@ -304,14 +315,14 @@ def test_models_that_the_engine_cannot_express_are_refused_before_they_are_loade
 def test_evaluate_searches_with_the_engine_too(run: Path, run_of: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(run_of("pre").parent / "pairs.tsv")
     told = []
-    for more in ([], ["--engine", "ctranslate2", "--precision", "float32"]):
+    for more in (["--engine", "regard"], ["--engine", "ctranslate2", "--precision", "float32"]):
         assert run_command(["evaluate", str(run), "--data", data, "--device", "cpu", *more]) == 0
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
     assert (run / ENGINE / "engine.json").exists()
     for more in (["--simultaneous"], ["--try-heads"]):
         assert run_command(["evaluate", str(run), "--data", data, "--engine", "ctranslate2", *more]) == 2
-        assert "leave out --engine" in capsys.readouterr().err
+        assert f"does not translate word by word: leave out {more[0]}" in capsys.readouterr().err
 
 
 def test_a_vocabulary_and_a_reward_are_refused_in_python_too(run: Path) -> None:
@@ -319,7 +330,7 @@ def test_a_vocabulary_and_a_reward_are_refused_in_python_too(run: Path) -> None:
     words = translator.vocabulary(["das"])
     engine = searching_by_ctranslate2(translator, run, precision="int8", threads=1)
     with engine:
-        with pytest.raises(ArgumentError, match="leave out vocabulary"):
+        with pytest.raises(ArgumentError, match="keeps to no vocabulary: search with regard"):
             next(translator.translate(["1 times 2"], vocabulary=words))
-        with pytest.raises(ArgumentError, match="leave out length_reward"):
+        with pytest.raises(ArgumentError, match="has no length reward: search with regard"):
             next(translator.translate(["1 times 2"], beam=Beam(3, length_penalty=0.0, length_reward=0.3)))

@@ -2,7 +2,8 @@
 
 No GPU is needed to see whether we call a kernel as it wants to be called. Each operator here refuses what the kernel
 refuses, and does in silence the wrong thing that the kernel does in silence: flash aligns its causal flag with the last
-key, and reads the log-sum-exp of its backward from a pointer. Numbers that nobody may rely on are NaN.
+key, and reads the log-sum-exp of its backward from a pointer; so does the memory-efficient kernel with the output.
+Numbers that nobody may rely on are NaN.
 
 Sources: torch 2.15, kernel_forward.h and kernel_backward.h of ATen/native/transformers/cuda/mem_eff_attention, and
 flash_api.cpp of ATen/native/transformers/cuda/flash_attn.
@@ -24,6 +25,8 @@ HALF = (torch.float16, torch.bfloat16)
 NAMES = {
     "flash_cuda": "_scaled_dot_product_flash_attention",
     "flash_cuda_backward": "_scaled_dot_product_flash_attention_backward",
+    "cudnn_cuda": "_scaled_dot_product_cudnn_attention",
+    "cudnn_cuda_backward": "_scaled_dot_product_cudnn_attention_backward",
     "efficient_cuda": "_scaled_dot_product_efficient_attention",
     "efficient_cuda_backward": "_scaled_dot_product_efficient_attention_backward",
 }
@@ -37,6 +40,13 @@ class Refused(Exception):
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise Refused(what)
+
+
+def _require_aligned(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        rows = [stride for stride, length in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if length > 1]
+        steps = [place * tensor.itemsize % 16 for place in (tensor.storage_offset(), *rows)]
+        _require(not any(steps), "misaligned address: rows begin at multiples of 16 bytes")
 
 
 class Operators:
@@ -76,6 +86,7 @@ class Operators:
         _require(wide or not 192 < width <= 224, "head dim 224 requires A100 or H100")
         _require(grad.stride(-1) == output.stride(-1) == 1, "grad and output must have a contiguous last dimension")
         _require(grad.dtype == output.dtype == q.dtype, "dtypes")
+        _require_aligned(grad)
         _require((rows, keys) == (q.shape[-2], k.shape[-2]), "lengths of the forward")
         # The kernel has a pointer alone.
         heads = q.shape[1]
@@ -83,6 +94,44 @@ class Operators:
         read = torch.as_strided(lse, (q.shape[0], heads, rows), strides, lse.storage_offset())
         scores = _scores(q, k, scale, None, _lower_right(q, k) if is_causal else None)
         return _back(scores, read, grad, q, k, v, output, scale)
+
+    # -- cuDNN -----------------------------------------------------------------------------------------
+
+    def _scaled_dot_product_cudnn_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, wants_lse: bool, dropout: float, is_causal: bool,
+        debug: bool, *, scale: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        self.called.append("cudnn")
+        self._check_cudnn(q, k, v)
+        _require(
+            bias is None and wants_lse and dropout == 0.0 and not debug, "bias, log-sum-exp, dropout or debug mask"
+        )
+        scores = _scores(q, k, scale, None, _upper_left(q, k) if is_causal else None)
+        output, lse = _attend(scores, v)
+        seed = torch.zeros((), dtype=torch.int64)
+        return (
+            output.to(q.dtype), lse.float()[..., None], None, None, q.shape[-2], k.shape[-2], seed, seed,
+            torch.empty(0),
+        )  # fmt: skip
+
+    def _scaled_dot_product_cudnn_attention_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor, seed: Tensor, offset: Tensor,
+        bias: None, cum_q: None, cum_k: None, rows: int, keys: int, dropout: float, is_causal: bool, *, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self.called.append("cudnn backward")
+        self._check_cudnn(q, k, v)
+        _require(grad.dtype == output.dtype == q.dtype, "dtypes")
+        _require_aligned(grad)
+        _require((rows, keys) == (q.shape[-2], k.shape[-2]), "lengths of the forward")
+        _require(lse.shape == (*q.shape[:-1], 1) and lse.is_contiguous(), "the log-sum-exp of the forward")
+        scores = _scores(q, k, scale, None, _upper_left(q, k) if is_causal else None)
+        return _back(scores, lse[..., 0], grad, q, k, v, output, scale)
+
+    def _check_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self._check(q, k, v)
+        _require(self.capability[0] in (9, 10) and q.dtype in HALF, "capability or dtype")
+        _require(q.shape[-1] <= 128, "head_dim should be no more than 128")
+        _require(k.shape[-2] > 1, "cudnn SDPA does not support key/value sequence length 1")
 
     # -- memory-efficient ------------------------------------------------------------------------------
 
@@ -97,7 +146,7 @@ class Operators:
         dead = (scores == -torch.inf).all(-1)
         output, lse = _attend(scores, v)
         # Nobody may read the output of a row with no key.
-        output = output.masked_fill(dead[..., None], torch.nan)
+        output = output.masked_fill(dead[..., None], torch.nan).transpose(1, 2).contiguous().transpose(1, 2)
         rows = q.shape[-2]
         lse = torch.nn.functional.pad(lse.masked_fill(dead, 0.0), (0, -rows % 32), value=torch.inf)
         seed = torch.zeros((), dtype=torch.int64)
@@ -111,11 +160,16 @@ class Operators:
         self._check_efficient(q, k, v, bias)
         rows = q.shape[-2]
         _require(grad.dtype == output.dtype == q.dtype, "dtypes")
+        _require_aligned(grad)
         _require(grad.stride(-1) == output.stride(-1) == 1, "grad and output must have a contiguous last dimension")
         _require(lse.shape == (*q.shape[:2], rows + -rows % 32), "the log-sum-exp must be padded to 32 rows")
         _require(lse.is_contiguous() and lse.dtype == torch.float32, "the log-sum-exp must be contiguous, in float32")
         _require(bool((lse[..., rows:] == torch.inf).all()), "the rows that pad the log-sum-exp must be +inf")
         scores = _scores(q, k, scale, bias, _upper_left(q, k) if is_causal else None)
+        if q.dtype in HALF:
+            # The kernel has a pointer, and takes the width and the heads alone for the step from row to row.
+            strides = (*output.stride()[:2], q.shape[1] * q.shape[3], 1)
+            output = torch.as_strided(output, output.shape, strides, output.storage_offset())
         return *_back(scores, lse[..., :rows], grad, q, k, v, output, scale), None
 
     # -- what they refuse ------------------------------------------------------------------------------
@@ -128,6 +182,7 @@ class Operators:
         _require(q.shape[-1] == k.shape[-1] == v.shape[-1] and q.shape[-1] % 8 == 0, "a width that is no multiple of 8")
         _require(all(t.stride(-1) == 1 for t in (q, k, v)), "inputs must have a contiguous last dimension")
         _require(k.shape[1] == v.shape[1] and q.shape[1] % k.shape[1] == 0, "heads")
+        _require_aligned(q, k, v)
 
     def _check_efficient(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         self._check(q, k, v)
@@ -185,12 +240,15 @@ def _back(
 
 
 @contextmanager
-def emulated_cuda(*, capability: tuple[int, int] = (9, 0), looks: bool = False) -> Iterator[Operators]:
+def emulated_cuda(
+    *, capability: tuple[int, int] = (9, 0), looks: bool = False, cudnn: bool = False
+) -> Iterator[Operators]:
     """Calls of the backend "fused" go to the kernels of CUDA as they stand here.
 
     Args:
         capability: of the GPU.
         looks: whether values of tensors may decide what is computed. They may not on a GPU.
+        cudnn: whether torch has a version of cuDNN whose kernel it prefers; then also for two queries.
     """
     operators = Operators(capability)
     with pytest.MonkeyPatch.context() as patch:
@@ -201,6 +259,9 @@ def emulated_cuda(*, capability: tuple[int, int] = (9, 0), looks: bool = False) 
         patch.setattr(fused, "kernel_for", cuda_kernels.cuda_kernel)
         patch.setattr(cuda_kernels, "capability_of", lambda device: capability)
         patch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+        patch.setattr(torch.backends.cudnn, "is_available", lambda: cudnn)
+        patch.setattr(torch.backends.cudnn, "version", lambda: 91_900)
+        patch.setattr(cuda_kernels, "FEWEST_OF_CUDNN", 2)
         if not looks:
             for module in ("backends.fused_plan", "mechanisms.masks.basic", "mechanisms.masks.patterns"):
                 patch.setattr(f"regard.{module}.can_look", lambda tensor: False)

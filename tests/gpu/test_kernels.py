@@ -19,10 +19,18 @@ from tests.gpu.emulated import Operators, Refused, emulated_cuda
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(params=[False, True], ids=["values unseen", "values seen"], scope="module")
+KINDS: dict[str, dict[str, bool]] = {"values unseen": {}, "values seen": {"looks": True}, "cuDNN": {"cudnn": True}}
+
+
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS), scope="module")
 def cuda(request: pytest.FixtureRequest) -> Iterator[Operators]:
-    with emulated_cuda(looks=request.param) as operators:
+    with emulated_cuda(**request.param) as operators:
         yield operators
+
+
+def plain(called: list[str]) -> bool:
+    """Whether a kernel without masks ran."""
+    return not {"flash", "cudnn"}.isdisjoint(called)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +82,7 @@ def test_the_causal_flag_of_unequal_lengths(queries: int, keys: int, cuda: Opera
     """Flash would align it with the last key."""
     cuda.called.clear()
     _close((2, 2, queries, 16), keys, regard.causal(0))
-    assert ("flash" in cuda.called) == (queries == keys)
+    assert plain(cuda.called) == (queries == keys)
 
 
 def test_documents_go_to_flash_one_by_one_with_their_part_of_the_lse(cuda: Operators) -> None:
@@ -89,7 +97,8 @@ def test_grouped_heads(cuda: Operators) -> None:
     cuda.called.clear()
     _close((2, 6, 33, 16), 33, regard.causal(), groups=3)
     _close((2, 6, 33, 16), 33, regard.lengths(torch.tensor([20, 0])), groups=3)
-    assert {"flash", "efficient"} <= set(cuda.called)
+    assert plain(cuda.called)
+    assert "efficient" in cuda.called
 
 
 @pytest.mark.parametrize("width", [20, 184, 192, 200, 248, 256, 260])
@@ -126,6 +135,85 @@ def test_the_columns_of_a_gradient_of_the_log_sum_exp(width: int, capability: tu
     assert operators.called[0] == "flash"
     for one, other in zip(ours, torch.autograd.grad(scores.logsumexp(-1).sum(), exact), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_the_columns_of_a_gradient_of_the_log_sum_exp_beyond_cudnn(width: int) -> None:
+    """They make its widest vectors too wide for its backward, and flash's takes its place."""
+    given = [torch.randn(1, 2, 12, width).bfloat16().requires_grad_() for _ in range(3)]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    call, value = make_call(
+        *given, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=regard.causal(), bias=None, dropout=0.0
+    )
+    with emulated_cuda(cudnn=True) as operators:
+        output, lse = Fused().run(call, value)
+        ours = torch.autograd.grad(output.double().square().sum() + lse.double().square().sum(), given)
+    assert operators.called == ["cudnn", "cudnn backward" if width < 128 else "flash backward"]
+    scores = exact[0] @ exact[1].mT * width**-0.5
+    scores = scores.masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+    loss = (scores.softmax(-1) @ exact[2]).square().sum() + scores.logsumexp(-1).square().sum()
+    for one, other in zip(ours, torch.autograd.grad(loss, exact), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("mask", [regard.window(20), regard.lengths(torch.tensor([90, 30]))], ids=str)
+def test_half_precision_through_output_and_weights(mask: Any, cuda: Operators) -> None:
+    """The memory-efficient kernel reads the output from a pointer, also with columns added for the log-sum-exp."""
+    given = [torch.randn(2, 3, 90, 16).bfloat16().requires_grad_() for _ in range(3)]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    found = []
+    cuda.called.clear()
+    for tensors, backend in ((given, "fused"), (exact, "reference")):
+        output, weights = regard.attention(*tensors, mask=mask, backend=backend, return_weights=True)
+        loss = output.double().square().sum() + weights.entropy().double().square().sum()
+        found.append(torch.autograd.grad(loss, tensors))
+    assert "efficient backward" in cuda.called
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [None, regard.lengths(torch.tensor([30, 9]))], ids=str)
+def test_rows_that_begin_anywhere(mask: Any, dtype: torch.dtype, cuda: Operators) -> None:
+    """Vectors, and the gradient of the output, as parts of something wider."""
+    q, k, v = (torch.randn(2, 2, 30, 37).to(dtype)[..., start : start + 32].requires_grad_() for start in (0, 1, 5))
+    ours = regard.attention(q, k, v, mask=mask, backend="fused")
+    wide = torch.cat([ours.new_zeros(2, 2, 30, 1), ours], -1)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    theirs = regard.attention(*exact, mask=mask, backend="reference")
+    pairs = zip(
+        torch.autograd.grad(wide.square().sum(), (q, k, v)),
+        torch.autograd.grad(theirs.square().sum(), exact),
+        strict=True,
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one.double(), other, rtol=5e-2, atol=5e-2)
+
+
+def test_which_calls_go_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of as many queries as its plan is worth, of a width that it takes, where torch itself takes it."""
+
+    def ran(length: int = 1024, width: int = 16, mask: Any = None, dtype: torch.dtype = torch.bfloat16) -> str:
+        operators.called.clear()
+        q = torch.zeros(1, 1, length, width, dtype=dtype)
+        regard.attention(q, q, q, mask=mask, backend="fused")
+        return operators.called[0]
+
+    documents = regard.documents(torch.tensor([0] * 1025 + [1] * 1023))
+    with emulated_cuda(cudnn=True) as operators:
+        monkeypatch.setattr("regard.backends.cuda_kernels.FEWEST_OF_CUDNN", 1024)
+        assert ran() == ran(mask=regard.causal()) == ran(width=128) == "cudnn"
+        assert ran(1023) == ran(width=136) == ran(2048, mask=documents) == "flash"
+        assert ran(mask=regard.window(9)) == ran(dtype=torch.float32) == "efficient"
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            assert ran() == "flash"
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_500)
+        assert ran() == "flash"
+    with emulated_cuda(cudnn=True, capability=(12, 0)) as operators:
+        assert ran() == "flash"
 
 
 def test_values_wider_than_queries(cuda: Operators) -> None:

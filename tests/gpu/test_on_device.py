@@ -104,6 +104,27 @@ def test_additive_scores(device: torch.device) -> None:
         within(one / other.abs().max(), other / other.abs().max(), 2e-5)
 
 
+def test_rotary_positions_that_are_kept_for_the_next_layer(device: torch.device) -> None:
+    """By the stream that made them: a second call, one on another stream, and one of a graph that is captured."""
+    x = torch.randn(2, 3, 40, 16)
+    expected, on = regard.Rotary(16).rotate(x.double(), 5), x.to(device)
+    for _ in range(2):
+        within(regard.Rotary(16).rotate(on, 5), expected, 1e-5)
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        found = regard.Rotary(16).rotate(on, 5)
+    torch.cuda.synchronize(device)
+    within(found, expected, 1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = regard.Rotary(16, base=100.0).rotate(on, 5)
+    within(regard.Rotary(16, base=100.0).rotate(on, 5), regard.Rotary(16, base=100.0).rotate(x.double(), 5), 1e-5)
+    graph.replay()
+    within(captured, regard.Rotary(16, base=100.0).rotate(x.double(), 5), 1e-5)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_watch_reads_the_models_own_weights(name: str, device: torch.device) -> None:
     pytest.importorskip("transformers")

@@ -39,7 +39,7 @@ def test_the_statistics(capability: int, dtype: str, width: int, finds: bool) ->
 
     rows, columns, wide, warps = tile_of(width, DTYPES[dtype])
     kinds = {
-        **dict.fromkeys(("state", "received", "entropy", "lse", "sums", "peaks"), "*fp32"),
+        **dict.fromkeys(("state", "received", "entropy", "sums", "peaks"), "*fp32"),
         **dict.fromkeys(("query", "key"), f"*{dtype}"), **dict.fromkeys(("first", "stop"), "*i32"),
         "keep": "*u8", "best": "*i64",
     }  # fmt: skip

@@ -114,6 +114,17 @@ def test_a_row_state_that_is_known_and_one_with_a_sink(answered: Calls) -> None:
         assert answered == [True]
 
 
+def test_keys_in_parts(answered: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a few queries of many keys, whose row state is known."""
+    monkeypatch.setattr(triton_statistics, "parts_of", lambda programs, keys: 2)
+    for mask in ("none", "several", "no key at first"):
+        weights, dense = made(MASKS[mask], torch.float32)
+        answered.clear()
+        check(weights, dense)
+        assert answered == [True]
+    check_ties()
+
+
 def test_chosen_heads_and_layouts_that_are_not_contiguous(answered: Calls) -> None:
     weights, dense = made(MASKS["lengths"], torch.float32)
     answered.clear()
@@ -189,7 +200,14 @@ FAULTS = {
         "received + cell * keys + columns,",
         "received + cell * keys + tl.where((start + COLUMNS >= high) & (columns > start), columns - 1, columns),",
     ),
-    "a row of the picture is lost": ("range(first_row_bin, last_row_bin + 1)", "range(first_row_bin, last_row_bin)"),
+    "a row of the picture is lost": (
+        "tl.atomic_add(sums + of_picture + column, by_row, mask=live)",
+        "tl.atomic_add(sums + of_picture + column, by_row, mask=live & (rows > block * ROWS))",
+    ),
+    "a part is read twice": (
+        "    high = tl.minimum(high, low + length)",
+        "    high = tl.minimum(high, low + 2 * length)",
+    ),
     "the key head of another group": ("(head // group) * key_head", "(head % group) * key_head"),
 }
 
@@ -204,3 +222,5 @@ def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(AssertionError):  # noqa: PT012, any of the checks may see it
         check(*made(MASKS["several"], torch.float32))
         check_ties()
+        monkeypatch.setattr(triton_statistics, "parts_of", lambda programs, keys: 2)
+        check(*made(MASKS["none"], torch.float32))

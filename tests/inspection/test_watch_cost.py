@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import regard
 from regard.errors import OverwrittenError
-from regard.inspection.capture.kernel_lse import FLASH_CPU, KernelLse, run_with_lse
+from regard.inspection.capture.kernel_lse import FLASH_CPU, KERNELS, KernelLse, run_with_lse
 from regard.inspection.capture.module_hooks import this_thread
 from regard.inspection.capture.module_kinds import is_known
 from regard.inspection.capture.saved_tensor import LARGE
@@ -66,6 +66,18 @@ def test_the_kernel_gives_the_bits_of_torch(
     assert kernel.lse is not None
     expected = torch.logsumexp(_scores(*given[:2], **settings), -1)
     torch.testing.assert_close(kernel.lse.double(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+def test_a_kernel_that_leaves_its_log_sum_exp_out() -> None:
+    """That of cuDNN gives None where no gradient is wanted: the map computes its own."""
+    operators = {operator: lse for operator, lse in KERNELS.items() if "cudnn" in str(operator)}
+    for operator in operators:
+        kernel = KernelLse()
+        query, key, _ = vectors()
+        kernel.ran(operator, query, key, None)
+        assert kernel.lse is None
+        assert kernel.query is query
+    assert operators
 
 
 def _scores(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:

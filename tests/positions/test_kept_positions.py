@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.mechanisms.guards import may_be_kept
+from regard.mechanisms.guards import KeptPlace, may_be_kept
 from regard.mechanisms.positions import sinusoidal
 from regard.mechanisms.rotary import rotary as rotary_file
 from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
@@ -81,7 +81,8 @@ def test_what_training_computed_holds_no_graph() -> None:
     forget()
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     Rotary(8).rotate(x).sum().backward()
-    assert not any(kept.requires_grad for kept in rotary_file._kept(10_000.0, 8, None, 0, 5, 5, torch.float32))
+    place = KeptPlace(torch.device("cpu"), 0)
+    assert not any(kept.requires_grad for kept in rotary_file._kept(10_000.0, 8, None, 0, 5, 5, torch.float32, place))
 
 
 def test_long_sequences_are_not_kept() -> None:

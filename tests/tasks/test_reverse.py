@@ -215,7 +215,10 @@ def test_the_command_line(
         (["--length-reward", "1e308"], "--length-penalty and --length-reward must be at most 50, got 1e+308"),
         (["--length-penalty", "400"], "--length-penalty and --length-reward must be at most 50, got 400.0"),
         (["--reverse", "{run}"], "is the run itself"),
-        (["--length-reward", "0.5", "--engine", "ctranslate2"], "--engine ctranslate2 has no --length-reward"),
+        (
+            ["--length-reward", "0.5", "--engine", "ctranslate2"],
+            "--engine ctranslate2 has no length reward: leave out --length-reward",
+        ),
         (["--length-reward", "0.5", "--simultaneous"], "leave out --length-reward"),
         (["--reverse", "{back}", "--simultaneous"], "leave out --reverse"),
     ],

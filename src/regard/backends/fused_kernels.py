@@ -46,6 +46,10 @@ class Kernel(ABC):
         """The reason why it does not take calls of these sizes; None if it does."""
         return None
 
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Vectors (..., D) as the kernel takes for granted that they stand in memory: the same tensor, or a copy."""
+        return tensor if tensor.is_contiguous() else row_contiguous(tensor)
+
     @abstractmethod
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float

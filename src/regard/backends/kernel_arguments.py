@@ -1,12 +1,13 @@
 """The arguments that torch's kernels take for a call: tensors of one width, the factors of its mask, a scale."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from regard.backends.base import Call
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
-from regard.mechanisms.readable import row_contiguous
 
 
 def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
@@ -48,11 +49,12 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
 
 
 def kernel_tensors(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, multiple: int
+    query: Tensor, key: Tensor, value: Tensor, scale: float, multiple: int, lay_out: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Query, key, value and scale as a kernel takes them: of one dtype and width, row by row in memory, scale above 0.
+    """Query, key, value and scale as a kernel takes them: of one dtype and width, laid out in memory, scale above 0.
 
-    >>> query, key, value, scale = kernel_tensors(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5), -0.5, 8)
+    >>> tensors = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5)
+    >>> query, key, value, scale = kernel_tensors(*tensors, -0.5, 8, row_contiguous)
     >>> query.shape, value.shape, scale
     (torch.Size([2, 8]), torch.Size([4, 8]), 0.5)
     """
@@ -64,9 +66,7 @@ def kernel_tensors(
     if scale <= 0:
         query, scale = with_positive_scale(query, scale)
     # Last, because the negative of a tensor may stand in memory in another way.
-    query = query if query.is_contiguous() else row_contiguous(query)
-    key = key if key.is_contiguous() else row_contiguous(key)
-    return query, key, value if value.is_contiguous() else row_contiguous(value), scale
+    return lay_out(query), lay_out(key), lay_out(value), scale
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -1,85 +1,216 @@
-"""Who searches for translations: what `--engine` and `--precision` mean together."""
+"""Who searches for translations and texts: what `--engine` and `--precision` mean together."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from regard.errors import ArgumentError
+from regard.cli.loading import speaks
+from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.exports.formats import Engine, SearchPrecision
 
 if TYPE_CHECKING:
+    import torch
+
+    from regard.tasks.language_modelling.causal import LanguageModel
     from regard.tasks.translation.translator import Translator
 
+OWN = "regard"
+"""The name of regard's own search."""
+LACKS: Mapping[str, str] = {
+    "--ensemble": "searches for one run",
+    "--memory": "has no memory",
+    "--vocabulary": "keeps to no vocabulary",
+    "--terms": "forces no terms",
+    "--length-reward": "has no length reward",
+    "--reverse": "has no length reward, which --reverse brings unless --length-penalty is given",
+    "--simultaneous": "does not translate word by word",
+    "--try-heads": "does not translate word by word",
+    "--min-p": "does not draw by a least share",
+    "--repetition-penalty": "does not see the prompt when it weakens repetitions",
+}
+"""Why CTranslate2 cannot do what a flag asks for."""
 
-@dataclass(frozen=True, slots=True)
-class SearchBy:
-    """An engine, and the precision of its products.
 
-    Raises:
-        ArgumentError: another precision than float32 is asked of regard's own search.
-    """
-
-    engine: Engine
-    wanted: SearchPrecision | None = None
-    """None for the engine's own choice."""
-
-    def __post_init__(self) -> None:
-        """Check that the two go together."""
-        if self.is_own and self.wanted not in (None, "float32"):
-            raise ArgumentError(f"--precision {self.wanted} is for --engine ctranslate2; regard searches in float32")
-
-    @property
-    def is_own(self) -> bool:
-        """Whether regard searches."""
-        return self.engine == "regard"
-
-    @property
-    def precision(self) -> SearchPrecision:
-        """The precision of the search."""
-        return self.wanted or ("float32" if self.is_own else "int8")
+class SearchBy(Protocol):
+    """The one who searches for a command."""
 
     def settings(self) -> dict[str, str]:
-        """What decides the answers, as values that JSON can hold."""
-        if self.is_own:
-            return {"engine": self.engine, "precision": self.precision}
-        from regard.exports.ctranslate2 import library
+        """The part of a search's settings that decides its answers, as values that JSON can hold."""
+        ...
 
-        return {"engine": f"{self.engine} {library().__version__}", "precision": self.precision}
-
-    def refuse(self, run: Path) -> None:
-        """Check that the engine is here and can search for a run, before its model is loaded.
-
-        Raises:
-            ArgumentError: it cannot express the run's model.
-            MissingExtraError: it is not installed.
-        """
-        if not self.is_own:
-            from regard.exports.engine import refuse_run
-
-            refuse_run(run)
-
-    @contextmanager
-    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
-        """Let the engine search for a translator that was loaded from `run`, and give the engine's name.
+    def searching(
+        self,
+        translator: "Translator",
+        run: Path,
+        workers: int | None = None,
+    ) -> AbstractContextManager[str]:
+        """Let it search for a translator that was loaded from `run`, and give its name.
 
         Args:
             translator: the translator.
             run: the run folder.
-            workers: batches that another engine searches at a time; unless given one for each core.
+            workers: batches that CTranslate2 searches at a time; unless given one for each core.
         """
-        if self.is_own:
-            yield self.engine
-            return
+        ...
+
+    def writing(self, model: "LanguageModel", run: Path) -> AbstractContextManager[None]:
+        """Let it write for a language model that was loaded from `run`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSearch:
+    """Regard's own search, in float32."""
+
+    reason: str | None = None
+    """Why CTranslate2 does not search, which is told once the search begins; None to say nothing."""
+
+    def settings(self) -> dict[str, str]:
+        """The engine, and its only precision."""
+        return {"engine": OWN, "precision": "float32"}
+
+    @contextmanager
+    def searching(
+        self,
+        translator: "Translator",
+        run: Path,
+        workers: int | None = None,
+    ) -> Iterator[str]:
+        """Search in this process, or in several."""
+        _say(self.reason)
+        yield OWN
+
+    @contextmanager
+    def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
+        """Write with the model itself."""
+        _say(self.reason)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class CTranslate2Search:
+    """CTranslate2's search, by the export that a run keeps."""
+
+    precision: SearchPrecision
+    insists: bool
+    """Whether an error is told; otherwise regard searches in its place, and a line says why."""
+
+    def settings(self) -> dict[str, str]:
+        """The engine with its version, and the precision."""
+        from regard.exports.ctranslate2 import library
+
+        return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
+
+    @contextmanager
+    def searching(
+        self,
+        translator: "Translator",
+        run: Path,
+        workers: int | None = None,
+    ) -> Iterator[str]:
+        """Search by threads of this process, one for each batch."""
         from regard.exports.engine import searching_by_ctranslate2
 
-        threads = workers or (cores() if translator.device.type == "cpu" else 1)
-        with searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads) as engine:
-            yield str(engine)
+        threads = workers or (usable_cores() if translator.device.type == "cpu" else 1)
+        engine = searching_by_ctranslate2(
+            translator, run, precision=self.precision, threads=threads, or_own=None if self.insists else _say
+        )
+        with ExitStack() as stack:
+            try:
+                name = str(stack.enter_context(engine))
+            except (OSError, RunFolderError, ArgumentError) as error:
+                if self.insists:
+                    raise
+                name = stack.enter_context(OwnSearch(str(error)).searching(translator, run))
+            yield name
+
+    @contextmanager
+    def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
+        """Write by one thread of this process."""
+        from regard.exports.text_engine import writing_by_ctranslate2
+
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(writing_by_ctranslate2(model, run, precision=self.precision))
+            except (OSError, RunFolderError, ArgumentError) as error:
+                if self.insists:
+                    raise
+                _say(str(error))
+            yield
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """The flags that choose who searches.
+
+    Raises:
+        ArgumentError: they contradict each other, or CTranslate2 is insisted on and lacks what another flag asks for.
+    """
+
+    engine: Engine | None
+    """None for CTranslate2 where it is installed and can."""
+    precision: SearchPrecision | None
+    """None for float32."""
+    asked: Mapping[str, bool]
+    """Whether each of these flags of `LACKS` was given."""
+
+    def __post_init__(self) -> None:
+        """Check the flags, which takes no library."""
+        if self.engine == "regard" and self.precision == "int8":
+            raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
+        flag = self._lacked()
+        if self.insisting is not None and flag is not None:
+            raise ArgumentError(f"{self.insisting} {LACKS[flag]}: leave out {flag}")
+
+    @property
+    def insisting(self) -> str | None:
+        """The flag by which CTranslate2 was insisted on; int8 is in no other search."""
+        if self.engine == "ctranslate2":
+            return "--engine ctranslate2"
+        return "--precision int8 goes by CTranslate2, which" if self.precision == "int8" else None
+
+    def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
+        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error.
+
+        Args:
+            device: where the model is to be.
+            check: raises an error if CTranslate2 is not installed or cannot express the model.
+
+        Raises:
+            ArgumentError: CTranslate2 is insisted on, and cannot express the model.
+            MissingExtraError: it is insisted on, and not installed.
+        """
+        if self.engine == "regard":
+            return OwnSearch()
+        by_ctranslate2 = CTranslate2Search(self.precision or "float32", self.insisting is not None)
+        if by_ctranslate2.insists:
+            check()
+            return by_ctranslate2
+        try:
+            check()
+        except MissingExtraError:
+            return OwnSearch()
+        except ArgumentError as error:
+            return OwnSearch(str(error))
+        reason = None if device.type == "cpu" else f"CTranslate2 searches on {device} only by --engine ctranslate2"
+        if flag := self._lacked():
+            reason = f"CTranslate2 {LACKS[flag]} ({flag})"
+        return by_ctranslate2 if reason is None else OwnSearch(reason)
+
+    def _lacked(self) -> str | None:
+        return next((flag for flag, is_given in self.asked.items() if is_given), None)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: ranks on one machine share its cores."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def _say(reason: str | None) -> None:
+    if reason is not None and speaks():
+        print(f"regard's own search: {reason}", file=sys.stderr)

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regard.cli.engines import SearchBy
+from regard.cli.engines import EngineFlags, OwnSearch
 from regard.cli.interpret import FRAMES, policy_of, refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
@@ -85,7 +86,7 @@ def evaluate(
             target from 0, `?` for possible ones): prints the alignment error rate too.
         device: auto, cpu, cuda, cuda:N or mps.
         engine: translation: who searches, regard or ctranslate2, as for `translate`; the loss is always regard's.
-        precision: translation: of the search, as for `translate`.
+        precision: translation: of the products of CTranslate2, as for `translate`.
     """
     task = task_name_of(run)
     given = (
@@ -122,10 +123,6 @@ def evaluate(
                 ("--reverse", reverse),
             )
         ),
-        (
-            interprets and engine == "ctranslate2",
-            "--simultaneous and --try-heads look into the search: leave out --engine",
-        ),
         (interprets and bool(references), "--simultaneous and --try-heads take one reference: leave out --references"),
         (try_heads and wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
         (interprets and alignment_data is not None, "--alignment-data is for whole sentences: leave it out"),
@@ -149,7 +146,7 @@ def evaluate(
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
     )
-    ranking.refuse(run, size, engine or "regard")
+    ranking.refuse(run, size)
     chosen = ranking.beam(size)
     for one in ensemble:
         require_task(one, TRANSLATION)
@@ -157,20 +154,29 @@ def evaluate(
     require_files(references, setting="--references")
     require_files(memory, setting="--memory")
     require_files([] if alignment_data is None else [alignment_data], setting="--alignment-data")
-    search_by = SearchBy(engine or "regard", precision)
-    if not search_by.is_own:
-        refuse_first(
-            (bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
-            (bool(memory), f"--engine {engine} has no memory: leave out --memory"),
-        )
+    engine_flags = EngineFlags(
+        engine,
+        precision,
+        {
+            "--simultaneous": simultaneous,
+            "--try-heads": try_heads,
+            "--ensemble": bool(ensemble),
+            "--memory": bool(memory),
+            **ranking.asked(chosen),
+        },
+    )
     with loading():
+        from regard.exports.engine import refuse_run
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
         from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
+        from regard.training.distributed.devices import find_device
 
-    search_by.refuse(run)
+    search_by = (
+        engine_flags.chosen(find_device(device), partial(refuse_run, run)) if task == TRANSLATION else OwnSearch()
+    )
     together: dict[str, Any] = {"ensemble": ensemble, "memories": memory} if ensemble or memory else {}
     model = Translator.load(run, device=device, **together) if together else TASKS[task].load(run, device=device)
     with telling() as tell:
@@ -178,11 +184,12 @@ def evaluate(
             case Translator() if interprets:
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 pairs = list(read_pairs(list(data)))
-                if try_heads:
-                    rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
-                else:
-                    interpreter = Interpreter(model, policy_of(frames, wait_k), align, max_length=ANY_LENGTH)
-                    rows = _simultaneous_scores(interpreter, pairs, tell)
+                with search_by.searching(model, run):
+                    if try_heads:
+                        rows = _tried_heads(model, pairs, FRAMES if frames is None else frames, tell)
+                    else:
+                        interpreter = Interpreter(model, policy_of(frames, wait_k), align, max_length=ANY_LENGTH)
+                        rows = _simultaneous_scores(interpreter, pairs, tell)
             case Translator():
                 align = alignment_of(alignment_layer, alignment_head, model.alignment)
                 back = ranking.loaded(device)

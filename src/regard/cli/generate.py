@@ -1,13 +1,16 @@
 """`regard generate`: let a language model write."""
 
 import sys
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from regard.cli.engines import EngineFlags
 from regard.cli.loading import loading
 from regard.cli.shared import Run, refuse_first, require_task
+from regard.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ def generate(
     stop: tuple[str, ...] = (),
     seed: int = 0,
     device: str = "auto",
+    engine: Engine | None = None,
+    precision: SearchPrecision | None = None,
 ) -> None:
     """Let a language model write on after a prompt; what it writes is printed as it comes.
 
@@ -43,8 +48,10 @@ def generate(
         min_p: draw from tokens whose probability is at least this share of the highest.
         repetition_penalty: above 1, tokens that the text already has become less likely.
         stop: strings that end the text; it ends before the first of them.
-        seed: seed of all random numbers.
+        seed: seed of all random numbers; each engine draws others from it.
         device: auto, cpu, cuda, cuda:N or mps.
+        engine: who writes, regard or ctranslate2, as for `translate`.
+        precision: of the products of CTranslate2, as for `translate`.
     """
     refuse_first(
         (samples < 1, f"--samples must be at least 1, got {samples}"),
@@ -57,22 +64,27 @@ def generate(
         (seed < 0, f"--seed must be 0 or more, got {seed}"),
         ("" in stop, "--stop must be a text that is not empty"),
     )
+    flags = EngineFlags(engine, precision, {"--min-p": min_p > 0, "--repetition-penalty": repetition_penalty != 1.0})
     require_task(run, LANGUAGE_MODEL)
     with loading():
+        from regard.exports.text_engine import refuse_text_run
         from regard.tasks.language_modelling.causal import LanguageModel
+        from regard.training.distributed.devices import find_device
 
+    search = flags.chosen(find_device(device), partial(refuse_text_run, run))
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
     model = LanguageModel.load(run, device=device)
     limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
-    if samples > 1:
-        for number, text in enumerate(model.samples(prompt, count=samples, **limits)):
-            print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
-        return
-    sys.stdout.write(prompt)
-    for piece in model.generate(prompt, **limits):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    print(flush=True)
+    with search.writing(model, run):
+        if samples > 1:
+            for number, text in enumerate(model.samples(prompt, count=samples, **limits)):
+                print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
+            return
+        sys.stdout.write(prompt)
+        for piece in model.generate(prompt, **limits):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print(flush=True)
 
 
 def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list["Filter"]:

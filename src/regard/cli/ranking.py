@@ -28,8 +28,8 @@ class Ranking:
     reverse: Path | None
     reverse_weight: float | None
 
-    def refuse(self, run: Path, size: int, engine: str) -> None:
-        """Refuse what cannot be, for a run, a beam of that size and an engine.
+    def refuse(self, run: Path, size: int) -> None:
+        """Refuse what cannot be, for a run and a beam of that size.
 
         Raises:
             ArgumentError: a number is out of its range, or does not go with the others.
@@ -57,7 +57,6 @@ class Ranking:
                 self.reverse is not None and size == 1,
                 "--reverse chooses among the hypotheses of a beam: give a --beam of 2 at least",
             ),
-            (engine != "regard" and reward is not None, f"--engine {engine} has no --length-reward: leave out one"),
         )
         if self.reverse is not None:
             refuse_reverse(run, self.reverse)
@@ -68,6 +67,11 @@ class Ranking:
         reward = REWARD if is_usual and self.reverse is not None else self.length_reward or 0.0
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
         return Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward)
+
+    def asked(self, beam: Beam) -> dict[str, bool]:
+        """Whether a flag brings a length reward, for `EngineFlags`."""
+        rewards = beam.length_reward > 0
+        return {"--length-reward": self.length_reward is not None and rewards, "--reverse": rewards}
 
     def loaded(self, device: str) -> "Reverse | None":
         """The reverse translator, read from its folder; None if there is none."""

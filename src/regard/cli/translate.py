@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from regard.cli.engines import SearchBy
+from regard.cli.engines import OWN, EngineFlags
 from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
 from regard.cli.ranking import Ranking
@@ -54,7 +54,7 @@ def translate(
     vocabulary: Path | None = None,
     max_length: int | None = None,
     device: str = "auto",
-    engine: Engine = "regard",
+    engine: Engine | None = None,
     precision: SearchPrecision | None = None,
     workers: int | None = None,
     verbose: bool = False,
@@ -102,9 +102,10 @@ def translate(
             sentence had in training.
         device: auto, cpu, cuda, cuda:N or mps.
         engine: who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run.
-        precision: with --engine ctranslate2 int8 (unless given), float32, bf16 or auto; regard searches in float32.
-        workers: with --engine ctranslate2: threads, each with a batch of its own; unless given, one for each core.
-        verbose: with --engine ctranslate2, say on standard error at the end how it searched.
+            Unless given, ctranslate2 where it is installed and can, and a line on standard error says where it cannot.
+        precision: float32 unless given, or int8, which is CTranslate2's: faster, and near ties fall otherwise.
+        workers: threads of CTranslate2, each with a batch of its own; unless given, one for each core.
+        verbose: with CTranslate2, say on standard error at the end how it searched.
         simultaneous: translate words as they come, and print each word as soon as it is safe.
         frames: with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2
             unless given.
@@ -130,7 +131,6 @@ def translate(
         "--prefix-column": prefix_column,
         "--vocabulary": vocabulary is not None,
         "--workers": workers is not None,
-        "--engine ctranslate2": engine != "regard",
     }
     unused = next((flag for flag, is_given in for_lines.items() if is_given), None)
     size = 5 if beam is None else beam
@@ -166,17 +166,24 @@ def translate(
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
         (engine == "regard" and workers is not None, "--workers are threads of --engine ctranslate2: give both"),
-        (engine != "regard" and bool(ensemble), f"--engine {engine} searches for one run: leave out --ensemble"),
-        (engine != "regard" and bool(memory), f"--engine {engine} has no memory: leave out --memory"),
-        (engine != "regard" and vocabulary is not None, f"--engine {engine} keeps to no --vocabulary: leave out one"),
-        (engine != "regard" and terms is not None, f"--engine {engine} forces no --terms: leave out one"),
     )
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight
     )
-    ranking.refuse(run, size, engine)
+    ranking.refuse(run, size)
     search = ranking.beam(size, num_best=nbest)
-    search_by = SearchBy(engine, precision)
+    engine_flags = EngineFlags(
+        engine,
+        precision,
+        {
+            "--simultaneous": simultaneous,
+            "--ensemble": bool(ensemble),
+            "--memory": bool(memory),
+            "--vocabulary": vocabulary is not None,
+            "--terms": terms is not None,
+            **ranking.asked(search),
+        },
+    )
     for one in (run, *ensemble):
         require_task(one, TRANSLATION)
     require_files(memory, setting="--memory")
@@ -184,6 +191,7 @@ def translate(
         require_files([] if path is None else [path], setting=flag)
     with loading():
         from regard.cli.whole_file import finish_file
+        from regard.exports.engine import refuse_run
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
@@ -193,15 +201,17 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
+        from regard.training.distributed.devices import find_device
 
-    search_by.refuse(run)
+    search_by = engine_flags.chosen(find_device(device), partial(refuse_run, run))
     translator = Translator.load(run, device=device, ensemble=ensemble, memories=memory)
     align = alignment_of(alignment_layer, alignment_head, translator.alignment)
     if simultaneous:
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
 
         interpreter = Interpreter(translator, policy_of(frames, wait_k), align, max_length=max_length)
-        interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
+        with search_by.searching(translator, run):
+            interpret(interpreter, words_of(sentence, input), sys.stdout, bad_lines=bad_lines)
         return
     asked = TranslationOptions(
         beam=search,
@@ -235,7 +245,7 @@ def translate(
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.doubted.lines:
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
-    if verbose and not search_by.is_own:
+    if verbose and searcher != OWN:
         print(searcher, file=sys.stderr)
 
 

@@ -4,16 +4,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import nn
-
 from regard.errors import MissingExtraError
+from regard.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
 from regard.exports.huggingface import write_tokenizers
-from regard.exports.trained import ExportedRun, refuse, split_attention
+from regard.exports.trained import ExportedRun, refuse
 from regard.models.config import TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
-from regard.nn import GatedFeedForward
 from regard.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
 
 
@@ -34,7 +31,7 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
     spec.config.eos_token, spec.config.decoder_start_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[BOS]
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = _epsilon(trained)
+    spec.config.layer_norm_epsilon = epsilon_of(trained.model)
     spec.validate()
     spec.optimize()
     spec.save(str(out))
@@ -59,18 +56,17 @@ def library() -> ModuleType:
     try:
         import ctranslate2
     except ImportError:
-        raise MissingExtraError("ctranslate2", extra="export") from None
+        raise MissingExtraError("ctranslate2", extra="text") from None
     return ctranslate2
 
 
 def _spec(trained: ExportedRun, specs: Any) -> Any:
-    config, activations = trained.config, specs.common_spec.Activation
-    activation = {"relu": activations.RELU, "gelu": activations.GELU, "swiglu": activations.SWISH}
+    config = trained.config
     return specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.num_heads,
         pre_norm=config.norm_position == "pre",
-        activation=activation[config.activation],
+        activation=specs.common_spec.Activation[ACTIVATIONS[config.activation]],
         ffn_glu=config.activation == "swiglu",
         rms_norm=config.norm == "rms",
     )
@@ -90,51 +86,10 @@ def _fill(trained: ExportedRun, spec: Any) -> None:
         side.position_encodings.encodings = table.numpy()
         side.scale_embeddings = True
         if config.norm_position == "pre":
-            _norm(side.layer_norm, final_norm)
+            fill_norm(side.layer_norm, final_norm)
         for theirs, ours in zip(side.layer, layers, strict=True):
             assert isinstance(ours, SelfAttentionLayer | DecoderLayer)
-            _layer(theirs, ours)
-
-
-def _layer(theirs: Any, ours: SelfAttentionLayer | DecoderLayer) -> None:
-    parts = split_attention(ours.self_attention)
-    _linear(theirs.self_attention.linear[0], parts["query"], parts["key"], parts["value"])
-    _linear(theirs.self_attention.linear[1], parts["output"])
-    norms = [theirs.self_attention.layer_norm]
-    if isinstance(ours, DecoderLayer):
-        parts = split_attention(ours.cross_attention)
-        _linear(theirs.attention.linear[0], parts["query"])
-        _linear(theirs.attention.linear[1], parts["key"], parts["value"])
-        _linear(theirs.attention.linear[2], parts["output"])
-        norms.append(theirs.attention.layer_norm)
-    network = ours.feed_forward
-    if isinstance(network, GatedFeedForward):
-        gate, up = network.gate_and_up.weight.chunk(2)
-        theirs.ffn.linear_0.weight, theirs.ffn.linear_0_noact.weight = gate.numpy(), up.numpy()
-    else:
-        _linear(theirs.ffn.linear_0, network.get_submodule("up"))
-    _linear(theirs.ffn.linear_1, network.get_submodule("down"))
-    for norm, residual in zip([*norms, theirs.ffn.layer_norm], ours.residuals, strict=True):
-        _norm(norm, residual.get_submodule("norm"))
-
-
-def _linear(spec: Any, *linears: nn.Module) -> None:
-    """Write layers with the same input as one layer: their rows stand one below the other."""
-    parameters = [dict(linear.named_parameters()) for linear in linears]
-    spec.weight = torch.cat([each["weight"] for each in parameters]).detach().numpy()
-    if "bias" in parameters[0]:
-        spec.bias = torch.cat([each["bias"] for each in parameters]).detach().numpy()
-
-
-def _norm(spec: Any, norm: nn.Module) -> None:
-    spec.gamma = norm.get_parameter("weight").numpy()
-    if isinstance(norm, nn.LayerNorm):
-        spec.beta = norm.bias.numpy()
-
-
-def _epsilon(trained: ExportedRun) -> float:
-    norm = next(module for module in trained.model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm))
-    return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+            fill_layer(theirs, ours)
 
 
 def _tokens(tokenizer: Tokenizer) -> list[str]:

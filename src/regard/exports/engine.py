@@ -1,7 +1,8 @@
 """CTranslate2 as the one that searches for a `Translator`: the same sentences, hypotheses and scores, sooner."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,16 @@ import torch
 from regard.errors import ArgumentError, EngineError
 from regard.exports.ctranslate2 import library, refuse_for_ctranslate2
 from regard.exports.formats import SearchPrecision
-from regard.exports.kept_export import with_kept_export
+from regard.exports.kept_export import Export, with_kept_export
+from regard.exports.plain import why_not_plain
 from regard.exports.trained import ExportedRun, exported, transformer_of
 from regard.generation.protocol import Hypothesis
+from regard.models.config import TransformerConfig
 from regard.tasks.runs.foreign_folders import is_huggingface
-from regard.tasks.translation.search_job import SearchJob
+from regard.tasks.translation.made_model import make_model
+from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
-COMPUTE_TYPES: dict[SearchPrecision, str] = {
-    "auto": "auto", "float32": "float32", "bf16": "bfloat16", "int8": "int8",
-}  # fmt: skip
-"""CTranslate2's names of our precisions."""
 IMPOSSIBLE = -1e9
 """CTranslate2 gives hypotheses that break a prefix a score below this."""
 
@@ -35,7 +35,7 @@ def refuse_run(run: Path) -> None:
     """
     library()
     if is_huggingface(run):
-        raise ArgumentError(f"--engine ctranslate2 is for a run of regard's, and {run} is in Hugging Face's format")
+        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
     refuse_for_ctranslate2(transformer_of(run))
 
 
@@ -64,7 +64,7 @@ class CTranslate2Engine:
         try:
             self._translator = library().Translator(
                 str(folder), device=device.type, device_index=device.index or 0,
-                compute_type=COMPUTE_TYPES[precision], inter_threads=threads, intra_threads=1,
+                compute_type=precision, inter_threads=threads, intra_threads=1,
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise ArgumentError(f"CTranslate2 cannot search on {device} in {precision}: {error}") from None
@@ -83,14 +83,13 @@ class CTranslate2Engine:
         """The hypotheses of each job's sentences, in the order of the jobs.
 
         Raises:
-            ArgumentError: a job is limited to a vocabulary, which CTranslate2's scores would not survive.
+            ArgumentError: CTranslate2 cannot do a job.
             EngineError: CTranslate2 failed.
         """
         given = list(jobs)
-        if any(job.beam.length_reward for job in given):
-            raise ArgumentError("CTranslate2 has no length reward: leave out length_reward, or search with regard")
-        if any(job.vocabulary is not None for job in given):
-            raise ArgumentError("CTranslate2 keeps to no vocabulary: leave out vocabulary, or search with regard")
+        for job in given:
+            if reason := self.why_not(job):
+                raise ArgumentError(f"{reason}: search with regard")
         try:
             begun = [self._begin(job) for job in given]
             return [
@@ -99,6 +98,17 @@ class CTranslate2Engine:
             ]
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"CTranslate2 failed: {error}") from None
+
+    def why_not(self, job: SearchJob) -> str | None:
+        """Why CTranslate2 cannot do a job; None if it can."""
+        longest = max(job.max_steps, *map(len, job.sources))
+        reasons = {
+            "has no length reward": bool(job.beam.length_reward),
+            "keeps to no vocabulary": job.vocabulary is not None,
+            "keeps no words whole": job.words is not None,
+            f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
+        }
+        return next((f"CTranslate2 {reason}" for reason, is_so in reasons.items() if is_so), None)
 
     def _begin(self, job: SearchJob) -> Sequence[Any]:
         """Let a job begin; its answers come later."""
@@ -139,9 +149,46 @@ class CTranslate2Engine:
         return [[self._target[number] for number in ids] for ids in job.prefixes]
 
 
+class EngineOrOwn:
+    """CTranslate2 for each job that it can do, and regard's own search for the others.
+
+    Args:
+        engine: CTranslate2 with a model.
+        own: regard's own search with the same model.
+        tell: is called once with each reason for which a job went to `own`.
+    """
+
+    longest: int | None = None
+
+    def __init__(
+        self,
+        engine: CTranslate2Engine,
+        own: Callable[[SearchJob], list[list[Hypothesis]]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._engine, self._own, self._tell = engine, own, tell
+        self._told: set[str] = set()
+
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs."""
+        given = list(jobs)
+        reasons = [self._engine.why_not(job) for job in given]
+        for reason in dict.fromkeys(reasons):
+            if reason is not None and reason not in self._told:
+                self._told.add(reason)
+                self._tell(reason)
+        found = iter(self._engine.search(job for job, reason in zip(given, reasons, strict=True) if reason is None))
+        return [next(found) if reason is None else self._own(job) for job, reason in zip(given, reasons, strict=True)]
+
+
 @contextmanager
 def searching_by_ctranslate2(
-    translator: Translator, run: Path, *, precision: SearchPrecision, threads: int
+    translator: Translator,
+    run: Path,
+    *,
+    precision: SearchPrecision,
+    threads: int,
+    or_own: Callable[[str], None] | None = None,
 ) -> Iterator[CTranslate2Engine]:
     """Let CTranslate2 search for a translator that was loaded from `run`, by the export that is kept there.
 
@@ -150,21 +197,39 @@ def searching_by_ctranslate2(
         run: the run folder.
         precision: as for `CTranslate2Engine`.
         threads: as for `CTranslate2Engine`.
+        or_own: if given, regard's own search does what CTranslate2 cannot, and this is called once with each reason.
 
     Raises:
-        ArgumentError: CTranslate2 cannot express the model, or does not have the device or the precision here.
+        ArgumentError: CTranslate2 cannot express the model, or does not have the device or the precision here; or the
+            model has hooks, adapters or other layers than its configuration.
         MissingExtraError: ctranslate2 is not installed.
         RunFolderError: something else is in the place of the export.
         OSError: the disk is full.
     """
-    trained = exported(translator, transformer_of(run))
+    config = transformer_of(run)
+    if reason := _why_not_plain(translator, config):
+        raise ArgumentError(f"CTranslate2 would search with another model than the one that was loaded: {reason}")
+    trained = exported(translator, config)
 
     def load(folder: Path) -> CTranslate2Engine:
         return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
 
-    engine = with_kept_export(trained, run, load)
-    translator.searcher = engine
+    engine = with_kept_export(Export.of_run(trained), run, load)
+    translator.searcher = engine if or_own is None else EngineOrOwn(engine, partial(_own_search, translator), or_own)
     try:
         yield engine
     finally:
         translator.searcher = None
+
+
+def _own_search(translator: Translator, job: SearchJob) -> list[list[Hypothesis]]:
+    return search(translator.model, job)
+
+
+def _why_not_plain(translator: Translator, config: TransformerConfig) -> str | None:
+    sizes = {
+        "source_vocab_size": len(translator.source_tokenizer),
+        "target_vocab_size": len(translator.target_tokenizer),
+    }
+    with torch.device("meta"):
+        return why_not_plain(translator.model, make_model(config, **sizes))

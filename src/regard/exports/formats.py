@@ -2,10 +2,8 @@
 
 from typing import Literal
 
-from regard.training.distributed.choices import Precision
-
 ExportFormat = Literal["huggingface", "ctranslate2", "onnx"]
 Engine = Literal["regard", "ctranslate2"]
-"""Who searches for translations."""
-SearchPrecision = Precision | Literal["int8"]
-"""The precision of matrix products in a search."""
+"""Who searches for translations and texts."""
+SearchPrecision = Literal["float32", "int8"]
+"""The precision of CTranslate2's matrix products, in its own words; regard's own search has float32."""

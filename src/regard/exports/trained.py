@@ -76,6 +76,7 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
+    model = model if translator.device.type == "cpu" else deepcopy(model).cpu()
     return ExportedRun(_scaled_by_width(model, config), config, source, target)
 
 

@@ -43,6 +43,10 @@ class CallFactors(Protocol):
         """The normalizer of each row (B, H, T), such as the log-sum-exp."""
 
     @property
+    def known_state(self) -> Tensor | None:
+        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+
+    @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0 (`regard.maps.leveled`)."""
 
@@ -295,13 +299,12 @@ class CallSource(Source):
         return None if scale is None else DotScores(call, state, scale, is_right)
 
     def softmax_call(self) -> SoftmaxCall | None:
-        """The call, with its row state if that is known or more than the log-sum-exp of the scores."""
+        """The call, with its row state, unless a kernel of half precision finds it as soon as it is asked to."""
         call = self.call
         if not isinstance(call.normalization, Softmax):
             return None
-        is_plain = type(call.normalization) is Softmax
-        known = self.factors.known_state if isinstance(self.factors, GivenFactors) and is_plain else self.state
-        return SoftmaxCall(call, known)
+        may_be_found = type(call.normalization) is Softmax and call.query.dtype != call.compute_dtype
+        return SoftmaxCall(call, self.factors.known_state if may_be_found else self.state)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single pairs, for which only the scores of these pairs are computed."""

@@ -19,14 +19,16 @@ def bin_of(place, length, count):
 
 @triton.jit
 def read_rows(
-    query, key, state, first, stop, keep, received, entropy, lse, best, sums, peaks,
+    query, key, state, first, stop, keep, received, entropy, best, sums, peaks,
     scale, heads, group, queries, keys, width,
     query_batch, query_head, query_row, key_batch, key_head, key_row, range_batch, keep_batch,
     pooled_queries, pooled_keys, bin_rows, bin_columns,
     HAS_KEEP: tl.constexpr, FINDS_STATE: tl.constexpr, RANKED: tl.constexpr, POOLED: tl.constexpr,
     WIDENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Read the weights of ROWS queries of one head.
+    """Read the weights of ROWS queries of one head, over one of the parts into which their keys are split.
+
+    The first dimension of the grid counts heads and blocks of queries, the second one parts: one if FINDS_STATE.
 
     Args:
         query: (B, H, T, D), with a last stride of 1.
@@ -35,8 +37,8 @@ def read_rows(
         first, stop: (B or 1, T), the keys that each query may see.
         keep: (B or 1, S), which keys may be seen at all; not read unless HAS_KEEP.
         received: (B * H, S), zeros, to which the weights of each key are added.
-        entropy, lse: (B * H, T), which are written; lse only if FINDS_STATE.
-        best: (B * H, T, RANKED), the largest weights with their keys, in any order; below 0 where there is none.
+        entropy: (parts, B * H, T), which is written: the terms of each part.
+        best: (B * H, T, parts, RANKED), the largest weights with their keys, in any order; below 0 where there is none.
         sums, peaks: (B * H, rows, columns), zeros, to which the blocks of the picture are added.
         scale: the factor of the dot products, times log2(e).
         pooled_queries, pooled_keys: the lengths that the bins of the picture divide.
@@ -86,20 +88,20 @@ def read_rows(
             top = larger
         dead = total == 0.0
         level = tl.where(dead, never, top + tl.log2(tl.where(dead, 1.0, total)))
-        tl.store(lse + cell * queries + rows, tl.where(dead, float("-inf"), level * ln_2), mask=live)
     else:
         level = tl.load(state + cell * queries + rows, mask=live, other=never)
 
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    length = tl.cdiv(tl.cdiv(tl.maximum(high - low, 0), COLUMNS), parts) * COLUMNS
+    low += part * length
+    high = tl.minimum(high, low + length)
     spread = tl.zeros([ROWS], tl.float32)
     if RANKED > 0:
         places = tl.arange(0, RANKED)
         # Each empty place has a number of its own, so that the smallest is always one place.
         ranked = tl.zeros([ROWS, RANKED], tl.int64) - 1 - places[None, :].to(tl.int64)
     if POOLED:
-        row_bin = bin_of(rows, pooled_queries, bin_rows)
-        first_row_bin = bin_of(block * ROWS, pooled_queries, bin_rows)
-        last_row_bin = bin_of(tl.minimum(block * ROWS + ROWS, queries) - 1, pooled_queries, bin_rows)
-        of_picture = cell * bin_rows * bin_columns
+        of_picture = cell * bin_rows * bin_columns + bin_of(rows, pooled_queries, bin_rows) * bin_columns
     for start in range(low, high, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
         k = tl.load(
@@ -135,12 +137,10 @@ def read_rows(
                 inside = (column_bin == column)[None, :]
                 by_row = tl.sum(tl.where(inside, weights, 0.0), 1)
                 largest = tl.max(tl.where(inside, weights, 0.0), 1)
-                for row in range(first_row_bin, last_row_bin + 1):
-                    mine = (row_bin == row) & live
-                    place = of_picture + row * bin_columns + column
-                    tl.atomic_add(sums + place, tl.sum(tl.where(mine, by_row, 0.0), 0))
-                    tl.atomic_max(peaks + place, tl.max(tl.where(mine, largest, 0.0), 0))
-    tl.store(entropy + cell * queries + rows, -spread * ln_2, mask=live)
+                tl.atomic_add(sums + of_picture + column, by_row, mask=live)
+                tl.atomic_max(peaks + of_picture + column, largest, mask=live)
+    cells = tl.num_programs(0) // blocks
+    tl.store(entropy + (part * cells + cell) * queries + rows, -spread * ln_2, mask=live)
     if RANKED > 0:
-        of_rows = (cell * queries + rows.to(tl.int64))[:, None] * RANKED + places[None, :]
+        of_rows = ((cell * queries + rows.to(tl.int64)) * parts + part)[:, None] * RANKED + places[None, :]
         tl.store(best + of_rows, ranked, mask=live[:, None])

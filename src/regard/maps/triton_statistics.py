@@ -28,6 +28,8 @@ FEWEST_QUERIES = 16
 WIDEST = 256
 MOST_RANKED_HERE = 64
 """For more keys of each query than this, tiles are faster."""
+ENOUGH_PROGRAMS, SHORTEST_PART = 1024, 2048
+"""How many programs fill a GPU, and the fewest keys that are worth one."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -44,7 +46,8 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
     """The answers (cells, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
 
     Returns None if they are not all among those of the kernel, if it does not take the call, if a gradient is asked,
-    or if a number is not finite: then tiles answer.
+    or if a number is not finite: then tiles answer. In float32 it multiplies without tensor cores, and what calls of a
+    fused kernel can answer is left to them.
     """
     if not runs_triton(source.device, NAME) or in_forward_mode() or in_transform("Vmap", "Jvp", "Grad"):
         return None
@@ -55,6 +58,8 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
         return None
     if _why_tiles(made.call) is not None:
+        return None
+    if made.call.query.dtype == torch.float32 and not any(statistic.needs_tiles for statistic in statistics):
         return None
     with torch.no_grad():
         return or_else(NAME, lambda: _read(made, asked, statistics), lambda: None)
@@ -124,31 +129,42 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
     # A row with no key has any state; its weights are not seen.
     state = (state / math.log(2)).masked_fill(state == -torch.inf, 0.0).contiguous()
     received = torch.zeros(cells, keys, device=device)
-    entropy = torch.empty(cells, queries, device=device)
-    lse = torch.empty_like(entropy) if finds else entropy
+    width = query.shape[-1]
+    rows, columns, wide, warps = tile_of(width, query.dtype)
+    programs = cells * -(-queries // rows)
+    parts = 1 if finds else parts_of(programs, keys)
+    entropy = torch.empty(parts, cells, queries, device=device)
     places = 1 << (asked.ranked - 1).bit_length() if asked.ranked else 0
-    best = torch.empty(cells, queries, places, dtype=torch.int64, device=device)
+    best = torch.empty(cells, queries, parts, places, dtype=torch.int64, device=device)
     blocks = (1, 1) if grid is None else (grid.rows.count, grid.columns.count)
     lengths = (1, 1) if grid is None else (grid.rows.length, grid.columns.length)
     sums = torch.zeros(cells, *blocks, device=device)
     peaks = torch.zeros_like(sums)
     keep = ranges.first if ranges.keep is None else ranges.keep.to(torch.uint8)
-    width = query.shape[-1]
-    rows, columns, wide, warps = tile_of(width, query.dtype)
-    triton_rows.read_rows[(cells * -(-queries // rows),)](
-        query, key, state, ranges.first, ranges.stop, keep, received, entropy, lse, best, sums, peaks,
+    triton_rows.read_rows[(programs, parts)](
+        query, key, state, ranges.first, ranges.stop, keep, received, entropy, best, sums, peaks,
         scale / math.log(2), sizes.heads, call.group, queries, keys, width,
         *query.stride()[:3], *key.stride()[:3], *(0 if len(t) == 1 else t.stride(0) for t in (ranges.first, keep)),
         *lengths, *blocks,
         HAS_KEEP=ranges.keep is not None, FINDS_STATE=finds, RANKED=places, POOLED=grid is not None,
         WIDENS=device.type == "cpu", ROWS=rows, COLUMNS=columns, WIDTH=wide, num_warps=warps,
     )  # fmt: skip
+    entropy = entropy.sum(0) if parts > 1 else entropy[0]
     # A number that is not finite makes its row's entropy so. This waits for the device, as does who reads an answer.
     if not bool(entropy.isfinite().all()):
         return None
-    best = best.sort(-1, descending=True).values[..., : asked.ranked]
+    best = best.flatten(-2).sort(-1, descending=True).values[..., : asked.ranked]
     answers = _Answers(received, entropy, best, sums, peaks)
     return [answers.answer(statistic) for statistic in statistics]
+
+
+def parts_of(programs: int, keys: int) -> int:
+    """Into how many parts the keys of a block of queries are split, so that few queries of many keys fill a GPU.
+
+    >>> parts_of(32, 1 << 20), parts_of(4096, 8192)
+    (32, 1)
+    """
+    return max(1, min(ENOUGH_PROGRAMS // programs, keys // SHORTEST_PART))
 
 
 def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -157,12 +173,12 @@ def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     Compiled for compute capability 9.0, blocks of this size need hardly more registers than there are.
 
     >>> tile_of(80, torch.bfloat16), tile_of(80, torch.float32)
-    ((64, 64, 128, 4), (32, 32, 128, 8))
+    ((64, 32, 128, 4), (32, 32, 128, 8))
     """
     wide = max(16, 1 << (width - 1).bit_length())
     if dtype == torch.float32:
         return 32, 32, wide, 8
-    return (64, 64, wide, 4) if wide <= 128 else (32, 32, wide, 4)
+    return (64, 32, wide, 4) if wide <= 128 else (32, 32, wide, 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

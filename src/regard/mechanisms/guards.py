@@ -8,6 +8,7 @@ of ours hides its backward pass from torch.func, and a cache must hold nothing t
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -228,6 +229,30 @@ def may_be_kept(tensor: Tensor) -> bool:
     if is_compiling() or not tensor.is_cpu or is_tracing():
         return False
     return not count_dispatch_modes() and peek_interpreter_stack() is None
+
+
+class KeptPlace(NamedTuple):
+    """The memory and the order of a cached tensor: a stream of another number may read it too early."""
+
+    device: torch.device
+    stream: int
+
+
+def where_kept(tensor: Tensor) -> KeptPlace | None:
+    """The place under which a tensor computed beside this one, and not from it, may be cached; None if it may not.
+
+    On CUDA it belongs to the stream that computes it. While a graph is captured that graph alone owns its memory.
+
+    >>> where_kept(torch.ones(2)), where_kept(torch.ones(2, device="meta"))
+    (KeptPlace(device=device(type='cpu'), stream=0), None)
+    """
+    if tensor.is_cpu:
+        return KeptPlace(tensor.device, 0) if may_be_kept(tensor) else None
+    if is_compiling() or not tensor.is_cuda or is_tracing() or count_dispatch_modes() or peek_interpreter_stack():
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    return KeptPlace(tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 def may_have_own_gradient(tensor: Tensor) -> bool:

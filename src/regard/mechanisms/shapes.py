@@ -56,7 +56,7 @@ class Sizes:
 
 
 def canonical(
-    query: Tensor, key: Tensor, value: Tensor, state: State | None = None
+    query: Tensor, key: Tensor, value: Tensor, *, state: State | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Sizes]:
     """Check query, key and value against each other and give them four dimensions.
 

@@ -94,6 +94,12 @@ class Factors:
         return self._state
 
     @property
+    def known_state(self) -> Tensor | None:
+        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+        self._check(self.call)
+        return None if self._state is None else self.state
+
+    @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of lowered rows where the bias is far from 0."""
         call, state = self.call, self.state

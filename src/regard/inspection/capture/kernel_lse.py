@@ -33,7 +33,7 @@ KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isins
 """For each operator this torch has, how its second result becomes (B, H, T).
 
 The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
-result of cudnn's kernel has one dimension more.
+result of cuDNN's kernel has one dimension more, and is None if no gradient is wanted.
 """
 
 
@@ -57,11 +57,11 @@ class KernelLse:
         self.query: Tensor | None = None
         self.key: Tensor | None = None
 
-    def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor) -> None:
+    def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor | None) -> None:
         """Store the operator; `lse` is as the operator gave it."""
         self.operator = _name_of(operator)
         self.query, self.key = query, key
-        self.lse = KERNELS[operator](lse, query.shape[-2])
+        self.lse = None if lse is None else KERNELS[operator](lse, query.shape[-2])
 
 
 @cache

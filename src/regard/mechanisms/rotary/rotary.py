@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.guards import may_be_kept
+from regard.mechanisms.guards import KeptPlace, where_kept
 from regard.mechanisms.rotary.layouts import Half, Layout
 from regard.mechanisms.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 
@@ -103,7 +103,8 @@ class Rotary:
             raise ShapeError(f"Rotary({self.dim}) turns vectors of width {self.dim}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = cos.to(dtype), sin.to(dtype)
-        first, second = self.layout.split(x[..., : self.rotated].to(dtype))
+        # (A slice of everything would cost a copy in the backward pass.)
+        first, second = self.layout.split((x if self.rotated == self.dim else x[..., : self.rotated]).to(dtype))
         turned = self.layout.join(first * cos - second * sin, second * cos + first * sin).to(x.dtype)
         return turned if self.rotated == self.dim else torch.cat([turned, x[..., self.rotated :]], dim=-1)
 
@@ -148,12 +149,16 @@ class Rotary:
     def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
         """The cosine and sine that all layers ask for, for queries and for keys; None if they are not kept."""
         # In a graph that is traced, to compare a length would fix it.
-        if not isinstance(offset, int) or isinstance(length, Tensor) or not may_be_kept(x) or x.dim() < 2:
+        if not isinstance(offset, int) or isinstance(length, Tensor) or x.dim() < 2:
+            return None
+        place = where_kept(x)
+        if place is None:
             return None
         if x.shape[-2] > MOST_KEPT or not self._is_fixed():
             return None
         end, dtype = offset + x.shape[-2], torch.promote_types(x.dtype, torch.float32)
-        return _kept(self.base, self.rotated, self.scaling, offset, end, end if length is None else length, dtype)
+        length = end if length is None else length
+        return _kept(self.base, self.rotated, self.scaling, offset, end, length, dtype, place)
 
     def _is_fixed(self) -> bool:
         """Whether the angles can never change, because they follow from numbers alone.
@@ -188,9 +193,16 @@ class Rotary:
 
 @lru_cache(maxsize=8)
 def _kept(
-    base: float, dim: int, scaling: Scaling | None, start: int, stop: int, length: int, dtype: torch.dtype
+    base: float,
+    dim: int,
+    scaling: Scaling | None,
+    start: int,
+    stop: int,
+    length: int,
+    dtype: torch.dtype,
+    place: KeptPlace,
 ) -> tuple[Tensor, Tensor]:
     # A tensor that is made for inference alone could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
-        cos, sin = Rotary(dim, base, scaling=scaling).cos_sin(torch.arange(start, stop, device="cpu"), length)
+        cos, sin = Rotary(dim, base, scaling=scaling).cos_sin(torch.arange(start, stop, device=place.device), length)
         return cos.to(dtype), sin.to(dtype)

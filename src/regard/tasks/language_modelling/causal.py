@@ -1,7 +1,8 @@
 """A trained language model: it continues a text, says how probable a text is, and shows what it attended to."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
+from regard.tasks.language_modelling.writer import Writer
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.foreign_folders import is_huggingface
@@ -67,6 +69,9 @@ class LanguageModel:
         block_length: how many tokens it reads at once.
         documents: what a document was in training; if it was "file", texts have no end mark.
     """
+
+    writer: Writer | None = None
+    """What writes in place of this model; None for the model. Whoever sets it must end it."""
 
     def __init__(
         self,
@@ -135,8 +140,7 @@ class LanguageModel:
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
         """
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, generator):
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed)):
             yield piece
 
     def samples(
@@ -164,12 +168,17 @@ class LanguageModel:
         """
         if count < 1:
             raise ArgumentError(f"count must be at least 1, got {count}")
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = self._begin(seed)
         for done in range(0, count, SAMPLES_TOGETHER):
             texts = [""] * min(SAMPLES_TOGETHER, count - done)
             for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator):
                 texts[row] += piece
             yield from texts
+
+    def _begin(self, seed: int) -> torch.Generator:
+        if self.writer is not None:
+            self.writer.begin(seed)
+        return torch.Generator(self.device).manual_seed(seed)
 
     def _write(
         self,
@@ -187,7 +196,8 @@ class LanguageModel:
         begun = self.language.prompt(prompt)
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
-            for row, token in self._block(texts, begun[0] == self.language.begin_id, filters, generator):
+            most = len(begun) + max_tokens - len(next(iter(texts.values())))
+            for row, token in self._block(texts, begun[0] == self.language.begin_id, most, filters, generator):
                 texts[row].append(token)
                 is_end = token in self.language.end_ids
                 if not is_end and (piece := streams[row].add(token)):
@@ -198,7 +208,12 @@ class LanguageModel:
                         yield row, rest
 
     def _block(
-        self, texts: dict[int, list[int]], has_mark: bool, filters: Sequence[Filter], generator: torch.Generator
+        self,
+        texts: dict[int, list[int]],
+        has_mark: bool,
+        most: int,
+        filters: Sequence[Filter],
+        generator: torch.Generator,
     ) -> Iterator[tuple[int, int]]:
         """Continue texts of one length until a block is full or `texts` is empty; the caller removes ended texts.
 
@@ -208,27 +223,45 @@ class LanguageModel:
         rows, length = list(texts), len(next(iter(texts.values())))
         # Of a full block half is kept: the model reads that half again once, and then has room for as much new text.
         kept = length if length <= self.block_length else max(self.block_length // 2, 1)
-        whole = torch.tensor([texts[row] for row in rows], device=self.device, dtype=torch.long)
-        context = whole[:, length - kept :]
-        vocab_size = self.model.output.out_features
+        most = min(most, self.block_length - kept + 1)
+        whole = [texts[row] for row in rows]
+        if self.writer is None:
+            written = self._sampled(whole, kept, has_mark, most, filters, generator)
+        else:
+            written = self.writer.write([ids[length - kept :] for ids in whole], most=most, filters=filters)
+        with closing(written):
+            for index, token in written:
+                if rows[index] in texts:
+                    yield rows[index], token
+                if not texts:
+                    return
+
+    def _sampled(
+        self,
+        texts: Sequence[Sequence[int]],
+        kept: int,
+        has_mark: bool,
+        most: int,
+        filters: Sequence[Filter],
+        generator: torch.Generator,
+    ) -> Generator[tuple[int, int], None, None]:
+        """What the model itself writes after the last `kept` tokens of texts, as `_block` hands it out."""
+        whole = torch.tensor(texts, device=self.device, dtype=torch.long)
+        context = whole[:, whole.shape[1] - kept :]
         steps = sample_steps(
             self.model,
             context[:, :-1],
-            torch.full((len(rows),), kept - 1, device=self.device),
+            torch.full((len(texts),), kept - 1, device=self.device),
             bos_id=context[:, -1],
             eos_id=self.language.end_ids[0],
-            max_steps=self.block_length - kept + 1,
+            max_steps=most,
             filters=filters,
-            constraints=[Vocabulary.of(self.language.writable, vocab_size)],
+            constraints=[Vocabulary.of(self.language.writable, self.model.output.out_features)],
             before=whole[:, 1:] if has_mark else whole,
             generator=generator,
         )
         for step in steps:
-            for index, token in zip(step.rows.tolist(), step.tokens.tolist(), strict=True):
-                if rows[index] in texts:
-                    yield rows[index], token
-            if not texts:
-                return
+            yield from zip(step.rows.tolist(), step.tokens.tolist(), strict=True)
 
     def evaluate(
         self,

@@ -8,7 +8,7 @@ data/             the tokenised text
 best/  last/      checkpoints
 kept/             models of the latest validations, if some are to be kept
 trained/          the best model by training, if `regard choose` put another in its place
-ctranslate2/      the best model as CTranslate2 reads it, once `--engine ctranslate2` was asked for
+ctranslate2/      the best model as CTranslate2 reads it, once it has searched for the run
 metrics.jsonl     train.log     tensorboard/
 .new/             while a run is being replaced: the new run, until its data have been read
 """
@@ -44,6 +44,7 @@ ENGINE_FILES = (
     "engine.json",
     "model.bin",
     "config.json",
+    "vocabulary.json",
     "shared_vocabulary.json",
     "source_vocabulary.json",
     "target_vocabulary.json",

@@ -1,0 +1,247 @@
+"""CTranslate2 searches unless told otherwise, where it is installed and can; a line says where it cannot."""
+
+import errno
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from regard.cli import engines
+from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
+from regard.cli.main import run_command
+from regard.errors import ArgumentError
+from regard.exports import engine, kept_export
+from regard.exports.engine import refuse_run, searching_by_ctranslate2
+from regard.generation.config import Beam
+from regard.tasks.runs.run_folder import ENGINE
+from regard.tasks.translation.translator import Translator
+from tests.exports.exported_runs import LINES, PAIRS, Runs
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+Capture = pytest.CaptureFixture[str]
+SAYS = "regard's own search: "
+
+
+@pytest.fixture
+def run(run_of: Runs, tmp_path: Path) -> Path:
+    """A run of one's own, without an export."""
+    shutil.copytree(run_of("pre"), tmp_path / "run", ignore=shutil.ignore_patterns(ENGINE))
+    return tmp_path / "run"
+
+
+def answered(capsys: Capture, *command: object) -> tuple[str, list[str]]:
+    """What a command on the CPU prints, and its lines on standard error."""
+    assert run_command([*map(str, command), "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    return said.out, said.err.splitlines()
+
+
+# -- who searches --------------------------------------------------------------------------------------------
+
+
+def test_it_searches_where_it_is_installed_with_the_tokens_of_ours(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    given = tmp_path / "in"
+    given.write_text("".join(f"{line}\n" for line in [*LINES, *(source for source, _ in PAIRS)]))
+    for beam in (1, 5):
+        command = ("translate", run, "--input", given, "--beam", beam, "--nbest", min(beam, 2))
+        found, said = answered(capsys, *command)
+        assert said == []
+        assert (run / ENGINE / "engine.json").exists()
+        own, said = answered(capsys, *command, "--engine", "regard")
+        assert said == []
+        assert len(set(own.splitlines())) > 9, "every line has one answer: nothing is compared"
+        for ours, theirs in zip(own.splitlines(), found.splitlines(), strict=True):
+            *ours_text, ours_score = reversed(ours.split("\t")) if beam == 1 else _score_last(ours)
+            *theirs_text, theirs_score = reversed(theirs.split("\t")) if beam == 1 else _score_last(theirs)
+            assert ours_text == theirs_text
+            assert ours_score == theirs_score or float(theirs_score) == pytest.approx(float(ours_score), abs=1e-4)
+
+
+def _score_last(line: str) -> list[str]:
+    number, score, *text = line.split("\t")
+    return [number, *text, score]
+
+
+def test_the_verbose_line_names_the_engine_and_its_precision(run: Path, capsys: Capture) -> None:
+    for more, name in (((), "float32"), (("--precision", "int8"), "int8")):
+        _, said = answered(capsys, "translate", run, "1 times 2", "--verbose", *more)
+        assert said[0].startswith("CTranslate2 ")
+        assert name in said[0]
+
+
+def test_without_the_package_ours_searches_and_says_nothing(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = run.parent / "pairs.tsv"
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    for command in (("translate", run, "1 times 2"), ("evaluate", run, "--data", data)):
+        expected, said = answered(capsys, *command, "--engine", "regard")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "ctranslate2", None)
+            assert answered(capsys, *command) == (expected, said)
+    assert not (run / ENGINE).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--vocabulary", "{words}"), "CTranslate2 keeps to no vocabulary (--vocabulary)"),
+        (("--terms", "{terms}"), "CTranslate2 forces no terms (--terms)"),
+        (("--ensemble", "{run}"), "CTranslate2 searches for one run (--ensemble)"),
+        (("--length-reward", "0.3"), "CTranslate2 has no length reward (--length-reward)"),
+        (("--simultaneous",), "CTranslate2 does not translate word by word (--simultaneous)"),
+    ],
+)
+def test_what_it_lacks_goes_by_ours_and_one_line_says_so(
+    more: tuple[str, ...], reason: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "words").write_text("das\n")
+    (tmp_path / "terms").write_text("times\tdas\n")
+    names = {"words": tmp_path / "words", "terms": tmp_path / "terms", "run": run}
+    flags = [part.format(**names) for part in more]
+    found, said = answered(capsys, "translate", run, "1 times 2", *flags)
+    assert said == [SAYS + reason]
+    assert (found, []) == answered(capsys, "translate", run, "1 times 2", *flags, "--engine", "regard")
+    assert not (run / ENGINE).exists()
+
+
+def test_a_model_that_it_cannot_express_goes_by_ours(run_of: Runs, capsys: Capture) -> None:
+    _, said = answered(capsys, "translate", run_of("pre, rotary"), "1 times 2")
+    assert len(said) == 1
+    assert said[0].startswith(f"{SAYS}ctranslate2 cannot express")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ArgumentError("not here")])
+def test_an_export_that_cannot_be_made_goes_by_ours_unless_it_is_insisted_on(
+    error: Exception, run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = answered(capsys, "translate", run, "1 times 2", "--engine", "regard")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kept_export, "_make", fail)
+    assert answered(capsys, "translate", run, "1 times 2") == (expected, [f"{SAYS}{error}"])
+    assert run_command(["translate", str(run), "1 times 2", "--engine", "ctranslate2", "--device", "cpu"]) != 0
+
+
+def test_other_devices_are_ours_unless_it_is_insisted_on(run: Path, capsys: Capture) -> None:
+    cuda, check = torch.device("cuda"), lambda: refuse_run(run)
+    own = EngineFlags(None, None, {}).chosen(cuda, check)
+    assert own == OwnSearch("CTranslate2 searches on cuda only by --engine ctranslate2")
+    with own.searching(Translator.load(run, device="cpu"), run):
+        assert capsys.readouterr().err == f"{SAYS}CTranslate2 searches on cuda only by --engine ctranslate2\n"
+    chosen = EngineFlags("ctranslate2", None, {}).chosen(cuda, check)
+    assert chosen == CTranslate2Search("float32", insists=True)
+    assert EngineFlags(None, None, {}).chosen(torch.device("cpu"), check) == CTranslate2Search("float32", insists=False)
+
+
+def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ctranslate2
+
+    seen = []
+    monkeypatch.setattr(ctranslate2, "Translator", lambda *_, **options: seen.append(options))
+    translator = Translator.load(run, device="cpu")
+    with pytest.raises(AttributeError), CTranslate2Search("float32", insists=True).searching(translator, run):
+        pass
+    assert (seen[0]["inter_threads"], seen[0]["intra_threads"]) == (engines.usable_cores(), 1)
+
+
+# -- sentences that are too long for the export ----------------------------------------------------------------
+
+
+def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("regard.exports.trained.LONGEST", 80)
+    long = " ".join(["1 times 2"] * 30)
+    (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n{long}\n")
+    command = ("translate", run, "--input", tmp_path / "in", "--max-length", 500)
+    found, said = answered(capsys, *command)
+    assert said == [f"{SAYS}CTranslate2 takes and writes 80 tokens at most"]
+    assert found == answered(capsys, *command, "--engine", "regard")[0]
+    assert run_command([*map(str, command), "--engine", "ctranslate2", "--device", "cpu"]) == 2
+    assert "the model takes 80 at most" in capsys.readouterr().err
+
+
+# -- models that are more than their weights -------------------------------------------------------------------
+
+
+class Doubling(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+class Subclassed(nn.LayerNorm):
+    """A layer of a class of one's own."""
+
+
+def hooked(model: Any) -> None:
+    model.decoder[0].feed_forward.register_forward_hook(lambda *_: None)
+
+
+def parametrised(model: Any) -> None:
+    parametrize.register_parametrization(model.decoder[0].feed_forward.up, "weight", Doubling())
+
+
+def subclassed(model: Any) -> None:
+    model.decoder_norm.__class__ = Subclassed
+
+
+def adapted(model: Any) -> None:
+    model.decoder[0].feed_forward.adapter = nn.Linear(2, 2)
+
+
+def rescaled(model: Any) -> None:
+    model.source_embedding.scale = 7.0
+
+
+def another_epsilon(model: Any) -> None:
+    model.decoder_norm.eps = 0.5
+
+
+def another_forward(model: Any) -> None:
+    model.encoder[0].forward = model.encoder[0].forward
+
+
+@pytest.mark.parametrize(
+    "change", [hooked, parametrised, subclassed, adapted, rescaled, another_epsilon, another_forward]
+)
+def test_a_model_that_is_more_than_its_weights_is_not_exported(change: Callable[[Any], None], run: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    change(translator.model)
+    with (
+        pytest.raises(ArgumentError, match="another model than the one that was loaded"),
+        searching_by_ctranslate2(translator, run, precision="float32", threads=1),
+    ):
+        pass
+    assert translator.searcher is None
+    assert not (run / ENGINE).exists()
+
+
+def test_hooks_on_all_modules_are_seen(run: Path) -> None:
+    translator = Translator.load(run, device="cpu")
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with (
+            pytest.raises(ArgumentError, match="hooks on all modules"),
+            searching_by_ctranslate2(translator, run, precision="float32", threads=1),
+        ):
+            pass
+    finally:
+        handle.remove()
+    with searching_by_ctranslate2(translator, run, precision="float32", threads=1):
+        assert next(translator.translate(["1 times 2"], beam=Beam(2))).text
+
+
+def test_python_searches_with_the_model_itself_unless_told(run: Path) -> None:
+    assert Translator.load(run, device="cpu").searcher is None
+    assert engine.EngineOrOwn.longest is None

@@ -29,7 +29,7 @@ QUESTIONS: dict[str, Callable[[AttentionMap], object]] = {
     "`map.mT @ x`": lambda w: w.mT @ torch.ones(6, 2),
     "`received()`": lambda w: w.received(),
     "`entropy()`": lambda w: w.entropy(),
-    "`participation()`": lambda w: w.participation(),
+    "`participation_ratio()`": lambda w: w.participation_ratio(),
     "`expected(f)`": lambda w: w.expected(lambda j: j),
     "`distance()`": lambda w: w.distance(),
     "`top_weight()`, `top_key()`, `top_keys(k)`, `quantile_mass(p)`": lambda w: w.top_keys(2),

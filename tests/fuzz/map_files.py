@@ -48,7 +48,7 @@ def saved_maps(folder: Path) -> list[Path]:
     everything = (
         "received",
         "entropy",
-        "participation",
+        "participation_ratio",
         "distance",
         "top_weight",
         "top_key",
@@ -85,7 +85,7 @@ def _questions(weights: Any) -> Iterator[Any]:
     yield from (
         weights.received,
         weights.entropy,
-        weights.participation,
+        weights.participation_ratio,
         weights.top_weight,
         weights.top_key,
         weights.distance,

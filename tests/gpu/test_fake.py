@@ -94,7 +94,7 @@ def test_every_statistic_and_product(dtype: torch.dtype, mask: str) -> None:
         q, k = on_cuda(2, 6, 70, 64, dtype=dtype), on_cuda(2, 2, 90, 64, dtype=dtype)
         weights = regard.attention(q, k, k, mask=MASKS[mask](70, 90), return_weights=True).weights
         assert weights.received().shape == (2, 6, 90)
-        assert weights.entropy().shape == weights.participation().shape == (2, 6, 70)
+        assert weights.entropy().shape == weights.participation_ratio().shape == (2, 6, 70)
         assert weights.top_keys(5).indices.shape == (2, 6, 70, 5)
         assert weights.pooled(16, 16, "max").shape == (2, 6, 16, 16)
         assert (weights @ torch.ones(90, 3, device="cuda")).shape == (2, 6, 70, 3)

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, NotKeptError, ShapeError
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
-    "received", "entropy", "participation", "distance", "top_weight", "top_key", "top_keys", "quantile_mass",
+    "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys", "quantile_mass",
     "pooled", "pooled_sum", "pooled_max",
     k=3, rows=4, columns=3,
 )  # fmt: skip
@@ -59,7 +59,7 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
     return {
         "received": weights.sum(-2),
         "entropy": torch.special.entr(weights).sum(-1),
-        "participation": weights.sum(-1).square() / weights.square().sum(-1),
+        "participation_ratio": weights.sum(-1).square() / weights.square().sum(-1),
         "distance": (weights * (places[:, None] - places).abs()).sum(-1),
         "top_weight": weights.amax(-1),
         "top_key": weights.argmax(-1),
@@ -171,7 +171,7 @@ def test_what_was_kept_is_read_by_the_methods_of_every_map() -> None:
         lambda m: m.at(torch.tensor([0]), torch.tensor([0])),
         lambda m: m @ torch.ones(T, 1),
         lambda m: m.mT @ torch.ones(T, 1),
-        lambda m: m.participation(),
+        lambda m: m.participation_ratio(),
         lambda m: m.top_keys(5),
         lambda m: m.top_key(),
         lambda m: m.pooled(2, 2),

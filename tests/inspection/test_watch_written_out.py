@@ -142,7 +142,12 @@ def test_weights_below_zero_are_shown_and_not_read_as_shares() -> None:
     weights = watched(model, *vectors(B, H))[""]
     assert isinstance(weights, regard.AttentionMap)
     assert (weights.dense() < 0).any()
-    for ask in (weights.entropy, weights.participation, lambda: weights.quantile_mass(0.5), lambda: weights.summary()):
+    for ask in (
+        weights.entropy,
+        weights.participation_ratio,
+        lambda: weights.quantile_mass(0.5),
+        lambda: weights.summary(),
+    ):
         with pytest.raises(ArgumentError, match="below 0"):
             ask()
     square = Written(lambda m, s: torch.einsum("bhts,hg->bgts", s.softmax(-1), m.mix))
@@ -157,7 +162,9 @@ def test_rows_that_do_not_sum_to_one() -> None:
     assert isinstance(weights, regard.AttentionMap)
     torch.testing.assert_close(weights.received().sum(-1), torch.full((B, H), 4.7 * T))
     torch.testing.assert_close(weights.entropy(), torch.special.entr(model.used[-1]).sum(-1))
-    torch.testing.assert_close(weights.participation(), model.used[-1].sum(-1) ** 2 / (model.used[-1] ** 2).sum(-1))
+    torch.testing.assert_close(
+        weights.participation_ratio(), model.used[-1].sum(-1) ** 2 / (model.used[-1] ** 2).sum(-1)
+    )
 
 
 def test_verify_catches_weights_that_are_not_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor
     return {
         "received": dense.sum(-2),
         "entropy": -(dense * positive.log()).sum(-1),
-        "participation": torch.where(squares > 0, dense.sum(-1).square() / torch.where(squares > 0, squares, 1.0), 0.0),
+        "participation_ratio": torch.where(
+            squares > 0, dense.sum(-1).square() / torch.where(squares > 0, squares, 1.0), 0.0
+        ),
         "distance": (dense * distances(queries, keys)).sum(-1),
         "pooled_sum": bins(dense, rows, columns, lambda b: b.sum((-2, -1))),
         "pooled_mean": bins(dense, rows, columns, lambda b: b.mean((-2, -1))),
@@ -52,7 +54,7 @@ def sums_asked(weights: AttentionMap, rows: int, columns: int) -> dict[str, Tens
     return {
         "received": weights.received(),
         "entropy": weights.entropy(),
-        "participation": weights.participation(),
+        "participation_ratio": weights.participation_ratio(),
         "distance": weights.distance(),
         "pooled_sum": weights.pooled(rows, columns, "sum"),
         "pooled_mean": weights.pooled(rows, columns),
@@ -77,7 +79,7 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
     largest_sum = max(1.0, float(written["pooled_sum"].max()) / scale)
     factor = {
         "entropy": scores,
-        "participation": 4 * keys**2,
+        "participation_ratio": 4 * keys**2,
         "distance": queries + keys,
         "pooled_sum": largest_sum,
     }
@@ -89,7 +91,7 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
     close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, lambda b: b.amax((-2, -1))))
     close(weights.top_weight(), dense.amax(-1))
     dead = (dense == 0).all(-1)
-    for name in ("entropy", "participation", "distance"):
+    for name in ("entropy", "participation_ratio", "distance"):
         assert (asked[name][dead] == 0).all()
     check_largest(weights, dense, tolerance * scale, k)
     check_quantile(weights, dense, tolerance * scale * 10, p)

@@ -28,7 +28,7 @@ STATISTICS = {
     "received": lambda w: w.received(),
     "received mean": lambda w: w.received("mean"),
     "entropy": lambda w: w.entropy(),
-    "participation": lambda w: w.participation(),
+    "participation_ratio": lambda w: w.participation_ratio(),
     "expected": lambda w: w.expected(torch.arange(6).double().sin()),
     "distance": lambda w: w.distance(),
     "pooled": lambda w: w.pooled(2, 3),
@@ -86,7 +86,7 @@ def test_a_learned_bias_takes_gradients_of_statistics() -> None:
 
         def read(bias: Tensor, q: Tensor = q, k: Tensor = k) -> Any:
             weights = regard.attention(q, k, k, bias=bias, mask=regard.causal(), return_weights=True).weights
-            return weights.entropy(), weights.received(), weights.participation(), weights.pooled(2, 2)
+            return weights.entropy(), weights.received(), weights.participation_ratio(), weights.pooled(2, 2)
 
         assert torch.autograd.gradcheck(read, (bias,))
 
@@ -97,7 +97,7 @@ def test_alibi_takes_gradients_of_statistics_in_its_slopes() -> None:
     def read(q: Tensor, slopes: Tensor) -> Any:
         bias = regard.ALiBi(slopes)
         weights = regard.attention(q, q, q, bias=bias, mask=regard.causal(), return_weights=True).weights
-        return weights.entropy(), weights.received(), weights.participation()
+        return weights.entropy(), weights.received(), weights.participation_ratio()
 
     assert torch.autograd.gradcheck(read, (q.requires_grad_(), slopes))
 

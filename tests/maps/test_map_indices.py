@@ -111,7 +111,7 @@ QUESTIONS: dict[str, tuple[Callable[[regard.AttentionMap, Tensor], Tensor], tupl
     "transposed product": (lambda m, x: m.mT @ x, (5, 4)),
     "received": (lambda m, x: m.received(), (5,)),
     "entropy": (lambda m, x: m.entropy(), (5,)),
-    "participation": (lambda m, x: m.participation(), (5,)),
+    "participation_ratio": (lambda m, x: m.participation_ratio(), (5,)),
     "distance": (lambda m, x: m.distance(), (5,)),
     "top_weight": (lambda m, x: m.top_weight(), (5,)),
     "top_key": (lambda m, x: m.top_key(), (5,)),

@@ -36,7 +36,7 @@ class Largest(TorchDispatchMode):
 SMOOTH = {
     "received": lambda w: w.received().square().sum(),
     "entropy": lambda w: w.entropy().sum(),
-    "participation": lambda w: w.participation().sum(),
+    "participation_ratio": lambda w: w.participation_ratio().sum(),
     "expected": lambda w: w.expected(lambda j: j / LENGTH).sum(),
     "distance": lambda w: w.distance().sum(),
     "transposed": lambda w: (w.mT @ torch.ones(LENGTH, 2)).square().sum(),

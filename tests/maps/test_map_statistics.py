@@ -160,7 +160,7 @@ def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> 
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     assert (weights.entropy()[..., 0] == 0).all()
     assert (weights.entropy() >= 0).all()
-    assert (weights.participation()[..., 0] == 1).all()
+    assert (weights.participation_ratio()[..., 0] == 1).all()
     assert (weights.top_keys(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
     assert (weights.quantile_mass(1.0) == torch.arange(1, 34)).all()
 
@@ -345,7 +345,7 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(summary) == ["received", "entropy", "top_keys", "pooled"]
     assert len(asked) == 1
     # Of a softmax of dot products these are calls of the kernel alone.
-    weights.summary("received", "entropy", "participation")
+    weights.summary("received", "entropy", "participation_ratio")
     assert len(asked) == 1
     summary = weights.summary("pooled_sum", "pooled_mean", "pooled_max", "top_key", "top_weight", rows=2, columns=2)
     assert len(asked) == 2
@@ -435,7 +435,7 @@ def test_participation_of_weights_whose_squares_vanish(sink: float, backend: str
     mask = torch.tensor([[True, True, True, True], [True, True, False, False], [False] * 4])
     for normalization, options in ((regard.SoftmaxWithSink(sink), {}), (regard.SoftmaxWithSink(sink), {"mask": mask})):
         call: dict[str, Any] = {"normalization": normalization, "backend": backend, "return_weights": True, **options}
-        found = regard.attention(q, k, k, **call).weights.participation()
+        found = regard.attention(q, k, k, **call).weights.participation_ratio()
         expected = torch.tensor([4.0, 2.0, 0.0] if options else [4.0, 4.0, 4.0]).expand(1, 2, 3)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 

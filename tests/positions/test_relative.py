@@ -262,7 +262,7 @@ def test_alibi_under_a_causal_mask_of_any_offset_is_the_formula(queries: int, ke
     torch.testing.assert_close(found.weights.received(), dense.sum(-2), rtol=0, atol=1e-9)
     torch.testing.assert_close(found.weights.entropy(), torch.special.entr(dense).sum(-1), rtol=0, atol=1e-9)
     taking_part = dense.sum(-1).square() / dense.square().sum(-1).clamp_min(1e-30)
-    torch.testing.assert_close(found.weights.participation(), taking_part, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.weights.participation_ratio(), taking_part, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

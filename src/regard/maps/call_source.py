@@ -363,8 +363,8 @@ class CallSource(Source):
                 found = (form.received(),)
             case st.Entropy():
                 found = (form.entropy(),)
-            case st.Participation():
-                found = form.participation()
+            case st.ParticipationRatio():
+                found = form.participation_ratio()
             case st.Squares():
                 found = (form.squares(),)
             case st.TransposedProduct(x):

@@ -334,7 +334,7 @@ def _answer_shapes(statistic: Statistic, cells: int, queries: int, keys: int) ->
             return [(cells, grid.rows.count, grid.columns.count)]
         case st.Received():
             return [(cells, keys)]
-        case st.Participation():
+        case st.ParticipationRatio():
             return [(cells, queries)] * 2
         case st.Entropy() | st.Largest() | st.ArgLargest() | st.QuantileMass() | st.Distance():
             return [(cells, queries)]

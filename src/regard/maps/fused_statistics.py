@@ -95,7 +95,7 @@ class DotSoftmax:
         # No weight is above 1, so that a result below 0 comes from rounding and becomes 0; the gradient is not changed.
         return found + (found.clamp_min(0.0) - found).detach()
 
-    def participation(self) -> tuple[Tensor, Tensor]:
+    def participation_ratio(self) -> tuple[Tensor, Tensor]:
         """(sum_j P_ij)^2 / sum_j P_ij^2 and sum_j P_ij (B, H, T), from logarithms: squares of small weights vanish."""
         plain, doubled = self.state, self._doubled_lse()
         if self.has_sink:

@@ -102,7 +102,7 @@ class StackSource(Source):
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         """Entropy, participation and squares of a query are those of its step."""
-        if not isinstance(statistic, st.Entropy | st.Participation | st.Squares):
+        if not isinstance(statistic, st.Entropy | st.ParticipationRatio | st.Squares):
             return None
         found = [ask(step, statistic) for step in self.steps]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))

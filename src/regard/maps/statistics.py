@@ -144,7 +144,7 @@ class Entropy(PerQuery):
 
 
 @dataclass(frozen=True, slots=True)
-class Participation(PerQuery):
+class ParticipationRatio(PerQuery):
     """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (cells, T) each."""
 
     reads_shares: ClassVar[bool] = True
@@ -159,7 +159,7 @@ class Participation(PerQuery):
         return ratio, piece.weights.sum(-1)
 
     def __str__(self) -> str:
-        return "participation()"
+        return "participation_ratio()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ How = Literal["mean", "sum", "max"]
 Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
-    "received", "entropy", "participation", "distance", "top_weight", "top_key", "top_keys",
+    "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
     "quantile_mass", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
 """The names that `summary` knows."""
@@ -51,7 +51,7 @@ def by_name(
     makers: dict[str, Callable[[], Statistic]] = {
         "received": st.Received,
         "entropy": st.Entropy,
-        "participation": st.Participation,
+        "participation_ratio": st.ParticipationRatio,
         "distance": lambda: st.Distance(keys - queries),
         "top_weight": st.Largest,
         "top_key": st.ArgLargest,

@@ -225,7 +225,7 @@ class MapStatistics:
         """
         return self._say(st.Entropy())
 
-    def participation(self) -> Tensor:
+    def participation_ratio(self) -> Tensor:
         r"""How many keys take part in each query's attention: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
 
         The participation ratio, in [1, S]: 1 if one key has all weight, n if n keys have equal shares; 0 for rows with
@@ -236,10 +236,10 @@ class MapStatistics:
 
         >>> import regard
         >>> q = torch.zeros(3, 1)
-        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation()
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation_ratio()
         tensor([1., 2., 3.])
         """
-        return self.source.laid_out(ask(self.source, st.Participation())[0])
+        return self.source.laid_out(ask(self.source, st.ParticipationRatio())[0])
 
     def expected(self, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
@@ -485,7 +485,7 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: received, entropy, participation, distance, top_weight, top_key, top_keys, quantile_mass,
+            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, quantile_mass,
                 pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
                 pooled.
             k: for top_keys; None for 8, or for all keys of a map that has fewer.

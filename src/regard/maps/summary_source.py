@@ -19,7 +19,7 @@ class Summarize:
     """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
 
     Args:
-        names: statistics that `AttentionMap.summary` knows: received, entropy, participation, distance,
+        names: statistics that `AttentionMap.summary` knows: received, entropy, participation_ratio, distance,
             top_weight, top_key, top_keys, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names
             they are received, entropy, top_keys and pooled.
         k: for top_keys; a call with fewer keys keeps as many as it has.

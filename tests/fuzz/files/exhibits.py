@@ -54,7 +54,7 @@ QUESTIONS: tuple[Callable[[regard.AttentionMap], Any], ...] = (
     lambda m: m.top_weight(),
     lambda m: m.pooled(4, 4),
     lambda m: m.top_keys(1),
-    lambda m: m.summary("distance", "participation"),
+    lambda m: m.summary("distance", "participation_ratio"),
 )
 
 

@@ -46,7 +46,7 @@ def check_kept(drawn: Drawn) -> None:
             assert name not in names, f"{name} was kept, but is refused"
             continue
         right = ask(one.map).double()
-        if name == "participation" and one.may_vanish:
+        if name == "participation_ratio" and one.may_vanish:
             # The map knows it by logarithms also where all weights of a row vanish, and a tile does not.
             is_told = one.dense.sum(-1) > 1e-30
             mine, right = mine[is_told], right[is_told]
@@ -64,6 +64,6 @@ ASKED = {
     "entropy": lambda m: m.entropy(),
     "top_weight": lambda m: m.top_weight(),
     "distance": lambda m: m.distance(),
-    "participation": lambda m: m.participation(),
+    "participation_ratio": lambda m: m.participation_ratio(),
 }
 """Questions that take no argument."""

@@ -108,12 +108,12 @@ def _participation(drawn: Drawn, one: Mirror) -> None:
     right = torch.where(is_told, safe.square() / safe_squares, 0.0)
     relative = 2 * one.error.sum(-1) / safe + 2 * (one.dense * one.error).sum(-1) / safe_squares
     bound = right * (relative * (1 + relative) + 64 * one.unit * (1 + one.number)) + TINY
-    found = one.map.participation()
+    found = one.map.participation_ratio()
     is_dead = (one.dense == 0).all(-1)
     # Where all weights vanish, it is still that of weights that are small.
     is_right = (found[is_dead] == 0) | (one.may_vanish & (found[is_dead] >= 1 - 1e-6))
     assert is_right.all(), "the participation of a row with no key is not 0"
-    require_close("participation()", found[is_told], right[is_told], bound[is_told])
+    require_close("participation_ratio()", found[is_told], right[is_told], bound[is_told])
 
 
 def _expected(drawn: Drawn, one: Mirror) -> None:

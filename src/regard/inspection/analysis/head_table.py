@@ -11,7 +11,7 @@ from regard.inspection.analysis.similarity import difference
 from regard.inspection.analysis.tables import HeadTable, Maps, named, table
 from regard.maps.attention_map import AttentionMap
 from regard.maps.source import Piece
-from regard.maps.statistics import Distance, Entropy, Largest, Participation, PerQuery
+from regard.maps.statistics import Distance, Entropy, Largest, ParticipationRatio, PerQuery
 from regard.maps.tiles import ask
 
 
@@ -39,7 +39,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
     If only statistics were kept of the maps, the table has distance and entropy, as far as these were kept. One of
-    "top_weight", "top_keys" and "participation" must be kept too, because it says which queries count.
+    "top_weight", "top_keys" and "participation_ratio" must be kept too, because it says which queries count.
 
     Raises:
         ShapeError: the tokens fit none of the maps.
@@ -143,7 +143,7 @@ def _live(weights: AttentionMap) -> Tensor:
     """Which queries have a key: (batch..., H, T)."""
     source = weights.source
     if not source.has_blocks:
-        kept = next((statistic for statistic in (Largest(), Participation()) if source.keeps(statistic)), None)
+        kept = next((statistic for statistic in (Largest(), ParticipationRatio()) if source.keeps(statistic)), None)
         if kept is None:
             source.refuse("which queries have a key")
         return source.laid_out(ask(source, kept)[0]) > 0

@@ -32,7 +32,7 @@ QUESTIONS: dict[str, Callable[[AttentionMap], object]] = {
     "`participation_ratio()`": lambda w: w.participation_ratio(),
     "`expected(f)`": lambda w: w.expected(lambda j: j),
     "`distance()`": lambda w: w.distance(),
-    "`top_weight()`, `top_key()`, `top_keys(k)`, `quantile_mass(p)`": lambda w: w.top_keys(2),
+    "`top_weight()`, `top_key()`, `top_keys(k)`, `top_p_count(p)`": lambda w: w.top_keys(2),
     "`mass(mask)`": lambda w: w.mass(regard.window(2)),
     "`spans(keys, queries)`": lambda w: w.spans([(0, 2)], [(1, 4)]),
     "`divergence(map, another)`": lambda w: regard.divergence(w, w),

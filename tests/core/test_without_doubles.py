@@ -59,7 +59,7 @@ def test_attention_and_its_gradients(name: str, backend: str | None) -> None:
 
 STATISTICS: dict[str, Any] = {
     "entropy": AttentionMap.entropy,
-    "quantile_mass": lambda weights: weights.quantile_mass(0.9),
+    "top_p_count": lambda weights: weights.top_p_count(0.9),
     "distance": AttentionMap.distance,
     "received": AttentionMap.received,
     "spans": lambda weights: weights.spans(keys=[(0, 2), (1, 40)], queries=[(0, 5), (5, 40)]),

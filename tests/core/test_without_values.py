@@ -76,7 +76,7 @@ QUESTIONS: dict[str, tuple[Ask, tuple[int, ...]]] = {
     "points": (lambda q: part(q, (..., torch.tensor([1, 4]), torch.tensor([0, 2]))), (2, 2, 2)),
     "some queries": (lambda q: weights(q).only(rows=[1, 2]).received(), (2, 2, 5)),
     "singular values": (lambda q: weights(q).singular_values(2).values, (2, 2, 2)),
-    "quantile_mass": (lambda q: weights(q).quantile_mass(0.5), (2, 2, 5)),
+    "top_p_count": (lambda q: weights(q).top_p_count(0.5), (2, 2, 5)),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_watched_module_on_meta_has_maps_with_shapes() -> None:
 
 def test_rows_too_long_to_be_sorted_whole_have_shapes() -> None:
     def ask(q: Tensor) -> Tensor:
-        return regard.attention(q, q, q, return_weights=True).weights.quantile_mass(0.5)
+        return regard.attention(q, q, q, return_weights=True).weights.top_p_count(0.5)
 
     assert ask(torch.randn(1, 1, 200, 4, device="meta")).shape == (1, 1, 200)
     with FakeTensorMode():

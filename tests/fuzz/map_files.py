@@ -53,7 +53,7 @@ def saved_maps(folder: Path) -> list[Path]:
         "top_weight",
         "top_key",
         "top_keys",
-        "quantile_mass",
+        "top_p_count",
         "pooled",
     )
     save_summary(to("summary"), whole.summary(*everything, rows=3, columns=2, k=2))
@@ -91,7 +91,7 @@ def _questions(weights: Any) -> Iterator[Any]:
         weights.distance,
     )
     yield lambda: weights.top_keys(2)
-    yield lambda: weights.quantile_mass(0.9)
+    yield lambda: weights.top_p_count(0.9)
     for how in ("mean", "sum", "max"):
         yield lambda how=how: weights.pooled(2, 3, how)
     yield lambda: weights.summary("entropy", "top_keys", "pooled", k=1, rows=2, columns=2)

@@ -176,7 +176,7 @@ def test_what_goes_by_tiles_and_explain_says_so(answered: Calls) -> None:
         said = str(regard.explain(q, q, q, mask=mask))
         assert "statistics of its weights: by one kernel (Triton)" in said or reason is not None
         assert reason is None or reason in said
-    assert asked(weights, *USUAL, "quantile_mass") == [False]
+    assert asked(weights, *USUAL, "top_p_count") == [False]
     assert asked(weights.average(), *USUAL) == [False]
     assert "the kernel has no torch.float64" in str(regard.explain(*[q.double()] * 3))
     assert "3 queries are fewer" in str(regard.explain(q[:, :, :3], q, q))

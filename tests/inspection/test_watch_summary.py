@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, NotKeptError, ShapeError
 
 B, H, T, D = 2, 3, 11, 5
 EVERYTHING = regard.Summarize(
-    "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys", "quantile_mass",
+    "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys", "top_p_count",
     "pooled", "pooled_sum", "pooled_max",
     k=3, rows=4, columns=3,
 )  # fmt: skip
@@ -65,7 +65,7 @@ def of_dense(weights: Tensor) -> dict[str, Tensor]:
         "top_key": weights.argmax(-1),
         "values": values,
         "indices": torch.where(values > 0, indices, -1),
-        "quantile_mass": (weights.sort(-1, descending=True).values.cumsum(-1) < 0.9).sum(-1) + 1,
+        "top_p_count": (weights.sort(-1, descending=True).values.cumsum(-1) < 0.9).sum(-1) + 1,
         "pooled": picture(lambda b: b.mean((-1, -2))),
         "pooled_sum": picture(lambda b: b.sum((-1, -2))),
         "pooled_max": picture(lambda b: b.amax((-1, -2))),

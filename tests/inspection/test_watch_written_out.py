@@ -145,7 +145,7 @@ def test_weights_below_zero_are_shown_and_not_read_as_shares() -> None:
     for ask in (
         weights.entropy,
         weights.participation_ratio,
-        lambda: weights.quantile_mass(0.5),
+        lambda: weights.top_p_count(0.5),
         lambda: weights.summary(),
     ):
         with pytest.raises(ArgumentError, match="below 0"):

@@ -118,7 +118,7 @@ def check_largest(weights: AttentionMap, dense: Tensor, tolerance: float, k: int
 
 def check_quantile(weights: AttentionMap, dense: Tensor, tolerance: float, p: float) -> None:
     """n keys hold p of the mass, and n - 1 do not."""
-    count = weights.quantile_mass(p)
+    count = weights.top_p_count(p)
     held = torch.nn.functional.pad(dense.sort(-1, descending=True).values.cumsum(-1), (1, 0))
     goal = p * dense.sum(-1)
     assert ((count == 0) == (goal == 0)).all()

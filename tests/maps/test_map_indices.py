@@ -116,7 +116,7 @@ QUESTIONS: dict[str, tuple[Callable[[regard.AttentionMap, Tensor], Tensor], tupl
     "top_weight": (lambda m, x: m.top_weight(), (5,)),
     "top_key": (lambda m, x: m.top_key(), (5,)),
     "top_keys": (lambda m, x: m.top_keys(2).values, (5, 2)),
-    "quantile_mass": (lambda m, x: m.quantile_mass(0.5), (5,)),
+    "top_p_count": (lambda m, x: m.top_p_count(0.5), (5,)),
     "pooled": (lambda m, x: m.pooled(2, 3), (2, 3)),
     "singular_values": (lambda m, x: m.singular_values(1).values, (1,)),
 }

@@ -75,7 +75,7 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: p
     score = regard.Additive(torch.randn(4))
     weights, additive = call(regard.causal()), call(regard.causal(), score)
     with Largest() as largest, torch.no_grad():
-        weights.summary("top_key", "quantile_mass", "top_weight", "pooled_max", "top_keys", k=5)
+        weights.summary("top_key", "top_p_count", "top_weight", "pooled_max", "top_keys", k=5)
         weights.singular_values(3)
         weights.average().top_key()
         additive.summary("entropy", "received", "top_keys")

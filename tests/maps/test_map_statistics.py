@@ -162,14 +162,14 @@ def test_a_causal_map_never_looks_ahead_and_the_first_query_only_at_itself() -> 
     assert (weights.entropy() >= 0).all()
     assert (weights.participation_ratio()[..., 0] == 1).all()
     assert (weights.top_keys(5).indices[..., 0, :] == torch.tensor([0, -1, -1, -1, -1])).all()
-    assert (weights.quantile_mass(1.0) == torch.arange(1, 34)).all()
+    assert (weights.top_p_count(1.0) == torch.arange(1, 34)).all()
 
 
 def test_equal_weights_and_the_first_of_equals() -> None:
     q = torch.zeros(1, 4, 2)
     weights = regard.attention(q, q, q, mask=regard.lengths(torch.tensor([3])), return_weights=True).weights
     assert weights.top_key().tolist() == [[0, 0, 0, 0]]
-    assert weights.quantile_mass(0.5).tolist() == [[2, 2, 2, 2]]
+    assert weights.top_p_count(0.5).tolist() == [[2, 2, 2, 2]]
 
 
 def test_a_single_row_may_be_normalized_anew() -> None:
@@ -299,7 +299,7 @@ def test_of_equal_keys_a_share_takes_as_many_as_it_says(normalization: Normaliza
         q, k = torch.zeros(2, 1, dtype=dtype), torch.zeros(keys, 1, dtype=dtype)
         weights = regard.attention(q, k, k, normalization=normalization, return_weights=True).weights
         for share in shares:
-            assert weights.quantile_mass(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)
+            assert weights.top_p_count(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -318,12 +318,12 @@ def test_the_share_of_a_row_takes_the_fewest_keys_that_hold_it(seed: int) -> Non
     for share in (1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-9):
         enough = held >= share * held[..., -1:] * (1 - 1e-12)
         expected = torch.where(held[..., -1] > 0, enough.int().argmax(-1) + 1, 0)
-        assert torch.equal(weights.quantile_mass(share), expected)
+        assert torch.equal(weights.top_p_count(share), expected)
         with torch.no_grad():
-            summary = weights.summary("quantile_mass", p=share)["quantile_mass"]
+            summary = weights.summary("top_p_count", p=share)["top_p_count"]
             assert isinstance(summary, Tensor)
             assert torch.equal(summary, expected)
-    assert torch.equal(weights.quantile_mass(1.0), (dense > 0).sum(-1))
+    assert torch.equal(weights.top_p_count(1.0), (dense > 0).sum(-1))
 
 
 def test_a_summary_pools_as_it_is_told() -> None:
@@ -362,7 +362,7 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.top_keys("3"), ArgumentError, "got '3'"),
         (lambda w: w.top_keys(True), ArgumentError, "got True"),
         (lambda w: w.summary("top_keys", k=None) and w.summary("top_keys", k=8), ArgumentError, "got 8"),
-        (lambda w: w.quantile_mass("most"), ArgumentError, r"p in \(0, 1\], got 'most'"),
+        (lambda w: w.top_p_count("most"), ArgumentError, r"p in \(0, 1\], got 'most'"),
         (lambda w: w.pooled(3, 1.5), ArgumentError, "bin of keys, a whole number, got 1.5"),
         (lambda w: w.pooled(None, 3), ArgumentError, "bin of queries, a whole number, got None"),
         (lambda w: w.expected("mean"), ShapeError, "are numbers or a function"),
@@ -371,8 +371,8 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda w: w.singular_values(1.5), ArgumentError, "got 1.5"),
         (lambda w: w.average(weights=[1.0, -1.0, 2.0, -2.0]), ArgumentError, "by their sum, which is 0.0"),
         (lambda w: w.average(weights=[1.0, math.nan, 2.0, 0.0]), ArgumentError, "by their sum, which is nan"),
-        (lambda w: w.quantile_mass(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
-        (lambda w: w.quantile_mass(float("nan")), ArgumentError, "got nan"),
+        (lambda w: w.top_p_count(0.0), ArgumentError, r"p in \(0, 1\], got 0.0"),
+        (lambda w: w.top_p_count(float("nan")), ArgumentError, "got nan"),
         (lambda w: w.pooled(0, 3), ArgumentError, "at least 1 bin of queries, a whole number, got 0"),
         (lambda w: w.pooled(3, 3, "min"), ArgumentError, "'mean', 'sum' or 'max', got 'min'"),
         (lambda w: w.expected(torch.ones(5)), ShapeError, r"shape \(7,\) or \(7, N\), got \(5,\)"),

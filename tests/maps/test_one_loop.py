@@ -504,7 +504,7 @@ def test_what_goes_by_tiles(answered: Answered) -> None:
 
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert asked(*USUAL, weights=weights) == [True]
-    assert asked(*USUAL, "quantile_mass", weights=weights) == [False]
+    assert asked(*USUAL, "top_p_count", weights=weights) == [False]
     assert asked("top_keys", "entropy", weights=weights, k=one_loop.MOST_RANKED + 1) == [False]
     assert asked(*USUAL, weights=weights.average()) == [False]
     assert asked(*USUAL, weights=regard.attention(*[q.double()] * 3, return_weights=True).weights) == [False]

@@ -268,7 +268,7 @@ def _check_summary(parts: SummaryParts) -> None:
         match statistic:
             case st.ArgLargest():
                 weights, indices = found[:0], found
-            case st.QuantileMass():  # counts of keys
+            case st.TopPCount():  # counts of keys
                 weights, indices = found[:0], tuple(t - 1 for t in found)
             case _:
                 weights, indices = found[:1], found[1:] if isinstance(statistic, st.TopWeights) else ()
@@ -336,7 +336,7 @@ def _answer_shapes(statistic: Statistic, cells: int, queries: int, keys: int) ->
             return [(cells, keys)]
         case st.ParticipationRatio():
             return [(cells, queries)] * 2
-        case st.Entropy() | st.Largest() | st.ArgLargest() | st.QuantileMass() | st.Distance():
+        case st.Entropy() | st.Largest() | st.ArgLargest() | st.TopPCount() | st.Distance():
             return [(cells, queries)]
     raise ValueError(f"it has {statistic}, which no map keeps")
 

@@ -292,7 +292,7 @@ def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Ten
 
 
 @dataclass(frozen=True, slots=True)
-class QuantileMass(PerQuery):
+class TopPCount(PerQuery):
     """The fewest keys that hold the share p of the row's mass: (cells, T) of int64."""
 
     share: float
@@ -318,7 +318,7 @@ class QuantileMass(PerQuery):
         return (count.minimum(positive),)
 
     def __str__(self) -> str:
-        return f"quantile_mass({self.share})"
+        return f"top_p_count({self.share})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
     "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
-    "quantile_mass", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
+    "top_p_count", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
 """The names that `summary` knows."""
 USUAL = ("received", "entropy", "top_keys", "pooled")
@@ -56,7 +56,7 @@ def by_name(
         "top_weight": st.Largest,
         "top_key": st.ArgLargest,
         "top_keys": lambda: top_weights(k, keys),
-        "quantile_mass": lambda: quantile_mass(p),
+        "top_p_count": lambda: top_p_count(p),
         "pooled": lambda: picture(how),
         **{f"pooled_{kind}": partial(picture, kind) for kind in ("mean", "sum", "max")},
     }
@@ -88,15 +88,15 @@ def top_weights(k: int, keys: int) -> Statistic:
     return st.TopWeights(int(k))
 
 
-def quantile_mass(p: float) -> Statistic:
+def top_p_count(p: float) -> Statistic:
     """The fewest keys with the share p.
 
     Raises:
         ArgumentError: p is not in (0, 1].
     """
     if not isinstance(p, Real | Tensor) or not 0 < p <= 1:
-        raise ArgumentError(f"quantile_mass needs a share p in (0, 1], got {p!r}")
-    return st.QuantileMass(float(p))
+        raise ArgumentError(f"top_p_count needs a share p in (0, 1], got {p!r}")
+    return st.TopPCount(float(p))
 
 
 def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:

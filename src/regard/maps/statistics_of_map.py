@@ -26,7 +26,7 @@ from regard.maps.statistics_by_name import (
     as_summary,
     by_name,
     pooled,
-    quantile_mass,
+    top_p_count,
     top_weights,
 )
 from regard.maps.tiles import ask, ask_all
@@ -323,7 +323,7 @@ class MapStatistics:
         """
         return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
 
-    def quantile_mass(self, p: float) -> Tensor:
+    def top_p_count(self, p: float) -> Tensor:
         r"""The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
 
         It is the smallest n for which the n largest weights of the row sum to at least $p \sum_j P_{ij}$. In [1, S];
@@ -336,10 +336,10 @@ class MapStatistics:
 
         >>> import regard
         >>> q = torch.zeros(4, 1)
-        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.quantile_mass(0.6)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.top_p_count(0.6)
         tensor([1, 2, 2, 3])
         """
-        return self._say(quantile_mass(p))
+        return self._say(top_p_count(p))
 
     def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
         """The map as a picture of at most rows x columns blocks, exact: (batch..., H, rows, columns).
@@ -485,11 +485,11 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, quantile_mass,
+            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, top_p_count,
                 pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
                 pooled.
             k: for top_keys; None for 8, or for all keys of a map that has fewer.
-            p: for quantile_mass.
+            p: for top_p_count.
             rows: for pooled.
             columns: for pooled.
             how: for pooled.

@@ -20,10 +20,10 @@ class Summarize:
 
     Args:
         names: statistics that `AttentionMap.summary` knows: received, entropy, participation_ratio, distance,
-            top_weight, top_key, top_keys, quantile_mass, pooled, pooled_mean, pooled_sum, pooled_max. Without names
+            top_weight, top_key, top_keys, top_p_count, pooled, pooled_mean, pooled_sum, pooled_max. Without names
             they are received, entropy, top_keys and pooled.
         k: for top_keys; a call with fewer keys keeps as many as it has.
-        p: for quantile_mass.
+        p: for top_p_count.
         rows: for pooled; calls of fewer queries keep a row for each.
         columns: for pooled, in the same way.
         how: for pooled.
@@ -66,7 +66,7 @@ class Summarize:
     def __repr__(self) -> str:
         """As it is written."""
         sizes = [f"k={self.k}"] if "top_keys" in self.names else []
-        sizes += [f"p={self.p}"] if "quantile_mass" in self.names else []
+        sizes += [f"p={self.p}"] if "top_p_count" in self.names else []
         if any(name.startswith("pooled") for name in self.names):
             sizes += [f"rows={self.rows}", f"columns={self.columns}"]
         sizes += [f"how={self.how!r}"] if "pooled" in self.names else []

@@ -168,17 +168,17 @@ def _quantile(drawn: Drawn, one: Mirror) -> None:
     if one.has_signs or not one.dense.numel():
         return
     p = drawn.of([0.5, 0.9, 1.0, 0.1, 0.999, 1e-6])
-    count = one.map.quantile_mass(p)
+    count = one.map.top_p_count(p)
     held = torch.nn.functional.pad(one.dense.sort(-1, descending=True).values.cumsum(-1), (1, 0))
     goal = p * one.dense.sum(-1)
     off = 2 * one.error.sum(-1) + 64 * one.unit * one.dense.sum(-1) + TINY
     is_told = goal > 1e-30
-    assert (count[(one.dense == 0).all(-1)] == 0).all(), "quantile_mass() of a row with no key is not 0"
+    assert (count[(one.dense == 0).all(-1)] == 0).all(), "top_p_count() of a row with no key is not 0"
     assert (count <= one.dense.shape[-1]).all()
     enough = held.gather(-1, count[..., None])[..., 0] >= goal - off
     fewer = held.gather(-1, (count - 1).clamp_min(0)[..., None])[..., 0] <= goal + off
-    assert enough[is_told].all(), f"quantile_mass({p}): too few keys"
-    assert fewer[is_told].all(), f"quantile_mass({p}): too many keys"
+    assert enough[is_told].all(), f"top_p_count({p}): too few keys"
+    assert fewer[is_told].all(), f"top_p_count({p}): too many keys"
 
 
 def _bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from regard.maps.call_values import NOTHING, CallValues, of_heads
 from regard.maps.derived_sources import WeightedSource
 from regard.maps.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.fused_statistics import DotSoftmax
-from regard.maps.leveled import Leveling
+from regard.maps.row_shift import RowShift
 from regard.maps.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.mechanisms.guards import is_compiling
 from regard.mechanisms.masks.basic import Causal
@@ -48,7 +48,7 @@ class CallFactors(Protocol):
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
-        """The call and its row state, both of lowered rows where the bias is far from 0 (`regard.maps.leveled`)."""
+        """The call and its row state, both of shifted rows where the bias is far from 0 (`regard.maps.row_shift`)."""
 
     def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
         """The same, and a function if the row state is a kernel's and not checked yet.
@@ -111,13 +111,13 @@ def _is_part(tensor: Tensor) -> bool:
 class GivenFactors:
     """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
 
-    __slots__ = ("__weakref__", "_call", "_leveling", "_state", "_unwritten")
+    __slots__ = ("__weakref__", "_call", "_row_shift", "_state", "_unwritten")
 
     def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
         """Without `unwritten`, the versions of the tensors are read now."""
         self._call = call
         self._state = state
-        self._leveling = None if call.bias is None else Leveling()
+        self._row_shift = None if call.bias is None else RowShift()
         if unwritten is None:
             unwritten = Unwritten(tensors_of_call(call))
         self._unwritten = unwritten
@@ -152,12 +152,12 @@ class GivenFactors:
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
-        """The call and its row state, both of lowered rows where the bias is far from 0."""
+        """The call and its row state, both of shifted rows where the bias is far from 0."""
         call, state = self.call, self.state
-        if self._leveling is None:
+        if self._row_shift is None:
             return call, state
         with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
-            return self._leveling.applied(call, state)
+            return self._row_shift.applied(call, state)
 
     def unchecked(self) -> tuple[Call, Tensor, None]:
         """The same: the row state is right."""

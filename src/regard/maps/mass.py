@@ -9,7 +9,7 @@ from regard.backends import execute
 from regard.backends.tiled import Tile
 from regard.errors import ArgumentError
 from regard.maps.call_source import CallSource
-from regard.maps.leveled import Leveled
+from regard.maps.row_shift import ShiftedBias
 from regard.maps.source import Piece, Source
 from regard.maps.statistics import PerQuery
 from regard.maps.tiles import ask
@@ -49,7 +49,7 @@ def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
     shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
     if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
         return None
-    if isinstance(call.bias, Leveled):  # The kernels know nothing of lowered rows.
+    if isinstance(call.bias, ShiftedBias):  # The kernels know nothing of shifted rows.
         return None
     both = mask if call.mask is None else And((*call.mask.factors(), *mask.factors()))
     key = call.key.to(call.compute_dtype)

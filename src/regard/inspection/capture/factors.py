@@ -12,7 +12,7 @@ from regard.backends.base import Call
 from regard.inspection.capture.mask_reading import CHUNK_ELEMENTS
 from regard.inspection.capture.saved_tensor import SavedTensor
 from regard.maps.call_source import GivenFactors
-from regard.maps.leveled import Leveling
+from regard.maps.row_shift import RowShift
 from regard.mechanisms.masks.base import Mask
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.shapes import Sizes
@@ -56,7 +56,7 @@ class Factors:
         self.keys: Keys | None = None
         self._of = of
         self._notes = [] if notes is None else notes
-        self._leveling = Leveling()
+        self._row_shift = RowShift()
 
     @property
     def call(self) -> Call:
@@ -101,10 +101,10 @@ class Factors:
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
-        """The call and its row state, both of lowered rows where the bias is far from 0."""
+        """The call and its row state, both of shifted rows where the bias is far from 0."""
         call, state = self.call, self.state
         with self._context():
-            return self._leveling.applied(call, state)
+            return self._row_shift.applied(call, state)
 
     def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
         """The same, but a kernel's row state is checked by the caller, who computes all weights of the last queries."""

@@ -17,7 +17,7 @@ from regard.inspection.checks.visible import Visible, visible, visible_in
 from regard.inspection.observed import Observed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_source import CallSource
-from regard.maps.leveled import Leveled
+from regard.maps.row_shift import ShiftedBias
 from regard.mechanisms.masks.base import And
 from regard.mechanisms.masks.basic import Causal
 from regard.mechanisms.normalizations import Softmax
@@ -171,7 +171,7 @@ def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     None if the weights are not a softmax, or rows were lowered.
     """
     call, whole = source.factors.reading
-    if not isinstance(call.normalization, Softmax) or isinstance(call.bias, Leveled):
+    if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
     factors = () if call.mask is None else call.mask.factors()
     with undisturbed():

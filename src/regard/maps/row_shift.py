@@ -20,7 +20,7 @@ from regard.mechanisms.scores.base import Score
 from regard.mechanisms.shapes import Sizes
 
 
-class Leveling:
+class RowShift:
     """The shift of the rows of one call, found when the weights are first read."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Leveling:
         self._state: Tensor | None = None
 
     def applied(self, call: Call, state: Tensor) -> tuple[Call, Tensor]:
-        """The call and its row state, both of the lowered rows if there are any."""
+        """The call and its row state, both of the shifted rows if there are any."""
         normalization = call.normalization
         if call.bias is None or not isinstance(normalization, Softmax):
             return call, state
@@ -42,7 +42,7 @@ class Leveling:
         if self._peak is None:
             return call, state
         # The weights of a softmax with a sink are made of its row state as those of a plain one are.
-        lowered = replace(call, bias=Leveled(call.bias, call.score, self._peak), normalization=Softmax())
+        lowered = replace(call, bias=ShiftedBias(call.bias, call.score, self._peak), normalization=Softmax())
         if self._state is None:
             self._state = row_state(lowered)
             if isinstance(normalization, SoftmaxWithSink):
@@ -51,7 +51,7 @@ class Leveling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leveled(Bias):
+class ShiftedBias(Bias):
     """A bias b with which the scores s + b come out as (s + b) - m, where s + b is rounded as the kernels round it."""
 
     bias: Bias
@@ -85,7 +85,7 @@ class Leveled(Bias):
         """The same of those pairs of batch and head."""
         owners = batches if self.peak.shape[1] == 1 else heads  # as in `Call.select`
         peak = self.peak[batches, heads].unsqueeze(1)
-        return Leveled(self.bias.select(batches, heads), self.score.select(owners), peak)
+        return ShiftedBias(self.bias.select(batches, heads), self.score.select(owners), peak)
 
     def _lowered(self, added: Tensor, query: Tensor, key: Tensor, peak: Tensor) -> Tensor:
         # The caller adds s with its gradient.

@@ -12,7 +12,7 @@ from torch import Tensor
 import regard
 from regard.backends import row_state
 from regard.backends.base import Call
-from regard.maps import leveled
+from regard.maps import row_shift
 from regard.mechanisms.shapes import Sizes
 from tests.maps.dense_maps import sums_asked, sums_written_out
 
@@ -240,7 +240,7 @@ def test_few_rows_are_lowered_and_most_calls_have_none(monkeypatch: pytest.Monke
         return found(call)
 
     found = row_state
-    monkeypatch.setattr(leveled, "row_state", counted)
+    monkeypatch.setattr(row_shift, "row_state", counted)
     query, key, value, bias = inputs(-1e9)
     for one, expected in ((bias * 0, 0), (bias.clamp_min(-100), 0), (bias, 1)):
         weights = regard.attention(query, key, value, bias=one, return_weights=True).weights

@@ -77,9 +77,9 @@ def cost(weights: AttentionMap, ask: Callable[[AttentionMap], object]) -> str:
         calls.append("tiled")
         return before(self, call, value)
 
-    def counted_part(self: Any, cells: Any, *scratch: Any) -> Any:
-        blocks.append(cells)
-        return part(self, cells, *scratch)
+    def counted_part(self: Any, flat_heads: Any, *scratch: Any) -> Any:
+        blocks.append(flat_heads)
+        return part(self, flat_heads, *scratch)
 
     with (
         torch.no_grad(),

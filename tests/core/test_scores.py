@@ -85,7 +85,7 @@ def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend
 def test_a_learned_dense_bias_takes_its_gradient_in_tiles(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)  # many tiles, of one cell and of several
+    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)  # many tiles, of one flat_head and of several
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     mask = regard.causal() & regard.lengths(torch.tensor([0, 6]))

@@ -197,8 +197,8 @@ FAULTS = {
     "the last block is left out": ("    high = tl.max(end, 0)", "    high = tl.max(end, 0) - COLUMNS"),
     "top-k that loses a tie": ("waiting == found[:, None]", "(waiting >> key_bits) == (found >> key_bits)[:, None]"),
     "a wrong column in the last block": (
-        "received + cell * keys + columns,",
-        "received + cell * keys + tl.where((start + COLUMNS >= high) & (columns > start), columns - 1, columns),",
+        "received + flat_head * keys + columns,",
+        "received + flat_head * keys + tl.where((start + COLUMNS >= high) & (columns > start), columns - 1, columns),",
     ),
     "a row of the picture is lost": (
         "tl.atomic_add(sums + of_picture + column, by_row, mask=live)",

@@ -133,7 +133,7 @@ LONG_MASKS = [
 @pytest.mark.parametrize("mask", LONG_MASKS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask | None, dtype: torch.dtype) -> None:
-    """Tiles that end within bins, cells apart from one another, and kernels' blocks."""
+    """Tiles that end within bins, flat_heads apart from one another, and kernels' blocks."""
     monkeypatch.setattr("regard.maps.tile_groups.TILE_ELEMENTS", 23 * 170)
     monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 170 * 32)
     weights, dense = long_case(mask, dtype=dtype)
@@ -338,7 +338,9 @@ def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = []
     real = CallSource.part
-    monkeypatch.setattr(CallSource, "part", lambda self, cells, *o: asked.append(cells) or real(self, cells, *o))
+    monkeypatch.setattr(
+        CallSource, "part", lambda self, flat_heads, *o: asked.append(flat_heads) or real(self, flat_heads, *o)
+    )
     q = torch.randn(2, 3, 10, 4)
     weights = regard.attention(q, q, q, return_weights=True).weights
     summary = weights.summary(k=2, rows=4, columns=4)

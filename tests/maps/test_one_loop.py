@@ -60,7 +60,7 @@ def test_the_answers_are_exact(
     "mask", [None, regard.causal(), regard.window(40), regard.lengths(torch.tensor([0, 333]))], ids=str
 )
 def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, answered: Answered) -> None:
-    """Rows of several registers and sets, with a rest; blocks that tiles cut; more threads than cells."""
+    """Rows of several registers and sets, with a rest; blocks that tiles cut; more threads than flat_heads."""
     q, k = torch.randn(2, 2, 411, 8), torch.randn(2, 1, 333, 8)
     torch.set_num_threads(threads)
     try:

@@ -124,9 +124,9 @@ class Call:
         """The boolean block of a bound mask for some rows and columns."""
         return render(mask, rows, columns, sizes=self.sizes, device=self.query.device)
 
-    def select(self, cells: Tensor) -> "Call":
+    def select(self, flat_heads: Tensor) -> "Call":
         """The call on some (batch, head) pairs, as flat indices b * H + h. Each becomes a sequence of one head."""
-        batches, heads = cells // self.sizes.heads, cells % self.sizes.heads
+        batches, heads = flat_heads // self.sizes.heads, flat_heads % self.sizes.heads
         # With one head the parameters belong to sequences: an earlier selection has made its heads into sequences.
         owners = batches if self.sizes.heads == 1 else heads
         return replace(
@@ -137,7 +137,7 @@ class Call:
             normalization=self.normalization.select(owners),
             mask=None if self.mask is None else SelectedMask(self.mask, batches, heads),
             bias=None if self.bias is None else self.bias.select(batches, heads),
-            sizes=replace(self.sizes, batch=(len(cells),), heads=1, kv_heads=1, has_heads=False),
+            sizes=replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False),
         )
 
     def learned(self) -> tuple[Tensor, ...]:

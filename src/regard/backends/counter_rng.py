@@ -8,7 +8,7 @@ def kept_at(seed: Tensor, rows: Tensor, columns: Tensor, dropout: float) -> Tens
 
     Args:
         seed: an integer tensor of one number.
-        rows: (..., t, 1), below 2^31; the numbers go on from one cell to the next.
+        rows: (..., t, 1), below 2^31; the numbers go on from one flat_head to the next.
         columns: (s,), below 2^31.
         dropout: in [0, 1).
 

@@ -300,9 +300,9 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
     if natural and not any(block.factors for block in natural):
         return natural
     tried = [_ranges(mask, cuts, sizes, min(step, most)) for step in steps]
-    cells = sizes.flat_batch * sizes.heads
+    flat_heads = sizes.flat_batch * sizes.heads
     # The minimum is found in two steps, because torch.compile cannot trace min with a key.
-    work = [sum([PAIRS_A_CALL + cells * len(i) * len(j) for i, j in ranges]) for ranges in tried]
+    work = [sum([PAIRS_A_CALL + flat_heads * len(i) * len(j) for i, j in ranges]) for ranges in tried]
     return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
 
 

@@ -85,17 +85,17 @@ def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some cells (flat indices of batch and head), some of their queries, and the keys that these may see."""
+    """Some flat_heads (flat indices of batch and head), some of their queries, and the keys that these may see."""
 
-    cells: range
+    flat_heads: range
     rows: range
     columns: range
 
     def take(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views (cells, 1, length, dim) of the tile's part of tensors (cells, length, dim)."""
-        cells = _slice(self.cells)
+        """Views (flat_heads, 1, length, dim) of the tile's part of tensors (flat_heads, length, dim)."""
+        flat_heads = _slice(self.flat_heads)
         rows, columns = _slice(self.rows), _slice(self.columns)
-        return query[cells, None, rows], key[cells, None, columns], value[cells, None, columns]
+        return query[flat_heads, None, rows], key[flat_heads, None, columns], value[flat_heads, None, columns]
 
 
 class Tiling:
@@ -108,18 +108,18 @@ class Tiling:
         self.call = replace(call, query=nothing, key=nothing)
 
     def tiles(self) -> Iterator[Tile]:
-        """All tiles. If all cells and rows do not fit into one, a tile has few cells and many rows."""
+        """All tiles. If all flat_heads and rows do not fit into one, a tile has few flat_heads and many rows."""
         sizes = self.call.sizes
-        cells, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
-        for some in ranges(cells, few):
+        flat_heads, (few, rows) = sizes.flat_batch * sizes.heads, self._extent()
+        for some in ranges(flat_heads, few):
             for block in ranges(sizes.queries, rows):
                 yield self._tile(some, block)
 
     def parts(self) -> Iterator[tuple[Tile, Call]]:
-        """All tiles, each with the call on its cells; tiles of the same cells share one such call."""
-        for _, tiles in groupby(self.tiles(), key=lambda tile: tile.cells):
+        """All tiles, each with the call on its flat_heads; tiles of the same flat_heads share one such call."""
+        for _, tiles in groupby(self.tiles(), key=lambda tile: tile.flat_heads):
             first, *others = tiles
-            part = self.part(first.cells)
+            part = self.part(first.flat_heads)
             yield first, part
             for tile in others:
                 yield tile, part
@@ -131,23 +131,23 @@ class Tiling:
         return -(-self.call.sizes.flat_batch * self.call.sizes.heads // few) * -(-self.call.sizes.queries // rows)
 
     def _extent(self) -> tuple[int, int]:
-        """The cells and the rows of one tile."""
+        """The flat_heads and the rows of one tile."""
         sizes = self.call.sizes
-        cells, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
+        flat_heads, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
         budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
-        few, rows = tile_shape(cells, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
-        # If all cells are in the tile and it still has room, it takes more rows.
+        few, rows = tile_shape(flat_heads, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
+        # If all flat_heads are in the tile and it still has room, it takes more rows.
         return few, max(rows, fitting(budget, row_size * few, sizes.queries))
 
-    def _tile(self, cells: range, rows: range) -> Tile:
+    def _tile(self, flat_heads: range, rows: range) -> Tile:
         sizes, mask = self.call.sizes, self.call.mask
         columns = range(sizes.keys) if mask is None else mask.key_range(rows, sizes)
         # A normalization needs at least one key. The mask still excludes this one.
-        return Tile(cells, rows, columns or range(1))
+        return Tile(flat_heads, rows, columns or range(1))
 
-    def part(self, cells: range) -> Call:
-        """The call on the cells of a tile."""
-        return self.call.select(torch.arange(cells.start, cells.stop, device=self.call.query.device))
+    def part(self, flat_heads: range) -> Call:
+        """The call on the flat_heads of a tile."""
+        return self.call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:
         """The factors by which dropout multiplies the weights of a tile; None without dropout."""
@@ -156,11 +156,13 @@ class Tiling:
             return None
         if isinstance(self.seed, Tensor):
             rows = torch.arange(tile.rows.start, tile.rows.stop, device=weights.device)[:, None]
-            cells = torch.arange(tile.cells.start, tile.cells.stop, device=weights.device)[:, None, None, None]
+            flat_heads = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=weights.device)[
+                :, None, None, None
+            ]
             columns = torch.arange(tile.columns.start, tile.columns.stop, device=weights.device)
-            rows = rows + cells * self.call.sizes.queries
+            rows = rows + flat_heads * self.call.sizes.queries
             return kept_at(self.seed.to(weights.device), rows, columns, dropout).to(weights.dtype) / (1.0 - dropout)
-        seed = self.seed + tile.cells.start * self.call.sizes.queries + tile.rows.start
+        seed = self.seed + tile.flat_heads.start * self.call.sizes.queries + tile.rows.start
         generator = torch.Generator(weights.device).manual_seed(seed)
         kept = torch.rand(weights.shape, generator=generator, dtype=torch.float32, device=weights.device) >= dropout
         return kept.to(weights.dtype) / (1.0 - dropout)
@@ -168,19 +170,19 @@ class Tiling:
     def forward(
         self, tile: Tile, query: Tensor, key: Tensor, value: Tensor, part: Call | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The output (cells, t, E) and the row state (cells, t) of a tile, from the vectors of the tile."""
-        part = self.part(tile.cells) if part is None else part
+        """The output (flat_heads, t, E) and the row state (flat_heads, t) of a tile, from the vectors of the tile."""
+        part = self.part(tile.flat_heads) if part is None else part
         weights, state = part.normalization.normalize(part.scores_of(query, key, tile.rows, tile.columns))
         kept = self.kept(tile, weights)
         weights = weights if kept is None else weights * kept
         return (weights @ value).squeeze(1), state.squeeze(1)
 
     def assemble(self, pieces: list[tuple[Tile, Tensor]]) -> Tensor:
-        """The results of all tiles, in the order of `tiles`, put together along rows and cells."""
-        by_cells: dict[int, list[Tensor]] = {}
+        """The results of all tiles, in the order of `tiles`, put together along rows and flat_heads."""
+        by_flat_heads: dict[int, list[Tensor]] = {}
         for tile, piece in pieces:
-            by_cells.setdefault(tile.cells.start, []).append(piece)
-        return torch.cat([torch.cat(rows, dim=1) if len(rows) > 1 else rows[0] for rows in by_cells.values()])
+            by_flat_heads.setdefault(tile.flat_heads.start, []).append(piece)
+        return torch.cat([torch.cat(rows, dim=1) if len(rows) > 1 else rows[0] for rows in by_flat_heads.values()])
 
     def composite(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All tiles as checkpointed parts of one graph, which can be differentiated any number of times."""
@@ -266,7 +268,7 @@ class Back:
 
     def _add(self, tile: Tile, part: Call, grads: list[Tensor], score: "Learned", bias: "Learned") -> None:
         """Add the gradients of one tile to `grads`."""
-        cells, rows, columns = _slice(tile.cells), _slice(tile.rows), _slice(tile.columns)
+        flat_heads, rows, columns = _slice(tile.flat_heads), _slice(tile.rows), _slice(tile.columns)
         query, key, value = tile.take(*self.vectors)
         scores, pull = part.score.linearize(query, key, score[0])
         pull_bias = None
@@ -279,20 +281,20 @@ class Back:
         if self.is_coarse:
             weights = part.normalization.normalize(scores)[0]
         else:
-            weights = part.normalization.weights_(scores, self.state[cells, None, rows])
-        d_output = self.grad_output[cells, None, rows]
+            weights = part.normalization.weights_(scores, self.state[flat_heads, None, rows])
+        d_output = self.grad_output[flat_heads, None, rows]
         kept = self.tiling.kept(tile, weights)
-        grads[2][cells, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)
+        grads[2][flat_heads, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)
         d_weights = d_output @ value.mT
         d_weights = d_weights if kept is None else d_weights.mul_(kept)
-        d_state = None if self.grad_state is None else self.grad_state[cells, None, rows]
-        inner = self.inner[cells, None, rows]
+        d_state = None if self.grad_state is None else self.grad_state[flat_heads, None, rows]
+        inner = self.inner[flat_heads, None, rows]
         d_scores = part.normalization.gradient(weights, d_weights, d_state, inner)
         found = [pull_bias(d_scores, bias[1]) if pull_bias is not None else None, pull(d_scores, score[1])]
         for vectors in found:
             if vectors is not None:
-                grads[0][cells, rows] += vectors[0].squeeze(1)
-                grads[1][cells, columns] += vectors[1].squeeze(1)
+                grads[0][flat_heads, rows] += vectors[0].squeeze(1)
+                grads[1][flat_heads, columns] += vectors[1].squeeze(1)
 
 
 Learned = tuple[Sequence[Tensor], Sequence[Tensor]]

@@ -21,7 +21,7 @@ class Replaced:
     """Heads that attend with other weights."""
 
     weights: Source
-    """Those of (B, n) cells, n heads in the order of `heads`."""
+    """Those of (B, n) flat_heads, n heads in the order of `heads`."""
     heads: Tensor
     """Which heads (n,)."""
     where: Tensor
@@ -82,17 +82,17 @@ class EditedWeights:
     def _keeping_sums(self, one: Replaced, factors: Tensor) -> Source:
         chosen = factors if factors.shape[1] == 1 else factors[:, one.heads]
         before = row_sums(one.weights)
-        scaled = ScaledSource(one.weights, self._of_cells(one, chosen))
+        scaled = ScaledSource(one.weights, self._of_flat_heads(one, chosen))
         after = row_sums(scaled)
         kept = torch.where(after == 0, 0.0, before / after.masked_fill(after == 0, 1.0))
         return ScaledSource(scaled, kept.reshape(-1, kept.shape[-1], 1).to(scaled.dtype))
 
     def _times(self, one: Replaced, factor: Tensor) -> Replaced:
         chosen = factor if factor.shape[1] == 1 else factor[:, one.heads]
-        return replace(one, weights=ScaledSource(one.weights, self._of_cells(one, chosen[..., None])))
+        return replace(one, weights=ScaledSource(one.weights, self._of_flat_heads(one, chosen[..., None])))
 
-    def _of_cells(self, one: Replaced, tensor: Tensor) -> Tensor:
-        """A tensor (B or 1, n or 1, t, s) with one row for each cell of the replaced heads."""
+    def _of_flat_heads(self, one: Replaced, tensor: Tensor) -> Tensor:
+        """A tensor (B or 1, n or 1, t, s) with one row for each flat_head of the replaced heads."""
         lead = (self.call.sizes.flat_batch, len(one.heads))
         return tensor.expand(*lead, *tensor.shape[2:]).flatten(0, 1).to(one.weights.dtype)
 
@@ -130,11 +130,11 @@ class EditedWeights:
         batch, heads = sizes.flat_batch, sizes.heads
         place = torch.zeros(heads, dtype=torch.long, device=device)
         place[one.heads] = torch.arange(len(one.heads), device=device)
-        cells = torch.arange(batch, device=device)[:, None] * len(one.heads) + place
+        flat_heads = torch.arange(batch, device=device)[:, None] * len(one.heads) + place
         rows = torch.zeros(batch, heads, one.where.shape[-1], dtype=torch.bool, device=device)
         rows[:, one.heads] = one.where.expand(batch, -1, -1)
         is_new = rows.flatten(0, 1)[..., None]
-        wide = one.weights.choose(cells.reshape(-1), sizes.leading)
+        wide = one.weights.choose(flat_heads.reshape(-1), sizes.leading)
         return SumSource(
             (ScaledSource(source, (~is_new).to(source.dtype)), ScaledSource(wide, is_new.to(source.dtype)))
         )

@@ -209,7 +209,7 @@ class KnockedOutPairs(Mask):
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """False for those pairs."""
         cut = torch.isin(query * self.keys + key, self.codes)
-        return ~_in_cells(cut, self.heads, self.batch, head, batch)
+        return ~_in_flat_heads(cut, self.heads, self.batch, head, batch)
 
     def depends_on(self) -> frozenset[str]:
         """The queries, the keys, and the batch and the heads if only some are cut."""
@@ -239,7 +239,7 @@ class KnockedOutEdges(Mask):
         if not isinstance(cut, Tensor) or cut.dtype != torch.bool:
             kind = str(cut.dtype) if isinstance(cut, Tensor) else type(cut).__name__
             raise ArgumentError(f"the function of Knockout(edges=...) returns a bool tensor, True = cut; got {kind}")
-        return ~_in_cells(cut, self.heads, self.batch, head, batch)
+        return ~_in_flat_heads(cut, self.heads, self.batch, head, batch)
 
     def depends_on(self) -> frozenset[str]:
         """Everything: nothing is known of the function."""
@@ -254,7 +254,7 @@ def _axes(heads: Tensor | None, batch: Tensor | None) -> frozenset[str]:
     return frozenset({"query", "key", *some})
 
 
-def _in_cells(cut: Tensor, heads: Tensor | None, batch: Tensor | None, head: Tensor, row: Tensor) -> Tensor:
+def _in_flat_heads(cut: Tensor, heads: Tensor | None, batch: Tensor | None, head: Tensor, row: Tensor) -> Tensor:
     """What is cut, in the chosen heads and rows of the batch alone."""
     cut = cut if heads is None else cut & heads[head]
     return cut if batch is None else cut & batch[row]

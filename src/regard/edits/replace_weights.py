@@ -111,7 +111,7 @@ class ReplaceWeights(Edit):
         return found.source, "the weights of another run"
 
     def _fitted(self, given: Source, heads: Tensor, at: CallPlace) -> Source:
-        """The weights of the chosen heads, for (B, n) cells.
+        """The weights of the chosen heads, for (B, n) flat_heads.
 
         Raises:
             ShapeError: they do not fit the call.
@@ -139,5 +139,5 @@ class ReplaceWeights(Edit):
         rows = torch.arange(sizes.flat_batch, device=device) if batch > 1 else torch.zeros(
             sizes.flat_batch, dtype=torch.long, device=device
         )  # fmt: skip
-        cells = rows[:, None] * heads_given + columns
-        return given.choose(cells.reshape(-1), (sizes.flat_batch, len(heads)))
+        flat_heads = rows[:, None] * heads_given + columns
+        return given.choose(flat_heads.reshape(-1), (sizes.flat_batch, len(heads)))

@@ -154,8 +154,8 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
     batch = leading[:-1] if source.has_heads else leading
     if len(batch) != 1:
         raise ShapeError(f"a map {tuple(weights.shape)} has not one dimension of rows that could change places")
-    cells = torch.arange(source.cells, device=weights.device).view(batch[0], -1)[order]
-    return AttentionMap(source.choose(cells.reshape(-1), (len(order), *leading[1:])))
+    flat_heads = torch.arange(source.flat_heads, device=weights.device).view(batch[0], -1)[order]
+    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])))
 
 
 def _of_rows(piece: _Piece) -> AttentionMap:

@@ -94,13 +94,13 @@ class AttentionMap(TensorLike):
     def _choose_leading(self, lead: tuple[Any, ...]) -> "AttentionMap":
         if all(isinstance(i, slice) and i == slice(None) for i in lead):
             return self
-        cells = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
+        flat_heads = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
         try:
-            cells = cells[lead]
+            flat_heads = flat_heads[lead]
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
         has_heads = self.source.has_heads and lead[-1] is not None and not is_integer(lead[-1])
-        return AttentionMap(self.source.choose(cells.reshape(-1), tuple(cells.shape)).told_heads(has_heads))
+        return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told_heads(has_heads))
 
     # -- products --------------------------------------------------------------------------------------
 

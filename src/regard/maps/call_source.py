@@ -242,7 +242,7 @@ class CallSource(Source):
 
     @property
     def value(self) -> Tensor | None:
-        """Values for each cell, (cells, S, E), if they were kept."""
+        """Values for each flat_head, (flat_heads, S, E), if they were kept."""
         return None if self.beside.value is None else self.beside.value()
 
     def tensors(self) -> list[Tensor]:
@@ -274,7 +274,7 @@ class CallSource(Source):
             grad_output = self.beside.gradient_for(asked)
         elif tuple(grad_output.shape) != expected:
             raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
-        return self, grad_output.reshape(self.cells, *expected[-2:]).to(self.dtype), value.to(self.dtype)
+        return self, grad_output.reshape(self.flat_heads, *expected[-2:]).to(self.dtype), value.to(self.dtype)
 
     # -- tiles -----------------------------------------------------------------------------------------
 
@@ -282,14 +282,14 @@ class CallSource(Source):
         call = self.factors.call
         return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         call, state = self.factors.reading
         scale = None if scratch is None else _dot_scale(call)
         if scratch is not None and scale is not None:
-            return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), cells)
-        if len(cells) < state.shape[0] * state.shape[1]:
-            call = call.select(torch.arange(cells.start, cells.stop, device=state.device))
-            state = state.flatten(0, 1)[cells.start : cells.stop, None]
+            return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), flat_heads)
+        if len(flat_heads) < state.shape[0] * state.shape[1]:
+            call = call.select(torch.arange(flat_heads.start, flat_heads.stop, device=state.device))
+            state = state.flatten(0, 1)[flat_heads.start : flat_heads.stop, None]
         return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
@@ -312,12 +312,12 @@ class CallSource(Source):
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
 
-    def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """The weights of single points all at once, each as a sequence of one query and one key."""
         call, heads = self.call, self.call.sizes.heads
         if call.bias is not None:
-            return Source.points(self, cells, rows, columns)
-        batch, head = cells // heads, cells % heads
+            return Source.points(self, flat_heads, rows, columns)
+        batch, head = flat_heads // heads, flat_heads % heads
         owners = batch if heads == 1 else head  # as in `Call.select`
         query, key = call.query[batch, head, rows], call.key[batch, head // call.group, columns]
         score = call.score.select(owners)
@@ -328,7 +328,7 @@ class CallSource(Source):
         return call.normalization.select(owners).weights(scores, state).flatten()
 
     def row_anew(self, row: Rows) -> Tensor:
-        """The weights of one query (cells, S), normalised without the stored row state."""
+        """The weights of one query (flat_heads, S), normalised without the stored row state."""
         normalization = self.call.normalization
         weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
         return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
@@ -337,9 +337,9 @@ class CallSource(Source):
 
     def product(self, x: Tensor) -> Tensor:
         """One run of the backend; x may also be (batch..., G, S, N)."""
-        return self.laid_out(self._product_by_cells(x))
+        return self.laid_out(self._product_by_flat_heads(x))
 
-    def _product_by_cells(self, x: Tensor) -> Tensor:
+    def _product_by_flat_heads(self, x: Tensor) -> Tensor:
         call, value = self.call.for_values(x, self.layout)
         return execute(self.backend, call, value)[0].flatten(0, 1)
 
@@ -347,7 +347,7 @@ class CallSource(Source):
         """The statistics that products with the map give, and those that a softmax of dot products gives by itself."""
         match statistic:
             case st.Product(x):
-                return (self._product_by_cells(self.laid_out(self._for_cells(x))),)
+                return (self._product_by_flat_heads(self.laid_out(self._for_flat_heads(x))),)
             case st.Distance(offset):
                 return self._distance(offset)
             case st.Pooled():
@@ -368,13 +368,13 @@ class CallSource(Source):
             case st.Squares():
                 found = (form.squares(),)
             case st.TransposedProduct(x):
-                found = (form.transposed(self._for_cells(x).unflatten(0, self.state.shape[:2])).mT,)
+                found = (form.transposed(self._for_flat_heads(x).unflatten(0, self.state.shape[:2])).mT,)
             case _:
                 return None
         return tuple(answer.flatten(0, 1) for answer in found)
 
-    def _for_cells(self, x: Tensor) -> Tensor:
-        return x.expand(self.cells, *x.shape[1:])
+    def _for_flat_heads(self, x: Tensor) -> Tensor:
+        return x.expand(self.flat_heads, *x.shape[1:])
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
         """A picture of few columns, as one product with their indicators, which costs less than tiles."""
@@ -382,7 +382,7 @@ class CallSource(Source):
         if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
             return None
         indicators = torch.nn.functional.one_hot(columns.owners(self.device), columns.count)
-        by_columns = self._product_by_cells(indicators.to(self.dtype))
+        by_columns = self._product_by_flat_heads(indicators.to(self.dtype))
         return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
 
     def _distance(self, offset: int) -> tuple[Tensor] | None:
@@ -392,18 +392,18 @@ class CallSource(Source):
         if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
             return None
         j = torch.arange(sizes.keys, device=self.device, dtype=self.dtype)
-        found = self._product_by_cells(torch.stack([torch.ones_like(j), j], -1))
+        found = self._product_by_flat_heads(torch.stack([torch.ones_like(j), j], -1))
         i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
         return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
 
     # -- other sources ---------------------------------------------------------------------------------
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
-        """The call on some cells; each of them becomes a batch row of one head."""
-        if cells is None:
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
+        """The call on some flat_heads; each of them becomes a batch row of one head."""
+        if flat_heads is None:
             return replace(self, layout=leading)
-        factors = GivenFactors(self.call.select(cells), self.state.flatten(0, 1)[cells].unsqueeze(1))
-        beside = self.beside.choose(cells)
+        factors = GivenFactors(self.call.select(flat_heads), self.state.flatten(0, 1)[flat_heads].unsqueeze(1))
+        beside = self.beside.choose(flat_heads)
         return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
 
     def told_heads(self, has_heads: bool) -> "CallSource":
@@ -452,7 +452,7 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    """The logarithms (cells, t, s) of weights that are a softmax of plain dot products, in few steps."""
+    """The logarithms (flat_heads, t, s) of weights that are a softmax of plain dot products, in few steps."""
     dtype = call.compute_dtype
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
     logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
@@ -463,12 +463,12 @@ def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows
 
 
 def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
-    """The logarithms (cells, T, S) of the softmax of scaled dot products.
+    """The logarithms (flat_heads, T, S) of the softmax of scaled dot products.
 
     Args:
-        query: (cells, T, D).
-        key: (cells, S, D).
-        state: the log-sum-exp (B, H, T), B H = cells; -inf for a row with no key.
+        query: (flat_heads, T, D).
+        key: (flat_heads, S, D).
+        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row with no key.
         scale: multiplies the dot products.
     """
     less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)

@@ -36,15 +36,15 @@ class CallValues:
     """The values of a call and the gradient of its output, each made when it is asked for."""
 
     value: Callable[[], Tensor] | None = None
-    """Makes the values for each cell, (cells, S, E); None if they were not kept."""
+    """Makes the values for each flat_head, (flat_heads, S, E); None if they were not kept."""
     grad_output: Callable[[], Tensor] | None = None
-    """Makes dL/dO for each cell, (cells, T, E); None if it was not kept."""
+    """Makes dL/dO for each flat_head, (flat_heads, T, E); None if it was not kept."""
     held: Callable[[], list[Tensor]] = list
     """The tensors that are held in memory now."""
 
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
-        """Values (cells, S, E) that a caller has given."""
+        """Values (flat_heads, S, E) that a caller has given."""
         return cls(value=Made(value))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -53,11 +53,11 @@ class CallValues:
         return CallValues, (*made, Made([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
-        """Other values (cells, S, E), and the same gradient."""
+        """Other values (flat_heads, S, E), and the same gradient."""
         return CallValues(Made(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
-        """The values (cells, S, E).
+        """The values (flat_heads, S, E).
 
         Raises:
             ArgumentError: they were not kept.
@@ -70,7 +70,7 @@ class CallValues:
         return self.value()
 
     def gradient_for(self, asked: str) -> Tensor:
-        """The gradient of the output, (cells, T, E).
+        """The gradient of the output, (flat_heads, T, E).
 
         Raises:
             ArgumentError: it was not kept.
@@ -90,11 +90,11 @@ class CallValues:
             _after(self.value, change), _after(self.grad_output, change), lambda: [change(one) for one in held()]
         )
 
-    def choose(self, cells: Tensor) -> "CallValues":
-        """The same of some cells."""
+    def choose(self, flat_heads: Tensor) -> "CallValues":
+        """The same of some flat_heads."""
 
         def chosen(tensor: Tensor) -> Tensor:
-            return tensor[cells.to(tensor.device)]
+            return tensor[flat_heads.to(tensor.device)]
 
         return CallValues(_after(self.value, chosen), _after(self.grad_output, chosen), self.held)
 
@@ -104,7 +104,7 @@ NOTHING = CallValues()
 
 
 def of_heads(value: Tensor, heads: int) -> Tensor:
-    """Values (B, G or H, S, E) for each cell, (B * H, S, E): heads that share a key head share its values."""
+    """Values (B, G or H, S, E) for each flat_head, (B * H, S, E): heads that share a key head share its values."""
     return value.repeat_interleave(heads // max(value.shape[1], 1), 1).flatten(0, 1)
 
 

@@ -37,8 +37,8 @@ class CastSource(SameShapeSource):
     def columns(self, rows: range) -> range:
         return self.of.columns(rows)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        return self.of.part(cells, scratch)
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        return self.of.part(flat_heads, scratch)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         return self.of.at_once(statistic)
@@ -49,8 +49,8 @@ class CastSource(SameShapeSource):
     def attribution(self, grad_output: Tensor | None) -> Source:
         return CastSource(self.of.attribution(grad_output), self.answer)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
-        return CastSource(self.of.choose(cells, leading), self.answer)
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
+        return CastSource(self.of.choose(flat_heads, leading), self.answer)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CastSource":
         return CastSource(self.of.mapped(change), self.answer)

@@ -72,15 +72,15 @@ class SeveralSource(Source):
 
 @dataclass(frozen=True, eq=False)
 class JoinedSource(SeveralSource):
-    """The cells of several sources, one source after the other, laid out as `layout`."""
+    """The flat_heads of several sources, one source after the other, laid out as `layout`."""
 
     parts: tuple[Source, ...]
     layout: tuple[int, ...]
 
     @cached_property
     def ends(self) -> list[int]:
-        """The cell after the last of each source."""
-        return list(accumulate(part.cells for part in self.parts))
+        """The flat_head after the last of each source."""
+        return list(accumulate(part.flat_heads for part in self.parts))
 
     @property
     def shape(self) -> torch.Size:
@@ -98,9 +98,9 @@ class JoinedSource(SeveralSource):
             wanted = part.grid(wanted, how)
         return wanted
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the cells, source by source. Buffers are used if all cells are of one source."""
-        found = list(self._found(cells))
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """The weights of the flat_heads, source by source. Buffers are used if all flat_heads are of one source."""
+        found = list(self._found(flat_heads))
         if len(found) == 1:
             (number, inner) = found[0]
             return self.parts[number].part(inner, scratch)
@@ -111,44 +111,46 @@ class JoinedSource(SeveralSource):
         """The answers of all sources, if each gives its own without tiles."""
         answers, first = [], 0
         for part, end in zip(self.parts, self.ends, strict=True):
-            answers.append(part.at_once(_of_cells(statistic, range(first, end))))
+            answers.append(part.at_once(_of_flat_heads(statistic, range(first, end))))
             first = end
         known = [answer for answer in answers if answer is not None]
         if len(known) < len(answers):
             return None
         return tuple(torch.cat(pieces) for pieces in zip(*known, strict=True))
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> Source:
-        """Some cells: one source for each run of cells of one source."""
-        if cells is None:
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        """Some flat_heads: one source for each run of flat_heads of one source."""
+        if flat_heads is None:
             return JoinedSource(self.parts, leading)
-        owners = [(bisect_right(self.ends, cell), cell) for cell in cells.tolist()]
+        owners = [(bisect_right(self.ends, flat_head), flat_head) for flat_head in flat_heads.tolist()]
         runs = []
         for number, run in groupby(owners, key=lambda pair: pair[0]):
-            before = self.ends[number] - self.parts[number].cells
-            inner = torch.tensor([cell - before for _, cell in run], dtype=torch.long, device=cells.device)
+            before = self.ends[number] - self.parts[number].flat_heads
+            inner = torch.tensor(
+                [flat_head - before for _, flat_head in run], dtype=torch.long, device=flat_heads.device
+            )
             runs.append(self.parts[number].choose(inner, (len(inner),)))
         if len(runs) == 1:
             return runs[0].choose(None, leading)
-        return JoinedSource(tuple(runs), leading) if runs else self.parts[0].choose(cells, leading)
+        return JoinedSource(tuple(runs), leading) if runs else self.parts[0].choose(flat_heads, leading)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "JoinedSource":
         return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
 
-    def _found(self, cells: range) -> Iterator[tuple[int, range]]:
-        """The sources that cells are in, and which of their cells are meant."""
+    def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
+        """The sources that flat_heads are in, and which of their flat_heads are meant."""
         first = 0
         for number, end in enumerate(self.ends):
-            inner = range(max(cells.start, first) - first, min(cells.stop, end) - first)
+            inner = range(max(flat_heads.start, first) - first, min(flat_heads.stop, end) - first)
             if inner:
                 yield number, inner
             first = end
 
 
-def _of_cells(statistic: Statistic, cells: range) -> Statistic:
-    """The statistic of some cells: those with a tensor for each cell take its part."""
+def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
+    """The statistic of some flat_heads: those with a tensor for each flat_head take its part."""
     if isinstance(statistic, st.Product | st.TransposedProduct) and len(statistic.x) > 1:
-        return type(statistic)(statistic.x[cells.start : cells.stop])
+        return type(statistic)(statistic.x[flat_heads.start : flat_heads.stop])
     return statistic
 
 
@@ -173,8 +175,8 @@ class SumSource(SeveralSource):
     def __str__(self) -> str:
         return f"the sum of {len(self.parts)} maps, the first of them {self.parts[0]}"
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        parts = [part.part(cells) for part in self.parts]
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        parts = [part.part(flat_heads) for part in self.parts]
         return lambda rows, columns: Piece(torch.stack([part(rows, columns).weights for part in parts]).sum(0))
 
     def at_once(self, statistic: Statistic) -> Answer | None:
@@ -184,8 +186,8 @@ class SumSource(SeveralSource):
         known = [answer[0] for answer in answers if answer is not None]
         return (torch.stack(known).sum(0),) if len(known) == len(answers) else None
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SumSource":
-        return SumSource(tuple(part.choose(cells, leading) for part in self.parts))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SumSource":
+        return SumSource(tuple(part.choose(flat_heads, leading) for part in self.parts))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SumSource":
         return SumSource(tuple(part.mapped(change) for part in self.parts))
@@ -197,7 +199,7 @@ class ScaledSource(SameShapeSource):
 
     of: Source
     factor: Tensor
-    """(cells or 1, T or 1, S or 1)."""
+    """(flat_heads or 1, T or 1, S or 1)."""
 
     @cached_property
     def has_signs(self) -> bool:
@@ -214,9 +216,9 @@ class ScaledSource(SameShapeSource):
         """The other's. With signs it is all keys: a 0 beyond may be the largest."""
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        inner = self.of.part(cells, scratch)
-        factor = self.factor[cells.start : cells.stop] if len(self.factor) > 1 else self.factor
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
+        factor = self.factor[flat_heads.start : flat_heads.stop] if len(self.factor) > 1 else self.factor
 
         def block(rows: Rows, columns: Rows) -> Piece:
             chosen = factor if factor.shape[1] == 1 else take_rows(factor.mT, rows).mT
@@ -226,18 +228,18 @@ class ScaledSource(SameShapeSource):
         return block
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """Linear statistics are multiplied by the factor of a cell; a factor of keys goes into x."""
-        cells_only = self.factor.shape[1:] == (1, 1)
+        """Linear statistics are multiplied by the factor of a flat_head; a factor of keys goes into x."""
+        flat_heads_only = self.factor.shape[1:] == (1, 1)
         if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
             return self.of.at_once(st.Product(self.factor.mT * statistic.x))
-        if not is_linear(statistic) or not cells_only:
+        if not is_linear(statistic) or not flat_heads_only:
             return None
         found = self.of.at_once(statistic)
         return None if found is None else (found[0] * self.factor.view(-1, *[1] * (found[0].dim() - 1)),)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "ScaledSource":
-        factor = self.factor if cells is None or len(self.factor) == 1 else self.factor[cells]
-        return ScaledSource(self.of.choose(cells, leading), factor)
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "ScaledSource":
+        factor = self.factor if flat_heads is None or len(self.factor) == 1 else self.factor[flat_heads]
+        return ScaledSource(self.of.choose(flat_heads, leading), factor)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScaledSource":
         return ScaledSource(self.of.mapped(change), change(self.factor))

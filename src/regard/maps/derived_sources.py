@@ -126,18 +126,20 @@ class AverageSource(DerivedSource):
         found = self.of.at_once(statistic)
         return None if found is None else (self._as_one(found[0]),)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        inner = self.of.part(range(cells.start * self.count, cells.stop * self.count), scratch)
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(range(flat_heads.start * self.count, flat_heads.stop * self.count), scratch)
         return lambda rows, columns: Piece(self._as_one(inner(rows, columns).weights))
 
     def _as_one(self, answer: Tensor) -> Tensor:
         answer = answer.unflatten(0, (-1, self.count))
         return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
-        if cells is not None:
-            cells = (cells[:, None] * self.count + torch.arange(self.count, device=cells.device)).reshape(-1)
-        return replace(self, of=self.of.choose(cells, (*leading, self.count)))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
+        if flat_heads is not None:
+            flat_heads = (
+                flat_heads[:, None] * self.count + torch.arange(self.count, device=flat_heads.device)
+            ).reshape(-1)
+        return replace(self, of=self.of.choose(flat_heads, (*leading, self.count)))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
         return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
@@ -176,9 +178,9 @@ class SelectionSource(DerivedSource):
         stop = max(start, min(inner.stop, self.chosen.stop))
         return range(start - self.chosen.start, stop - self.chosen.start)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         """The other source's, asked for the rows and columns meant."""
-        inner = self.of.part(cells, scratch)
+        inner = self.of.part(flat_heads, scratch)
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
@@ -201,8 +203,8 @@ class SelectionSource(DerivedSource):
                 return None if found is None else (found[0][:, 0],)
         return None
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
-        return replace(self, of=self.of.choose(cells, leading))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
+        return replace(self, of=self.of.choose(flat_heads, leading))
 
     def gradient(self, grad_output: Tensor | None) -> Source:
         """The same rows and columns of the other's, for the gradient that was kept of the whole output."""
@@ -225,9 +227,9 @@ class WeightedSource(DerivedSource):
 
     of: Source
     left: Tensor | None
-    """a (cells, T, E); None for 1."""
+    """a (flat_heads, T, E); None for 1."""
     right: Tensor
-    """b (cells, S, E)."""
+    """b (flat_heads, S, E)."""
     name: str
     alone: bool = False
 
@@ -261,9 +263,9 @@ class WeightedSource(DerivedSource):
     def support(self, rows: range) -> range:
         return range(self.keys) if self.alone else self.of.support(rows)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        where = slice(cells.start, cells.stop)
-        inner = None if self.alone else self.of.part(cells, scratch)
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        where = slice(flat_heads.start, flat_heads.stop)
+        inner = None if self.alone else self.of.part(flat_heads, scratch)
         right = self.right[where]
         left = None if self.left is None else self.left[where]
 
@@ -275,10 +277,10 @@ class WeightedSource(DerivedSource):
 
         return weights
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
-        left, right = ((t if t is None or cells is None else t[cells]) for t in (self.left, self.right))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
+        left, right = ((t if t is None or flat_heads is None else t[flat_heads]) for t in (self.left, self.right))
         assert right is not None
-        return replace(self, of=self.of.choose(cells, leading), left=left, right=right)
+        return replace(self, of=self.of.choose(flat_heads, leading), left=left, right=right)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
         left = None if self.left is None else change(self.left)
@@ -302,12 +304,12 @@ class PositiveSource(SameShapeSource):
         """Where the other is 0, so is its positive part, and no weight is below it."""
         return self.of.support(rows)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        inner = self.of.part(cells, scratch)
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
         return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
-        return PositiveSource(self.of.choose(cells, leading))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
+        return PositiveSource(self.of.choose(flat_heads, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
         return PositiveSource(self.of.mapped(change))
@@ -362,12 +364,12 @@ def _leading_place(of: Source, dim: int, asked: str) -> int:
 def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
     if place == len(of.leading) - 1:
         return AverageSource(of, shares)
-    cells = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
-    return AverageSource(of.choose(cells.reshape(-1), tuple(cells.shape)), shares)
+    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
+    return AverageSource(of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)), shares)
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
-    """Rows (cells, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
+    """Rows (flat_heads, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
     places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
     return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
 

@@ -192,13 +192,13 @@ class Together(SameShapeSource):
         found = [r for r in (self.of.columns(rows), self.other.columns(rows)) if r]
         return range(min(r.start for r in found), max(r.stop for r in found)) if found else range(0)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         """The first source's. It takes no scratch, because its piece must outlive the piece of the other."""
-        return self.of.part(cells)
+        return self.of.part(flat_heads)
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "Together":
-        """The same cells of both."""
-        return Together(self.of.choose(cells, leading), self.other.choose(cells, leading))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
+        """The same flat_heads of both."""
+        return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
         """Both, changed."""
@@ -207,7 +207,7 @@ class Together(SameShapeSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared(PerQuery):
-    """One answer for each query from two rows of weights, p of the source and q of another: (cells, T)."""
+    """One answer for each query from two rows of weights, p of the source and q of another: (flat_heads, T)."""
 
     other: Source
 
@@ -215,11 +215,11 @@ class Compared(PerQuery):
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """Compare the rows of the tile with the same rows of the other source."""
-        return (self.compare(piece, self.other.part(tile.cells)(tile.rows, tile.columns)),)
+        return (self.compare(piece, self.other.part(tile.flat_heads)(tile.rows, tile.columns)),)
 
     @abstractmethod
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """One answer for each row (cells, t) of two blocks (cells, t, s)."""
+        """One answer for each row (flat_heads, t) of two blocks (flat_heads, t, s)."""
 
 
 class CrossEntropy(Compared):

@@ -106,19 +106,19 @@ class DotScores:
 
 
 class BufferedPart:
-    """The weights of some cells; each block overwrites the memory of the block before.
+    """The weights of some flat_heads; each block overwrites the memory of the block before.
 
-    The parts of all cells share the buffers and the vectors.
+    The parts of all flat_heads share the buffers and the vectors.
     """
 
-    def __init__(self, call: Call, scale: float, factors: "DotFactors", cells: range) -> None:
+    def __init__(self, call: Call, scale: float, factors: "DotFactors", flat_heads: range) -> None:
         self._scale, self._factors = scale / LN_2, factors
-        self._query = factors.query[cells.start : cells.stop]
-        self._key = factors.key_of(cells).mT
-        self._state = factors.state[cells.start : cells.stop]
+        self._query = factors.query[flat_heads.start : flat_heads.stop]
+        self._key = factors.key_of(flat_heads).mT
+        self._state = factors.state[flat_heads.start : flat_heads.stop]
         looks = frozenset() if call.mask is None else call.mask.depends_on()
         if call.bias is not None or looks & {"batch", "head"}:
-            call = call.select(torch.arange(cells.start, cells.stop, device=self._state.device))
+            call = call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self._state.device))
         self._call = call
 
     def __call__(self, rows: Rows, columns: Rows) -> Piece:
@@ -128,7 +128,7 @@ class BufferedPart:
         return Piece(self._factors.exponentials(logs), logs, LN_2, is_scratch=True)
 
     def _scores(self, rows: Rows, columns: Rows) -> Tensor:
-        """The scores (cells, t, s) to base 2, -NEVER for a hidden key."""
+        """The scores (flat_heads, t, s) to base 2, -NEVER for a hidden key."""
         query, key = take_rows(self._query.mT, rows).mT, take_rows(self._key, columns)
         scores = self._factors.buffer((len(query), query.shape[1], key.shape[2]))
         torch.baddbmm(scores, query, key, beta=0, alpha=self._scale, out=scores)
@@ -145,7 +145,7 @@ class BufferedPart:
 
 
 class DotFactors:
-    """The vectors and the row state of all cells in the map's dtype, and two buffers for blocks."""
+    """The vectors and the row state of all flat_heads in the map's dtype, and two buffers for blocks."""
 
     def __init__(self, call: Call, state: Tensor) -> None:
         dtype = call.compute_dtype
@@ -154,12 +154,12 @@ class DotFactors:
         self.state = _to_base_2(state.flatten(0, 1))
         self._logs = self._weights = self.query.new_empty(0)
 
-    def key_of(self, cells: range) -> Tensor:
-        """The keys of each cell: those of its batch row and its key head."""
+    def key_of(self, flat_heads: range) -> Tensor:
+        """The keys of each flat_head: those of its batch row and its key head."""
         if self.group == 1:
-            return self.key[cells.start : cells.stop]
-        # The number of key heads divides that of heads, so that the flat cell // group is the flat key head.
-        return self.key[torch.arange(cells.start, cells.stop, device=self.key.device) // self.group]
+            return self.key[flat_heads.start : flat_heads.stop]
+        # The number of key heads divides that of heads, so that the flat flat_head // group is the flat key head.
+        return self.key[torch.arange(flat_heads.start, flat_heads.stop, device=self.key.device) // self.group]
 
     def buffer(self, shape: tuple[int, int, int]) -> Tensor:
         """A tensor of a shape. It reuses memory, because memory that was used before is many times faster."""

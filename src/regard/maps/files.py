@@ -34,7 +34,7 @@ KINDS = {FORMAT: "attention map", SUMMARY_FORMAT: "summary of a map"}
 MOST_DIMENSIONS = 32
 """The most dimensions of a map's layout; torch has 64 in all."""
 LONGEST_EMPTY = 2**20
-"""The most queries or keys of a map without cells, whose tensors have no bytes that limit its lengths."""
+"""The most queries or keys of a map without flat_heads, whose tensors have no bytes that limit its lengths."""
 SMALL = 2**16
 """Up to this many weights all statistics are computed as a check; of larger maps the corners are."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -233,15 +233,18 @@ def _check_call(parts: CallParts) -> None:
     _require(claimed == found, f"its sizes are {claimed}, and its tensors {tuple(query.shape)} and {tuple(key.shape)}")
     longest = (*query.shape[1:], *key.shape[1:])
     _require(min(longest) >= 1 and key.shape[0] == query.shape[0] and not sizes.heads % sizes.kv_heads, shapes)
-    cells = query.shape[0] * query.shape[1]
-    _check_layout(parts.layout, cells)
+    flat_heads = query.shape[0] * query.shape[1]
+    _check_layout(parts.layout, flat_heads)
     _check_layout(sizes.batch, query.shape[0])
-    _require(bool(cells) or max(longest) <= LONGEST_EMPTY, f"it has no batch, and shapes {longest}")
+    _require(bool(flat_heads) or max(longest) <= LONGEST_EMPTY, f"it has no batch, and shapes {longest}")
     _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {said(state)}")
     _require(
         value is None
         or (
-            value.dim() == 3 and value.shape[:2] == (cells, sizes.keys) and value.dtype in FLOATS and value.shape[2] > 0
+            value.dim() == 3
+            and value.shape[:2] == (flat_heads, sizes.keys)
+            and value.dtype in FLOATS
+            and value.shape[2] > 0
         ),
         f"its values are {said(value)}",
     )
@@ -253,16 +256,16 @@ def _check_summary(parts: SummaryParts) -> None:
     """Check the sizes of kept statistics against their tensors."""
     check_fields(SummaryParts, parts._asdict())
     *leading, queries, keys = parts.layout if len(parts.layout) >= 2 else (0, 0)
-    answers, cells = dict(parts.answers), math.prod(leading)
+    answers, flat_heads = dict(parts.answers), math.prod(leading)
     _require(
         parts.number in ("float32", "float64") and min(queries, keys) >= 1 and bool(answers),
         f"it is a map of {parts.number} and shape {parts.layout} with {len(answers)} statistics",
     )
-    _check_layout(tuple(leading), cells)
+    _check_layout(tuple(leading), flat_heads)
     for name, statistic in parts.named:
         _require(name in STATISTICS and statistic in answers, f"it has {statistic} as {name!r}")
     for statistic, found in answers.items():
-        expected = _answer_shapes(statistic, cells, queries, keys)
+        expected = _answer_shapes(statistic, flat_heads, queries, keys)
         wrong = f"it has {', '.join(map(said, found))} as {statistic}, expected shapes {expected}"
         _require([tuple(t.shape) for t in found] == expected, wrong)
         match statistic:
@@ -279,10 +282,10 @@ def _try(source: Source) -> None:
     """Compute a little of a map. Parts that do not fit together raise errors of any class."""
     if isinstance(source, SummarySource):
         ask_all(source, list(source.answers))
-    elif isinstance(source, CallSource) and source.cells:
+    elif isinstance(source, CallSource) and source.flat_heads:
         with torch.no_grad():
             _try_corners(source)
-            if source.cells * source.queries * source.keys * source.width <= SMALL:
+            if source.flat_heads * source.queries * source.keys * source.width <= SMALL:
                 _try_statistics(source)
 
 
@@ -293,13 +296,13 @@ def _try_statistics(source: CallSource) -> None:
     by_queries, by_keys = (torch.ones(n, 1, dtype=source.dtype, device=source.device) for n in (queries, keys))
     ask_all(source, [st.Squares(), st.TransposedProduct(by_queries[None])])
     source.product(by_keys)
-    source.choose(torch.arange(source.cells, device=source.device), (source.cells,)).product(by_keys)
+    source.choose(torch.arange(source.flat_heads, device=source.device), (source.flat_heads,)).product(by_keys)
 
 
 def _try_corners(source: CallSource) -> None:
     rows, columns = _corners(source.queries, source.device), _corners(source.keys, source.device)
-    for cells in {range(source.cells), range(1), range(source.cells - 1, source.cells)}:
-        part = source.part(cells)
+    for flat_heads in {range(source.flat_heads), range(1), range(source.flat_heads - 1, source.flat_heads)}:
+        part = source.part(flat_heads)
         part(rows, columns)
         for row in rows.tolist():
             seen = source.columns(range(row, row + 1))
@@ -317,27 +320,27 @@ def _corners(length: int, device: torch.device) -> Tensor:
     return torch.tensor(sorted(places), device=device)
 
 
-def _check_layout(layout: tuple[int, ...], cells: int) -> None:
-    fits = len(layout) <= MOST_DIMENSIONS and all(n >= 0 for n in layout) and math.prod(layout) == cells
-    _require(fits, f"it has {cells} heads of sequences in the layout {said(layout)}")
+def _check_layout(layout: tuple[int, ...], flat_heads: int) -> None:
+    fits = len(layout) <= MOST_DIMENSIONS and all(n >= 0 for n in layout) and math.prod(layout) == flat_heads
+    _require(fits, f"it has {flat_heads} heads of sequences in the layout {said(layout)}")
 
 
-def _answer_shapes(statistic: Statistic, cells: int, queries: int, keys: int) -> list[tuple[int, ...]]:
+def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: int) -> list[tuple[int, ...]]:
     """The shapes of the answers of a statistic that can be kept."""
     match statistic:
         case st.TopWeights(k) if 1 <= k <= keys:
-            return [(cells, queries, k)] * 2
+            return [(flat_heads, queries, k)] * 2
         case st.Pooled(grid, how) if how in ("mean", "sum", "max"):
             for bins, length in ((grid.rows, queries), (grid.columns, keys)):
                 fits = bins.length == length and 1 <= bins.count <= length
                 _require(fits, f"it has a picture of {grid}, and is a map of {queries} x {keys}")
-            return [(cells, grid.rows.count, grid.columns.count)]
+            return [(flat_heads, grid.rows.count, grid.columns.count)]
         case st.Received():
-            return [(cells, keys)]
+            return [(flat_heads, keys)]
         case st.ParticipationRatio():
-            return [(cells, queries)] * 2
+            return [(flat_heads, queries)] * 2
         case st.Entropy() | st.Largest() | st.ArgLargest() | st.TopPCount() | st.Distance():
-            return [(cells, queries)]
+            return [(flat_heads, queries)]
     raise ValueError(f"it has {statistic}, which no map keeps")
 
 

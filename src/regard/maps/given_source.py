@@ -20,7 +20,7 @@ class TensorSource(Source):
     @property
     @abstractmethod
     def tensor(self) -> Tensor:
-        """The tensor (cells, T, S), of which sizes and places are asked."""
+        """The tensor (flat_heads, T, S), of which sizes and places are asked."""
 
     @property
     def weights(self) -> Tensor:
@@ -49,8 +49,8 @@ class TensorSource(Source):
     def columns(self, rows: range) -> range:
         return range(self.keys)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        weights = self.weights[cells.start : cells.stop]
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        weights = self.weights[flat_heads.start : flat_heads.stop]
 
         def block(rows: Rows, columns: Rows) -> Piece:
             return Piece(take_rows(take_rows(weights.mT, rows).mT, columns).to(self.dtype))
@@ -66,7 +66,7 @@ class GivenSource(TensorSource):
     """The weights that a caller has given, laid out as `layout`."""
 
     given: Tensor
-    """(cells, T, S)."""
+    """(flat_heads, T, S)."""
     layout: tuple[int, ...]
 
     @property
@@ -76,8 +76,8 @@ class GivenSource(TensorSource):
     def __str__(self) -> str:
         return "given weights"
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
-        return GivenSource(self.given if cells is None else self.given[cells], leading)
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
+        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
         return replace(self, given=change(self.given))

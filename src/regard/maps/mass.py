@@ -44,7 +44,7 @@ def sizes_of(source: Source) -> Sizes:
 
 
 def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
-    """exp(lse under both masks - lse), one fused call; None if the map is no softmax, or is a choice of cells."""
+    """exp(lse under both masks - lse), one fused call; None if the map is no softmax, or is a choice of flat_heads."""
     call, state = source.factors.reading
     shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
     if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
@@ -64,17 +64,17 @@ def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mass(PerQuery):
-    """sum_j P_ij over the keys that a mask keeps: (cells, T)."""
+    """sum_j P_ij over the keys that a mask keeps: (flat_heads, T)."""
 
     mask: Mask
     sizes: Sizes
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The sum of the kept weights of each row."""
-        cells = torch.arange(tile.cells.start, tile.cells.stop, device=piece.weights.device)
-        mask = SelectedMask(self.mask, cells // self.sizes.heads, cells % self.sizes.heads)
-        sizes = replace(self.sizes, batch=(len(cells),), heads=1, kv_heads=1, has_heads=False)
-        allowed = render(mask, tile.rows, tile.columns, sizes=sizes, device=cells.device)[:, 0]
+        flat_heads = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=piece.weights.device)
+        mask = SelectedMask(self.mask, flat_heads // self.sizes.heads, flat_heads % self.sizes.heads)
+        sizes = replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False)
+        allowed = render(mask, tile.rows, tile.columns, sizes=sizes, device=flat_heads.device)[:, 0]
         return ((piece.weights * allowed).sum(-1),)
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 `regard.maps.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.row_loop` makes the
 weights of a few rows and reads them while they are in the processor's registers and caches, which for long rows takes
-less time than the fused kernel that the attention itself ran. As many threads as torch has share cells and rows.
+less time than the fused kernel that the attention itself ran. As many threads as torch has share flat_heads and rows.
 """
 
 import math
@@ -28,7 +28,7 @@ from regard.mechanisms.readable import is_installed, row_contiguous
 SMALL = 1 << 20
 """Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
 SHARES = 4
-"""The shares of a thread, if there are not as many cells: rows see different numbers of keys."""
+"""The shares of a thread, if there are not as many flat_heads: rows see different numbers of keys."""
 MOST_RANKED = 64
 """For more keys of each query than this, torch's selection is faster."""
 
@@ -49,7 +49,7 @@ def said_of(call: Call) -> str | None:
 
 
 def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (cells, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
+    """The answers (flat_heads, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
 
     Returns None if they are not all among those of the loop, if the weights are not a softmax of dot products in
     float32 on the CPU, if a gradient is asked, if an element is not finite, or if a kernel's row state turns out to be
@@ -104,21 +104,23 @@ class _Wanted:
 
 
 class _Answered:
-    """The memory for the answers of all cells."""
+    """The memory for the answers of all flat_heads."""
 
     def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
         from regard.maps.reused_memory import reused_memory
 
-        cells, queries, grid = source.cells, source.queries, wanted.grid
+        flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
-        self.received = reused_memory((cells, pieces, width), torch.float64)
-        self.entropy = reused_memory((cells, queries), torch.float32)
-        self.top = reused_memory((cells, queries, wanted.ranked), torch.float32)
-        self.places = reused_memory((cells, queries, wanted.ranked), torch.int64)
+        self.received = reused_memory((flat_heads, pieces, width), torch.float64)
+        self.entropy = reused_memory((flat_heads, queries), torch.float32)
+        self.top = reused_memory((flat_heads, queries, wanted.ranked), torch.float32)
+        self.places = reused_memory((flat_heads, queries, wanted.ranked), torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
-        self.sums = reused_memory((cells, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32)
+        self.sums = reused_memory(
+            (flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32
+        )
         columns = columns if "max" in wanted.pictures else 0
-        self.peaks = reused_memory((cells, rows, columns), torch.float32, away_from=self.sums)
+        self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by the names that the loop knows them by."""
@@ -126,7 +128,7 @@ class _Answered:
         return {name: getattr(self, name) for name in names}
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
-        """The answers (cells, ...) of a statistic."""
+        """The answers (flat_heads, ...) of a statistic."""
         match statistic:
             case st.Received():
                 whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
@@ -153,7 +155,7 @@ def _read(
     from regard.maps.row_loop import prepare, read_rows
 
     threads, grid = torch.get_num_threads(), wanted.grid
-    pieces = 1 if source.cells >= SHARES * threads else -(-SHARES * threads // source.cells)
+    pieces = 1 if source.flat_heads >= SHARES * threads else -(-SHARES * threads // source.flat_heads)
     panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
     query, key = (row_contiguous(t) for t in (scores.query, scores.key))
     found = _Answered(source, wanted, pieces, panels * PANEL)
@@ -161,7 +163,7 @@ def _read(
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
         "not_finite": np.zeros(1, np.int64),
-        "misses": np.full(source.cells, np.inf, np.float32),
+        "misses": np.full(source.flat_heads, np.inf, np.float32),
         "query": query,
         "key": key,
         # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.

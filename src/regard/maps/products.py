@@ -19,7 +19,7 @@ def product(source: Source, x: Tensor) -> Tensor:
             f"map @ x needs x of shape (..., {source.keys}, N) for a map {tuple(source.shape)}, got {tuple(x.shape)}"
         )
     found = source.product(x)
-    return source.laid_out(ask(source, st.Product(_by_cells(source, x)))[0]) if found is None else found
+    return source.laid_out(ask(source, st.Product(_by_flat_heads(source, x)))[0]) if found is None else found
 
 
 def transposed_product(source: Source, x: Tensor) -> Tensor:
@@ -33,11 +33,11 @@ def transposed_product(source: Source, x: Tensor) -> Tensor:
             f"map.mT @ x needs x of shape (..., {source.queries}, N) for a map {tuple(source.shape)}, "
             f"got {tuple(x.shape)}"
         )
-    return source.laid_out(ask(source, st.TransposedProduct(_by_cells(source, x)))[0].mT)
+    return source.laid_out(ask(source, st.TransposedProduct(_by_flat_heads(source, x)))[0].mT)
 
 
-def _by_cells(source: Source, x: Tensor) -> Tensor:
-    """x (cells or 1, length, N) in the map's dtype."""
+def _by_flat_heads(source: Source, x: Tensor) -> Tensor:
+    """x (flat_heads or 1, length, N) in the map's dtype."""
     tail = x.shape[-2:]
     if x.dim() == 2:
         return x.to(source.dtype)[None]

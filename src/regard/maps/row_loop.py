@@ -206,12 +206,12 @@ def _sum(numbers: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _take_rows(work: Any, cell: int) -> bool:
-    """Write the states of one cell to base 2; returns whether they and the queries are finite."""
-    batch, head = divmod(cell, work.heads)
+def _take_rows(work: Any, flat_head: int) -> bool:
+    """Write the states of one flat_head to base 2; returns whether they and the queries are finite."""
+    batch, head = divmod(flat_head, work.heads)
     start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
-    given = carray(_floats(work.lse + 4 * cell * work.queries), work.queries)
-    state = carray(_floats(work.state + 4 * cell * work.queries), work.queries)
+    given = carray(_floats(work.lse + 4 * flat_head * work.queries), work.queries)
+    state = carray(_floats(work.state + 4 * flat_head * work.queries), work.queries)
     for i in range(work.queries):
         state[i] = NEVER if given[i] == -np.inf else given[i] / LN_2
     total = _sum(state)
@@ -229,8 +229,8 @@ def _room_of(work: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> None:
-    """Read some rows of one cell, in every tile."""
+def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int) -> None:
+    """Read some rows of one flat_head, in every tile."""
     width, ranked = work.panel_count * PANEL, work.ranked
     # The weights of a few rows, their maxima, and sums and maxima over the rows of each bin.
     weights_at, total_at = memory, memory + 4 * TOGETHER * width
@@ -241,27 +241,27 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
     maxima, spread = carray(_floats(maxima_at), TOGETHER * LANES), carray(_floats(spread_at), (TOGETHER, LANES))
     held = carray(_floats(spread_at + 4 * TOGETHER * LANES), width)
     held[:] = ZERO
-    batch, head = divmod(cell, work.heads)
+    batch, head = divmod(flat_head, work.heads)
     key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
     query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
     panels = work.panels + 4 * key_head * width * work.depth
-    state = work.state + 4 * cell * work.queries
+    state = work.state + 4 * flat_head * work.queries
     rows = carray(_longs(work.piece_edges), work.pieces + 1)
     bins = carray(_longs(work.row_edges), work.row_bins + 1)
     edges = carray(_longs(work.column_edges), work.column_bins + 1)
     row_shares = carray(_floats(work.row_shares), work.row_bins)
     shares = carray(_floats(work.column_shares), work.column_bins)
-    received = carray(_doubles(work.received + 8 * (cell * work.pieces + piece) * width), width)
-    entropy = carray(_floats(work.entropy + 4 * cell * work.queries), work.queries)
+    received = carray(_doubles(work.received + 8 * (flat_head * work.pieces + piece) * width), width)
+    entropy = carray(_floats(work.entropy + 4 * flat_head * work.queries), work.queries)
     sums_at, peaks_at = (
-        work.sums + 4 * cell * work.row_bins * work.sum_bins,
-        work.peaks + 4 * cell * work.row_bins * work.peak_bins,
+        work.sums + 4 * flat_head * work.row_bins * work.sum_bins,
+        work.peaks + 4 * flat_head * work.row_bins * work.peak_bins,
     )
     sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
     peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles, misses = carray(_tiles(work.tiles), work.tile_count), carray(_floats(work.misses), work.batch * work.heads)
     if work.is_first:
-        _clear(work, cell, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
+        _clear(work, flat_head, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
     for number in range(work.tile_count):
         tile = tiles[number]
         row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
@@ -298,14 +298,14 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
             for i in range(together):
                 entropy[row + i] = _entropy(spread[i])
                 if ranked:
-                    row_at = (cell * work.queries + row + i) * ranked
+                    row_at = (flat_head * work.queries + row + i) * ranked
                     rank(
                         weights_at + 4 * i * width, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
                         first_key, maxima_at + 4 * i * LANES, room_at,
                     )  # fmt: skip
             if row + together == work.queries:
                 last = weights_at + 4 * (together - 1) * width
-                misses[cell] = np.float32(abs(np.log(_sum(carray(_floats(last), seen)))))
+                misses[flat_head] = np.float32(abs(np.log(_sum(carray(_floats(last), seen)))))
             row += together
             is_bin_done = row == bins[bin_of + bins_together]
             if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
@@ -328,7 +328,7 @@ def _read_share(work: Any, cell: int, piece: int, memory: int, room_at: int) -> 
 
 @numba.njit(nogil=True)
 def _clear(
-    work: Any, cell: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
+    work: Any, flat_head: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
 ) -> None:
     """Write the initial answers, before anything is read.
 
@@ -336,7 +336,7 @@ def _clear(
     """
     received[:] = 0.0
     entropy[first:last] = ZERO
-    first_ranked, count = (cell * work.queries + first) * work.ranked, (last - first) * work.ranked
+    first_ranked, count = (flat_head * work.queries + first) * work.ranked, (last - first) * work.ranked
     carray(_floats(work.top + 4 * first_ranked), count)[:] = ZERO
     carray(_longs(work.places + 8 * first_ranked), count)[:] = -1
     first_bin, last_bin = np.searchsorted(bins, first), np.searchsorted(bins, last)
@@ -387,9 +387,9 @@ def _compiled(version: int) -> tuple[Any, Any]:
         """
         _ = version
         work = carray(pointer, 1)[0]
-        heads, cells = work.batch * work.key_heads, work.batch * work.heads
+        heads, flat_heads = work.batch * work.key_heads, work.batch * work.heads
         one = next_of(work.counter)
-        while one < heads + cells:
+        while one < heads + flat_heads:
             is_finite = _pack(work, one) if one < heads else _take_rows(work, one - heads)
             if not is_finite:
                 next_of(work.not_finite)
@@ -403,11 +403,13 @@ def _compiled(version: int) -> tuple[Any, Any]:
         """
         _ = version
         work = carray(pointer, 1)[0]
-        cells = work.batch * work.heads
+        flat_heads = work.batch * work.heads
         memory, room = _room_of(work)
         share = next_of(work.counter)
-        while share < cells * work.pieces:
-            _read_share(work, share % cells, work.pieces - 1 - share // cells, memory.ctypes.data, room.ctypes.data)
+        while share < flat_heads * work.pieces:
+            _read_share(
+                work, share % flat_heads, work.pieces - 1 - share // flat_heads, memory.ctypes.data, room.ctypes.data
+            )
             share = next_of(work.counter)
         # An address does not hold its memory, which is freed after the last line that names it.
         memory[0] = room[0] = ZERO

@@ -42,12 +42,12 @@ WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.fl
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
     row_shares, column_shares   the factors of the sum of a block: 1 / size of its bins for means, 1 for sums
-    misses              (cells,), how far the sum of the last query's weights is from 1: |ln of it|
-    received            (cells, pieces, panel_count * PANEL), float64, the sums by key
-    entropy             (cells, queries)
-    top, places         (cells, queries, ranked), 0 and -1 where fewer weights are larger than 0
-    sums                (cells, row_bins, sum_bins), the sums of blocks, so multiplied
-    peaks               (cells, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins
+    misses              (flat_heads,), how far the sum of the last query's weights is from 1: |ln of it|
+    received            (flat_heads, pieces, panel_count * PANEL), float64, the sums by key
+    entropy             (flat_heads, queries)
+    top, places         (flat_heads, queries, ranked), 0 and -1 where fewer weights are larger than 0
+    sums                (flat_heads, row_bins, sum_bins), the sums of blocks, so multiplied
+    peaks               (flat_heads, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins
 """
 
 TILE = np.dtype(

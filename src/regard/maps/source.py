@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """The weights (cells, t, s) of a tile, and their logarithms if they are known."""
+    """The weights (flat_heads, t, s) of a tile, and their logarithms if they are known."""
 
     weights: Tensor
     logs: Tensor | None = None
@@ -114,11 +114,11 @@ class Statistic(ABC):
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
-        """Add a tile to the total, which is None at first. Groups of cells come one by one, rows ascending."""
+        """Add a tile to the total, which is None at first. Groups of flat_heads come one by one, rows ascending."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:
-        """Turn the total into the answers (cells, ...)."""
+        """Turn the total into the answers (flat_heads, ...)."""
 
 
 class Source(ABC):
@@ -155,7 +155,7 @@ class Source(ABC):
         return tuple(self.shape[:-2])
 
     @property
-    def cells(self) -> int:
+    def flat_heads(self) -> int:
         """How many maps (T, S) it holds."""
         return math.prod(self.leading)
 
@@ -263,8 +263,8 @@ class Source(ABC):
         """The keys outside which the weights of these rows are 0."""
 
     @abstractmethod
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        """A function that computes the weights of those cells for any rows and columns.
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """A function that computes the weights of those flat_heads for any rows and columns.
 
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
@@ -278,21 +278,21 @@ class Source(ABC):
         return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The single weights P[..., rows[n], columns[n]], (cells, N)."""
-        part = self.part(range(self.cells))
+        """The single weights P[..., rows[n], columns[n]], (flat_heads, N)."""
+        part = self.part(range(self.flat_heads))
         blocks = (part(i, j).weights for i, j in zip(rows.split(PAIRS), columns.split(PAIRS), strict=True))
         return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
 
-    def points(self, cells: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The single weights P[cells[n], rows[n], columns[n]], (N,)."""
-        places = [(cells == cell).nonzero()[:, 0] for cell in cells.unique()]
-        found = [self.choose(cells[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
+    def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[flat_heads[n], rows[n], columns[n]], (N,)."""
+        places = [(flat_heads == flat_head).nonzero()[:, 0] for flat_head in flat_heads.unique()]
+        found = [self.choose(flat_heads[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
         return torch.cat(found)[torch.cat(places).argsort()]
 
     # -- without tiles ---------------------------------------------------------------------------------
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """A statistic's answers (cells, ...) without tiles; None if it needs tiles, or cannot be answered."""
+        """A statistic's answers (flat_heads, ...) without tiles; None if it needs tiles, or cannot be answered."""
         return None
 
     def product(self, x: Tensor) -> Tensor | None:
@@ -302,8 +302,8 @@ class Source(ABC):
     # -- other sources ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "Source":
-        """The source of some cells, or of all of them for None, laid out as `leading`."""
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Source":
+        """The source of some flat_heads, or of all of them for None, laid out as `leading`."""
 
     def told_heads(self, has_heads: bool) -> "Source":
         """The same source, told whether the last dimension before queries and keys is still that of the heads."""
@@ -316,7 +316,7 @@ class Source(ABC):
     # -- layout ----------------------------------------------------------------------------------------
 
     def laid_out(self, answer: Tensor) -> Tensor:
-        """An answer (cells, ...) with the leading dimensions, in the dtype of answers."""
+        """An answer (flat_heads, ...) with the leading dimensions, in the dtype of answers."""
         if answer.is_floating_point():
             answer = answer.to(self.answer_dtype)
         return answer.reshape(*self.shape[:-2], *answer.shape[1:])

@@ -81,7 +81,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spanned(Statistic):
-    """The mean over a span's queries of the sums over a span's keys: (cells, spans of queries, spans of keys)."""
+    """The mean over a span's queries of the sums over a span's keys: (flat_heads, spans of queries, spans of keys)."""
 
     rows: Cut
     columns: Cut
@@ -101,15 +101,15 @@ class Spanned(Statistic):
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The sums so far, by the first cell."""
-        (part, touched), total, first = read, {} if total is None else total, tile.cells.start
+        """The sums so far, by the first flat_head."""
+        (part, touched), total, first = read, {} if total is None else total, tile.flat_heads.start
         if first not in total:
             total[first] = part.new_zeros(len(part), self.rows.count, part.shape[-1])
         total[first].index_add_(1, touched, part)
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
-        """All cells."""
+        """All flat_heads."""
         return (joined(list(total.values()), 0),)
 
     def __str__(self) -> str:

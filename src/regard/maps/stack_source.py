@@ -84,10 +84,10 @@ class StackSource(Source):
         ranges = [range(r.start + start, r.stop + start) for r, start in found if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         """The weights of the steps, one below the other. No step gets the scratch, because it could overwrite the
         weights of another step before all are joined."""
-        parts = [step.part(cells) for step in self.steps]
+        parts = [step.part(flat_heads) for step in self.steps]
 
         def weights(rows: Rows, columns: Rows) -> Piece:
             if not isinstance(rows, range):
@@ -107,8 +107,8 @@ class StackSource(Source):
         found = [ask(step, statistic) for step in self.steps]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
-        return StackSource(tuple(step.choose(cells, leading) for step in self.steps), self.starts)
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
+        return StackSource(tuple(step.choose(flat_heads, leading) for step in self.steps), self.starts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
         return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)

@@ -40,14 +40,14 @@ class TopKeys(NamedTuple):
 
 
 class PerQuery(Statistic):
-    """One answer for each query; tiles are joined along the rows, and groups of cells along the cells."""
+    """One answer for each query; tiles are joined along the rows, and groups of flat_heads along the flat_heads."""
 
     def add(
         self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, list[tuple[Tensor, ...]]]:
-        """The tiles so far, by their first cell."""
+        """The tiles so far, by their first flat_head."""
         total = {} if total is None else total
-        total.setdefault(tile.cells.start, []).append(read)
+        total.setdefault(tile.flat_heads.start, []).append(read)
         return total
 
     def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
@@ -57,23 +57,23 @@ class PerQuery(Statistic):
 
 
 class PerKey(Statistic):
-    """A sum over queries for each key, (cells, ..., S) with the keys last."""
+    """A sum over queries for each key, (flat_heads, ..., S) with the keys last."""
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The sum over a tile's rows, (cells, ..., s)."""
+        """The sum over a tile's rows, (flat_heads, ..., s)."""
 
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The sums so far, over all keys, by the first cell."""
+        """The sums so far, over all keys, by the first flat_head."""
         (sums,), columns, total = read, tile.columns, {} if total is None else total
-        before = total.get(tile.cells.start)
+        before = total.get(tile.flat_heads.start)
         if before is not None and not torch.is_grad_enabled():
             before[..., _slice(columns)] += sums
             return total
         sums = torch.nn.functional.pad(sums, (columns.start, source.keys - columns.stop))
-        total[tile.cells.start] = sums if before is None else before + sums
+        total[tile.flat_heads.start] = sums if before is None else before + sums
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
@@ -83,7 +83,7 @@ class PerKey(Statistic):
 
 @dataclass(frozen=True, slots=True)
 class Received(PerKey):
-    """sum_i P_ij: (cells, S)."""
+    """sum_i P_ij: (flat_heads, S)."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The sum of each column."""
@@ -95,13 +95,13 @@ class Received(PerKey):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransposedProduct(PerKey):
-    """P^T x for x (cells or 1, T, N), as (cells, N, S)."""
+    """P^T x for x (flat_heads or 1, T, N), as (flat_heads, N, S)."""
 
     x: Tensor
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """x^T P of the tile's rows."""
-        x = self.x if len(self.x) == 1 else self.x[_slice(tile.cells)]
+        x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (x[:, _slice(tile.rows)].mT @ piece.weights,)
 
     def __str__(self) -> str:
@@ -110,13 +110,13 @@ class TransposedProduct(PerKey):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product(PerQuery):
-    """P x for x (cells or 1, S, N): (cells, T, N)."""
+    """P x for x (flat_heads or 1, S, N): (flat_heads, T, N)."""
 
     x: Tensor
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The product with the tile's columns of P."""
-        x = self.x if len(self.x) == 1 else self.x[_slice(tile.cells)]
+        x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (piece.weights @ x[:, _slice(tile.columns)],)
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Product(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Entropy(PerQuery):
-    """-sum_j P_ij ln P_ij: (cells, T)."""
+    """-sum_j P_ij ln P_ij: (flat_heads, T)."""
 
     reads_shares: ClassVar[bool] = True
 
@@ -145,7 +145,7 @@ class Entropy(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class ParticipationRatio(PerQuery):
-    """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (cells, T) each."""
+    """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (flat_heads, T) each."""
 
     reads_shares: ClassVar[bool] = True
 
@@ -164,7 +164,7 @@ class ParticipationRatio(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Squares(PerQuery):
-    """sum_j P_ij^2: (cells, T)."""
+    """sum_j P_ij^2: (flat_heads, T)."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The sum of each row."""
@@ -176,7 +176,7 @@ class Squares(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Largest(PerQuery):
-    """max_j P_ij: (cells, T)."""
+    """max_j P_ij: (flat_heads, T)."""
 
     needs_tiles: ClassVar[bool] = True
 
@@ -190,7 +190,7 @@ class Largest(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class ArgLargest(PerQuery):
-    """The first key that has the largest weight: (cells, T)."""
+    """The first key that has the largest weight: (flat_heads, T)."""
 
     names_zeros: bool = False
     """Whether a key is named that has a weight of 0, in place of -1."""
@@ -209,7 +209,7 @@ class ArgLargest(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class TopWeights(Statistic):
-    """The k largest weights and their keys: (cells, T, k) each. See `TopKeys`."""
+    """The k largest weights and their keys: (flat_heads, T, k) each. See `TopKeys`."""
 
     k: int
     names_zeros: bool = False
@@ -229,15 +229,15 @@ class TopWeights(Statistic):
         values = found.values.clone() if found.first.shape[-1] == 1 else found.values
         first = found.first + tile.columns.start
         # The width is told, since -1 has no meaning for a batch of no sequence.
-        cells, rows = weights.shape[:2]
-        return values.view(cells, rows, values.shape[-1]), first.view(cells, rows, first.shape[-1])
+        flat_heads, rows = weights.shape[:2]
+        return values.view(flat_heads, rows, values.shape[-1]), first.view(flat_heads, rows, first.shape[-1])
 
     def add(
         self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> "dict[int, _Ranked]":
-        """The tiles so far, by their first cell."""
+        """The tiles so far, by their first flat_head."""
         total = {} if total is None else total
-        total.setdefault(tile.cells.start, _Ranked(self.k)).add(*read)
+        total.setdefault(tile.flat_heads.start, _Ranked(self.k)).add(*read)
         return total
 
     def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
@@ -259,7 +259,7 @@ class _Ranked:
         self.rows = 0
 
     def add(self, values: Tensor, first: Tensor) -> None:
-        """Add a tile: its candidates (cells, t, n), and the keys with which their chunks begin."""
+        """Add a tile: its candidates (flat_heads, t, n), and the keys with which their chunks begin."""
         if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
             self._decide()
         self.waiting.append((values, first))
@@ -268,7 +268,7 @@ class _Ranked:
             self._decide()
 
     def end(self) -> tuple[Tensor, Tensor]:
-        """(cells, T, k) each."""
+        """(flat_heads, T, k) each."""
         if self.waiting:
             self._decide()
         return _joined_pairs(self.done, 1)
@@ -293,7 +293,7 @@ def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class TopPCount(PerQuery):
-    """The fewest keys that hold the share p of the row's mass: (cells, T) of int64."""
+    """The fewest keys that hold the share p of the row's mass: (flat_heads, T) of int64."""
 
     share: float
 
@@ -323,7 +323,7 @@ class TopPCount(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Distance(PerQuery):
-    """sum_j P_ij |i + offset - j|: (cells, T)."""
+    """sum_j P_ij |i + offset - j|: (flat_heads, T)."""
 
     offset: int
 
@@ -340,7 +340,7 @@ class Distance(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(Statistic):
-    """The sum, the mean or the largest weight of each block of a grid: (cells, rows, columns)."""
+    """The sum, the mean or the largest weight of each block of a grid: (flat_heads, rows, columns)."""
 
     grid: Grid
     how: str
@@ -359,15 +359,15 @@ class Pooled(Statistic):
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The pictures so far, by their first cell; without a gradient one tensor holds them all."""
+        """The pictures so far, by their first flat_head; without a gradient one tensor holds them all."""
         (part,), total, rows, columns = read, {} if total is None else total, self.grid.rows, self.grid.columns
         apart = torch.is_grad_enabled()
-        cells, first = (len(part), tile.cells.start) if apart else (source.cells, 0)
+        flat_heads, first = (len(part), tile.flat_heads.start) if apart else (source.flat_heads, 0)
         if first not in total:
             start = -torch.inf if self.of_largest and source.has_signs else 0.0
-            total[first] = part.new_full((cells, rows.count, columns.count), start)
+            total[first] = part.new_full((flat_heads, rows.count, columns.count), start)
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
-        picture = total[first] if apart else total[first][_slice(tile.cells)]
+        picture = total[first] if apart else total[first][_slice(tile.flat_heads)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
         # Autograd saves the inputs of the maximum: a copy, which the next tile does not overwrite.
         before = where.clone() if apart else where

@@ -65,7 +65,7 @@ def by_name(
 
 
 def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
-    """Turn the answers (cells, ...) of named statistics into results, laid out as the map."""
+    """Turn the answers (flat_heads, ...) of named statistics into results, laid out as the map."""
     return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
 
 

@@ -158,10 +158,10 @@ class MapStatistics:
             )
         if leading is None:
             return self.source.laid_out(self.source.pairs(*places))
-        cells = torch.zeros_like(places[-1])
+        flat_heads = torch.zeros_like(places[-1])
         for place, length in zip(places, self.source.leading, strict=False):
-            cells = cells * length + place
-        return self.source.points(cells, *places[-2:])
+            flat_heads = flat_heads * length + place
+        return self.source.points(flat_heads, *places[-2:])
 
     def row(self, index: int, *, renormalize: bool = False) -> Tensor:
         """The weights of one query, (batch..., H, S).

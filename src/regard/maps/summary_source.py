@@ -89,7 +89,7 @@ class SummarySource(Source):
     what: Summarize
     named: Mapping[str, Statistic]
     answers: Answers
-    """The answers (cells, ...) of each statistic. Indices of keys are held in 32 bits."""
+    """The answers (flat_heads, ...) of each statistic. Indices of keys are held in 32 bits."""
     mixed: str = ""
     """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
 
@@ -188,15 +188,15 @@ class SummarySource(Source):
     def columns(self, rows: range) -> NoReturn:
         self.refuse("a block of weights")
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         self.refuse("a block of weights")
 
     # -- other sources ---------------------------------------------------------------------------------
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
-        if cells is None:
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
+        if flat_heads is None:
             return replace(self, layout=(*leading, *self.layout[-2:]))
-        answers = {s: tuple(t[cells] for t in found) for s, found in self.answers.items()}
+        answers = {s: tuple(t[flat_heads] for t in found) for s, found in self.answers.items()}
         return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
 
     def of_rows(self, rows: range) -> "SummarySource":

@@ -13,14 +13,14 @@ TILE_ROWS = 64
 
 
 def groups(source: Source) -> list[tuple[range, list[range]]]:
-    """Groups of cells, each with the rows of its tiles. If not all fit, tiles have few cells, many rows."""
+    """Groups of flat_heads, each with the rows of its tiles. If not all fit, tiles have few flat_heads, many rows."""
     *leading, queries, keys = source.shape
     count, width = math.prod(leading), source.width
     a_row = max(1, keys * width)
     # For a small map, the first access to larger buffers would take longer than to fill them.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * queries * a_row // 8))
     few, step = tile_shape(count, queries, a_row, budget=limit, few_rows=TILE_ROWS)
-    # The number of tiles stays the same, but all get about equally many cells.
+    # The number of tiles stays the same, but all get about equally many flat_heads.
     few = max(1, -(-count // max(1, -(-count // few))))
     cuts, start = list[range](), 0
     while start < queries:
@@ -33,4 +33,4 @@ def groups(source: Source) -> list[tuple[range, list[range]]]:
             rows = more
         cuts.append(rows)
         start = rows.stop
-    return [(cells, cuts) for cells in ranges(count, few)]
+    return [(flat_heads, cuts) for flat_heads in ranges(count, few)]

@@ -20,7 +20,7 @@ from regard.maps.triton_statistics import in_one_kernel
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (cells, ...) of a statistic, without tiles if the source can do so.
+    """The answers (flat_heads, ...) of a statistic, without tiles if the source can do so.
 
     Raises:
         NotKeptError: neither the answers nor the weights were kept.
@@ -73,15 +73,15 @@ def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """Every statistic's answers of shape (cells, ...), from one pass over the tiles."""
+    """Every statistic's answers of shape (flat_heads, ...), from one pass over the tiles."""
     totals: list[Any] = [None] * len(statistics)
     has_graph = torch.is_grad_enabled()
     scratch = None if has_graph else Scratch()
-    for cells, cuts in groups(source):
-        part = source.part(cells, scratch)
+    for flat_heads, cuts in groups(source):
+        part = source.part(flat_heads, scratch)
         for rows in cuts:
             # A reduction needs at least one key; here its weight is 0.
-            tile = Tile(cells, rows, source.columns(rows) or range(1))
+            tile = Tile(flat_heads, rows, source.columns(rows) or range(1))
             if has_graph:
                 # The tensors of a tile are freed at once and computed again in the backward pass.
                 found = checkpoint(_read, part, tile, statistics, use_reentrant=False, preserve_rng_state=False)

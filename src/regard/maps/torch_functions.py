@@ -63,18 +63,20 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
         return NOT_LAZY
     first, numbers = 0, []
     for source in sources:
-        numbers.append(torch.arange(first, first + source.cells, device="cpu").view(source.leading)[..., None, None])
-        first += source.cells
+        numbers.append(
+            torch.arange(first, first + source.flat_heads, device="cpu").view(source.leading)[..., None, None]
+        )
+        first += source.flat_heads
     try:
         found = how(numbers, dim)
     except (IndexError, RuntimeError):
         return NOT_LAZY
     if found.shape[-2:] != (1, 1):
         return NOT_LAZY
-    cells, layout = found.reshape(-1), tuple(found.shape[:-2])
+    flat_heads, layout = found.reshape(-1), tuple(found.shape[:-2])
     whole = side_by_side(sources, (first,))
-    in_order = torch.equal(cells, torch.arange(first, device="cpu"))
-    return whole.choose(None if in_order else cells.to(sources[0].device), layout)
+    in_order = torch.equal(flat_heads, torch.arange(first, device="cpu"))
+    return whole.choose(None if in_order else flat_heads.to(sources[0].device), layout)
 
 
 # -- sums --------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class TransposedSource(DerivedSource):
         """All of them: a mask says which keys a query may see, not which queries see a key."""
         return range(self.keys)
 
-    def part(self, cells: range, scratch: Scratch | None = None) -> Part:
-        inner = self.of.part(cells)
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads)
         return lambda rows, columns: Piece(inner(columns, rows).weights.mT)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
@@ -76,8 +76,8 @@ class TransposedSource(DerivedSource):
             found = one_pass(self.of, [statistic])[0]
         return None if found is None else found[0]
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "TransposedSource":
-        return TransposedSource(self.of.choose(cells, leading))
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "TransposedSource":
+        return TransposedSource(self.of.choose(flat_heads, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "TransposedSource":
         return TransposedSource(self.of.mapped(change))

@@ -49,10 +49,10 @@ def read_rows(
     # A weight's bits and its key make one number: of equal weights the first key makes the larger one.
     key_bits, last_key = 32, 4294967295
     blocks = tl.cdiv(queries, ROWS)
-    cell = (tl.program_id(0) // blocks).to(tl.int64)
+    flat_head = (tl.program_id(0) // blocks).to(tl.int64)
     # The last rows see the most keys under a causal mask, and begin first.
     block = blocks - 1 - tl.program_id(0) % blocks
-    batch, head = cell // heads, cell % heads
+    batch, head = flat_head // heads, flat_head % heads
     rows = block * ROWS + tl.arange(0, ROWS)
     live = rows < queries
     dims = tl.arange(0, WIDTH)
@@ -89,7 +89,7 @@ def read_rows(
         dead = total == 0.0
         level = tl.where(dead, never, top + tl.log2(tl.where(dead, 1.0, total)))
     else:
-        level = tl.load(state + cell * queries + rows, mask=live, other=never)
+        level = tl.load(state + flat_head * queries + rows, mask=live, other=never)
 
     part, parts = tl.program_id(1), tl.num_programs(1)
     length = tl.cdiv(tl.cdiv(tl.maximum(high - low, 0), COLUMNS), parts) * COLUMNS
@@ -101,7 +101,7 @@ def read_rows(
         # Each empty place has a number of its own, so that the smallest is always one place.
         ranked = tl.zeros([ROWS, RANKED], tl.int64) - 1 - places[None, :].to(tl.int64)
     if POOLED:
-        of_picture = cell * bin_rows * bin_columns + bin_of(rows, pooled_queries, bin_rows) * bin_columns
+        of_picture = flat_head * bin_rows * bin_columns + bin_of(rows, pooled_queries, bin_rows) * bin_columns
     for start in range(low, high, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
         k = tl.load(
@@ -116,7 +116,7 @@ def read_rows(
         logs = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale - level[:, None], 0.0)
         weights = tl.where(seen, tl.exp2(logs), 0.0)
         spread += tl.sum(weights * logs, 1)
-        tl.atomic_add(received + cell * keys + columns, tl.sum(weights, 0), mask=columns < keys)
+        tl.atomic_add(received + flat_head * keys + columns, tl.sum(weights, 0), mask=columns < keys)
         if RANKED > 0:
             bits = weights.to(tl.int32, bitcast=True).to(tl.int64) << key_bits
             waiting = tl.where(weights > 0.0, bits + (last_key - columns.to(tl.int64))[None, :], 0)
@@ -139,8 +139,8 @@ def read_rows(
                 largest = tl.max(tl.where(inside, weights, 0.0), 1)
                 tl.atomic_add(sums + of_picture + column, by_row, mask=live)
                 tl.atomic_max(peaks + of_picture + column, largest, mask=live)
-    cells = tl.num_programs(0) // blocks
-    tl.store(entropy + (part * cells + cell) * queries + rows, -spread * ln_2, mask=live)
+    flat_heads = tl.num_programs(0) // blocks
+    tl.store(entropy + (part * flat_heads + flat_head) * queries + rows, -spread * ln_2, mask=live)
     if RANKED > 0:
-        of_rows = ((cell * queries + rows.to(tl.int64)) * parts + part)[:, None] * RANKED + places[None, :]
+        of_rows = ((flat_head * queries + rows.to(tl.int64)) * parts + part)[:, None] * RANKED + places[None, :]
         tl.store(best + of_rows, ranked, mask=live[:, None])

@@ -43,7 +43,7 @@ def said_of_triton(call: Call) -> str | None:
 
 
 def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (cells, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
+    """The answers (flat_heads, ...) of several statistics, as `regard.maps.tiles.one_pass` gives them.
 
     Returns None if they are not all among those of the kernel, if it does not take the call, if a gradient is asked,
     or if a number is not finite: then tiles answer. In float32 it multiplies without tensor cores, and what calls of a
@@ -53,7 +53,7 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
         return None
     asked = Asked.of(statistics)
     made = None if asked is None else source.softmax_call()
-    if asked is None or made is None or not source.cells or not all(map(has_values, source.tensors())):
+    if asked is None or made is None or not source.flat_heads or not all(map(has_values, source.tensors())):
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
         return None
@@ -123,22 +123,22 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
     assert ranges is not None, "it was asked"
     assert scale is not None, "it was asked"
     query, key = (row_contiguous(t) for t in (call.query, call.key))
-    cells, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
+    flat_heads, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
     finds = made.state is None
     state = torch.empty(1, device=device) if made.state is None else made.state.flatten(0, 1).float()
     # A row with no key has any state; its weights are not seen.
     state = (state / math.log(2)).masked_fill(state == -torch.inf, 0.0).contiguous()
-    received = torch.zeros(cells, keys, device=device)
+    received = torch.zeros(flat_heads, keys, device=device)
     width = query.shape[-1]
     rows, columns, wide, warps = tile_of(width, query.dtype)
-    programs = cells * -(-queries // rows)
+    programs = flat_heads * -(-queries // rows)
     parts = 1 if finds else parts_of(programs, keys)
-    entropy = torch.empty(parts, cells, queries, device=device)
+    entropy = torch.empty(parts, flat_heads, queries, device=device)
     places = 1 << (asked.ranked - 1).bit_length() if asked.ranked else 0
-    best = torch.empty(cells, queries, parts, places, dtype=torch.int64, device=device)
+    best = torch.empty(flat_heads, queries, parts, places, dtype=torch.int64, device=device)
     blocks = (1, 1) if grid is None else (grid.rows.count, grid.columns.count)
     lengths = (1, 1) if grid is None else (grid.rows.length, grid.columns.length)
-    sums = torch.zeros(cells, *blocks, device=device)
+    sums = torch.zeros(flat_heads, *blocks, device=device)
     peaks = torch.zeros_like(sums)
     keep = ranges.first if ranges.keep is None else ranges.keep.to(torch.uint8)
     triton_rows.read_rows[(programs, parts)](
@@ -190,7 +190,7 @@ class _Answers:
     peaks: Tensor
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
-        """The answers (cells, ...) of a statistic."""
+        """The answers (flat_heads, ...) of a statistic."""
         match statistic:
             case st.Received():
                 return (self.received,)

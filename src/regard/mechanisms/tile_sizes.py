@@ -1,6 +1,6 @@
 """The sizes of tiles: the arithmetic for all code that divides a T x S map into tiles.
 
-A tile has some rows (queries) of some cells (heads of sequences), and the keys that they see. Each caller says how
+A tile has some rows (queries) of some flat_heads (heads of sequences), and the keys that they see. Each caller says how
 many numbers its tile may hold. The best number differs: a matrix product, a sort and a mask use caches differently.
 """
 
@@ -17,17 +17,17 @@ def fitting(budget: int, size: int, most: int | None = None) -> int:
     return max(1, count if most is None else min(most, count))
 
 
-def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
-    """The number of cells, and of rows in each, that make one tile of at most `budget` numbers (or a single row).
+def tile_shape(flat_heads: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
+    """The number of flat_heads, and of rows in each, that make one tile of at most `budget` numbers (or a single row).
 
-    A tile has up to `few_rows` rows before it has a second cell, because narrow matrix products are slow.
+    A tile has up to `few_rows` rows before it has a second flat_head, because narrow matrix products are slow.
 
     Args:
-        cells: the number of cells.
-        rows: the number of rows in each cell.
-        row_size: the numbers in one row of one cell.
+        flat_heads: the number of flat_heads.
+        rows: the number of rows in each flat_head.
+        row_size: the numbers in one row of one flat_head.
         budget: the numbers that a tile may hold.
-        few_rows: the rows of a tile before it gets a second cell.
+        few_rows: the rows of a tile before it gets a second flat_head.
 
     >>> tile_shape(12, 512, 512, budget=1 << 16, few_rows=64)
     (2, 64)
@@ -35,13 +35,13 @@ def tile_shape(cells: int, rows: int, row_size: int, *, budget: int, few_rows: i
     (2, 64)
     """
     rows = fitting(budget, row_size, min(rows, few_rows))
-    return fitting(budget, max(1, row_size) * rows, cells), rows
+    return fitting(budget, max(1, row_size) * rows, flat_heads), rows
 
 
 def ranges(length: int, step: int) -> Iterator[range]:
     """The numbers from 0 to `length` - 1 in ranges of `step` numbers; the last range may be shorter.
 
-    For a length of 0 there is one empty range: an empty batch is one tile without cells.
+    For a length of 0 there is one empty range: an empty batch is one tile without flat_heads.
 
     >>> list(ranges(5, 2)), list(ranges(0, 2))
     ([range(0, 2), range(2, 4), range(4, 5)], [range(0, 0)])

@@ -170,16 +170,16 @@ def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AfterTheSame(PerQuery):
-    """The weight (cells, T) that each query gives to earlier keys which follow a token equal to its own."""
+    """The weight (flat_heads, T) that each query gives to earlier keys which follow a token equal to its own."""
 
     tokens: Tensor
-    """(cells, S)."""
+    """(flat_heads, S)."""
     offset: int
     """S - T."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         """The sums over the pairs of a tile that count; which pairs count is found as the tile is read."""
-        tokens = self.tokens[tile.cells.start : tile.cells.stop]
+        tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, (keys - 1).clamp_min(0)]
@@ -190,8 +190,8 @@ class _AfterTheSame(PerQuery):
 def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The weight (batch..., H, T) of keys that followed the query's own token, and which queries have such keys."""
     queries, keys = weights.shape[-2:]
-    of_cells = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_cells, keys - queries))[0])
+    of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
+    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_flat_heads, keys - queries))[0])
     flat = tokens.reshape(-1, keys)
     first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
     places = torch.arange(queries, device=tokens.device) + keys - queries

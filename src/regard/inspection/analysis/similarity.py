@@ -92,7 +92,7 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
         raise ArgumentError(f"how must be 'cosine' or 'jensen-shannon', got {how!r}")
     heads, queries = of.leading[-1], of.shape[-2]
     source, scratch, alike = of.source, Scratch(), []
-    for first in range(0, source.cells, heads):
+    for first in range(0, source.flat_heads, heads):
         total = torch.zeros(heads, heads, dtype=of.dtype, device=of.device)
         for weights in _rows(source, range(first, first + heads), scratch):
             if how == "cosine":
@@ -116,21 +116,21 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     return parts.sum(-1).clamp_min(0.0)
 
 
-def _rows(source: Source, cells: range, scratch: Scratch) -> Iterator[Tensor]:
-    """The weights (cells, t, S) of some cells, a few rows at a time."""
-    step = fitting(TILE_ELEMENTS, len(cells) * source.keys * source.width)
-    part = source.part(cells, scratch)
+def _rows(source: Source, flat_heads: range, scratch: Scratch) -> Iterator[Tensor]:
+    """The weights (flat_heads, t, S) of some flat_heads, a few rows at a time."""
+    step = fitting(TILE_ELEMENTS, len(flat_heads) * source.keys * source.width)
+    part = source.part(flat_heads, scratch)
     for rows in ranges(source.queries, step):
         yield part(rows, range(source.keys)).weights
 
 
 def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """The weights (cells, t, S) of both maps, a few rows at a time, and the number of the first row."""
+    """The weights (flat_heads, t, S) of both maps, a few rows at a time, and the number of the first row."""
     row_size = one.keys * (one.width + other.width)
-    few, _ = tile_shape(one.cells, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
+    few, _ = tile_shape(one.flat_heads, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
     scratches = [(source, Scratch()) for source in (one, other)]
-    for cells in ranges(one.cells, few):
-        parts = [source.part(cells, scratch) for source, scratch in scratches]
-        for rows in ranges(one.queries, fitting(TILE_ELEMENTS, len(cells) * row_size)):
+    for flat_heads in ranges(one.flat_heads, few):
+        parts = [source.part(flat_heads, scratch) for source, scratch in scratches]
+        for rows in ranges(one.queries, fitting(TILE_ELEMENTS, len(flat_heads) * row_size)):
             p, q = (part(rows, range(one.keys)).weights for part in parts)
             yield p, q, rows.start

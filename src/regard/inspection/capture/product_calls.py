@@ -99,7 +99,7 @@ class WrittenOut(ObservedCall):
     def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
         """Multiply the weights read from the map with the values, and compare with the model's output."""
         product = self.product
-        read = source.laid_out(source.part(range(source.cells))(range(source.queries), range(source.keys)).weights)
+        read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):
             read = folding.folded(read)
         read = read.detach()

@@ -25,7 +25,7 @@ class StoredSource(TensorSource):
     mixed: str = ""
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
     received: Callable[[], Tensor] | None = None
-    """Gives the gradient of the weights (cells, T, S), if a watch waits for it."""
+    """Gives the gradient of the weights (flat_heads, T, S), if a watch waits for it."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy (`copy`, `pickle`) has the gradient received until now."""
@@ -39,7 +39,7 @@ class StoredSource(TensorSource):
 
     @property
     def weights(self) -> Tensor:
-        """The weights (cells, T, S).
+        """The weights (flat_heads, T, S).
 
         Raises:
             OverwrittenError: the model has written to them since.
@@ -86,13 +86,15 @@ class StoredSource(TensorSource):
             )
         return self.received()
 
-    def choose(self, cells: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
-        """The weights of those cells."""
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
+        """The weights of those flat_heads."""
         mixed = self.mixed if leading else ""
-        if cells is None:
+        if flat_heads is None:
             return replace(self, layout=leading, mixed=mixed)
-        held = SavedTensor(self.weights[cells], self.held.what)
-        return replace(self, held=held, layout=leading, mixed=mixed, received=_then(self.received, lambda t: t[cells]))
+        held = SavedTensor(self.weights[flat_heads], self.held.what)
+        return replace(
+            self, held=held, layout=leading, mixed=mixed, received=_then(self.received, lambda t: t[flat_heads])
+        )
 
     def told_heads(self, has_heads: bool) -> "StoredSource":
         """The same weights."""
@@ -113,10 +115,10 @@ def stored(
 ) -> StoredSource:  # fmt: skip
     """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
-    cells = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
+    flat_heads = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
     # A reshaped copy has memory of its own, and a view has the version of its tensor.
-    is_copy = cells.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
+    is_copy = flat_heads.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        SavedTensor(cells, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,
-        _then(received, lambda gradient: gradient.reshape(cells.shape)),
+        SavedTensor(flat_heads, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1, mixed,
+        _then(received, lambda gradient: gradient.reshape(flat_heads.shape)),
     )  # fmt: skip

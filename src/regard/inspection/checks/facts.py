@@ -122,7 +122,7 @@ class _Counted:
         self.weights, self.call = call.map, call
         sizes = call.sizes
         batch, heads, self.queries, self.keys = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
-        self.cells = (batch, heads)
+        self.flat_heads = (batch, heads)
         live = seen.live.unflatten(0, seen.shape).expand(batch, heads, self.queries)
         self.counts = live if real is None else live & real[:, None].to(live.device)
         self.seen_keys = seen.keys.unflatten(0, seen.shape).any(1).expand(batch, self.keys)
@@ -131,7 +131,7 @@ class _Counted:
         """The mean of values (..., T) over the rows that count."""
         if not bool(self.counts.any()):
             return None
-        counted = of_rows.reshape(*self.cells, self.queries)[self.counts]
+        counted = of_rows.reshape(*self.flat_heads, self.queries)[self.counts]
         return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0))
 
     def later(self, offset: int) -> float | None:
@@ -161,7 +161,7 @@ class _Counted:
 
     def _on(self, chosen: Tensor) -> float | None:
         """The share on chosen keys (B, S), as one product with the map."""
-        x = chosen.to(self.weights.dtype)[:, None, :, None].expand(*self.cells, self.keys, 1)
+        x = chosen.to(self.weights.dtype)[:, None, :, None].expand(*self.flat_heads, self.keys, 1)
         return self.mean(self.weights @ x.reshape(*self.weights.leading, self.keys, 1))
 
 

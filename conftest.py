@@ -16,8 +16,8 @@ from tests.checked_shapes import checked_once
 # Not the doors (functional, masks, shapes), whose own checks and messages are under test, nor methods
 # that return `Self`, of which beartype wants to decorate the whole class.
 CHECKED = {
-    "mechanisms": ("scores.base", "scores.additive", "scores.custom", "normalizations", "positions"),
-    "generation": ("protocol", "greedy", "beam", "sampling"),
+    "call": ("scores.base", "scores.additive", "scores.custom", "normalizations", "positions"),
+    "tasks.generation": ("protocol", "greedy_search", "beam", "sampling"),
 }
 # Nor where tests/core/test_compile.py starts a process of its own: torch.compile cannot trace these checks.
 # Nor where beartype is not installed, as on a machine with a GPU that has only what `make gpu` needs.
@@ -41,10 +41,10 @@ hypothesis.settings.load_profile("regard")
 
 # Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
 # by each process at once, if that is done to look for examples. Neither has any.
-COMPILED = ("maps/row_loop", "compiled/vector_code")
+COMPILED = ("maps/loop/row_loop", "tensors/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
-    collect_ignore += ["src/regard/maps/triton_rows.py", "src/regard/mechanisms/scores/triton_additive.py"]
+    collect_ignore += ["src/regard/maps/loop/triton_rows.py", "src/regard/call/scores/triton_additive.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

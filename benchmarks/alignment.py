@@ -18,6 +18,9 @@ from typing import Any
 from benchmarks.harness import Row, compare
 from regard.models.config import TransformerConfig
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.links import as_line, links_of, read_links
+from regard.tasks.text.pairs import read_pairs
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.alignment_error import error_of, symmetrised
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.config import TranslationConfig
@@ -26,9 +29,6 @@ from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing
 from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import train_translation
-from regard.text.links import as_line, links_of, read_links
-from regard.text.pairs import read_pairs
-from regard.training.fit_config import FitConfig
 
 TITLE = "Guided alignment: the error rate of a taught head, and its cost"
 PAIRS, STEPS = 29_000, 1_500

@@ -7,9 +7,9 @@ import torch
 from benchmarks.harness import Row, Run, compare, seconds_of
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
-from regard.training.fit_config import FitConfig
-from regard.training.qk_clip import QKClip
-from regard.training.reporting.attention_log import head_statistics
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.qk_clip import QKClip
+from regard.tasks.training.reporting.attention_log import head_statistics
 
 TITLE = "Training with a log of the heads, and with bounded logits"
 MODEL = DecoderOnlyConfig(dim=256, num_heads=8, num_layers=4, feed_forward_dim=1024)

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row
+from regard.tasks.text.batches import padding_share, plan_batches
+from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.pairs import read_pairs
+from regard.tasks.text.tokenizers import ByteLevelBPE
 from regard.tasks.translation.token_batches import FreshPairs, TokenBatches
-from regard.text.batches import padding_share, plan_batches
-from regard.text.bpe_dropout import BPEDropout, NewCuts
-from regard.text.pair_store import TokenStore
-from regard.text.pairs import read_pairs
-from regard.text.tokenizers import ByteLevelBPE
 
 TITLE = "BPE dropout: padding, and the time of cutting"
 MAX_TOKENS, MAX_LENGTH = 4_096, 256

@@ -33,10 +33,10 @@ from torch.nn import functional
 
 from benchmarks.harness import Row
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
-from regard.training.optimizers import adamw, muon
-from regard.training.output_loss import output_cross_entropy
-from regard.training.schedules import cosine
+from regard.tasks.text.blocks import BlockPlan, next_token_windows, next_tokens, window_batches
+from regard.tasks.training.optimizers import adamw, muon
+from regard.tasks.training.output_loss import output_cross_entropy
+from regard.tasks.training.schedules import cosine
 
 TITLE = "Character language model, nanoGPT's setting for a CPU"
 BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128

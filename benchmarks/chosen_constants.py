@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import regard
 from benchmarks.harness import Row, Run, compare, forward_backward, without_gradients
-from regard.backends import fused_kernels, fused_plan
-from regard.backends import short_sequences as kernel_of_short
-from regard.maps import one_loop, tile_groups
-from regard.training import output_loss
+from regard.kernels import fused_kernels, fused_plan
+from regard.kernels import short_sequences as kernel_of_short
+from regard.maps.loop import one_loop
+from regard.maps.statistics import tile_groups
+from regard.tasks.training import output_loss
 
 TITLE = "Constants that were chosen on one machine"
 HEADS, DIM = 8, 64

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Row, compare, keeping_memory
-from regard.exports.ctranslate2 import to_ctranslate2
-from regard.exports.engine import CTranslate2Engine
-from regard.exports.formats import SearchPrecision
-from regard.exports.huggingface import to_huggingface
-from regard.exports.trained import ExportedRun
-from regard.generation.config import Beam
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
+from regard.tasks.exports.ctranslate2 import to_ctranslate2
+from regard.tasks.exports.engine import CTranslate2Engine
+from regard.tasks.exports.formats import SearchPrecision
+from regard.tasks.exports.huggingface import to_huggingface
+from regard.tasks.exports.trained import ExportedRun
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, ByteLevelBPE
 from regard.tasks.translation.search_job import SearchJob, search
-from regard.text.tokenizers import BOS, EOS, PAD, ByteLevelBPE
 
 TITLE = "Searches by the default engine against Hugging Face's generate"
 LINES, ONE_BY_ONE, STEPS, VOCABULARY, BEAMS, BATCH = 200, 10, 20, 8000, (1, 5), 32

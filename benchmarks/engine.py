@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, compare, keeping_memory
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
 
 TITLE = "A file of lines with --engine ctranslate2"
 LINES = 1024
 
 
 def measure(folder: str, test: str) -> tuple[list[Row], list[str]]:
-    from regard.exports.engine import searching_by_ctranslate2
+    from regard.tasks.exports.engine import searching_by_ctranslate2
+    from regard.tasks.text.pairs import read_pairs
     from regard.tasks.translation.translator import Translator
-    from regard.text.pairs import read_pairs
 
     lines = [source for source, _ in islice(read_pairs([Path(test)]), LINES)]
     rows, notes, run = [], [], Path(folder)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Row, compare
-from regard.generation.greedy_search import greedy
 from regard.models.convert import from_huggingface
+from regard.tasks.generation.greedy_search import greedy
 
 TITLE = "One text of a language model, against Hugging Face's generate"
 DIM, LAYERS, HEADS, VOCABULARY, PROMPT, STEPS = 256, 6, 4, 8_000, 20, 100

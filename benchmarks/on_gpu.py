@@ -299,8 +299,8 @@ def decoding(place: Place) -> Iterator[Measured]:
     """Greedy decoding of a small language model, against generate of a Llama of the same sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from regard.generation.greedy_search import greedy
     from regard.models import DecoderOnly, DecoderOnlyConfig
+    from regard.tasks.generation.greedy_search import greedy
 
     dim, layers, heads, steps = place.size(768, 32), place.size(12, 2), place.size(12, 2), place.size(128, 4)
     batch, length = place.size(16, 2), place.size(256, 8)

@@ -24,11 +24,11 @@ from pathlib import Path
 
 from benchmarks import page
 from benchmarks.harness import details, processor
-from regard.generation.config import Beam
 from regard.tasks import Translator
+from regard.tasks.generation.config import Beam
+from regard.tasks.text import dates
+from regard.tasks.training.metrics import bleu, chrf, exact_match
 from regard.tasks.translation.memory_file import FILE
-from regard.text import dates
-from regard.training.metrics import bleu, chrf, exact_match
 
 Lines = list[str]
 QUIET = "--log-every 50 --pictures 0"

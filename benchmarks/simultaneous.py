@@ -11,10 +11,10 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 from regard.tasks import Translator
+from regard.tasks.text.pairs import read_pairs
 from regard.tasks.translation.simultaneous.evaluation import SimultaneousEvaluation, evaluate_interpreter, try_heads
 from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.simultaneous.policies import AlignAtt, ReadWritePolicy, WaitK
-from regard.text.pairs import read_pairs
 
 TITLE = "Simultaneous translation: BLEU against lagging"
 POLICIES: list[ReadWritePolicy] = [AlignAtt(1), AlignAtt(2), AlignAtt(3), AlignAtt(4), AlignAtt(6)]

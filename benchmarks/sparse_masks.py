@@ -6,7 +6,7 @@ from torch import Tensor
 
 import regard
 from benchmarks.harness import Row, compare, forward_backward
-from regard.mechanisms.shapes import Sizes
+from regard.call.shapes import Sizes
 
 TITLE = "Windows and packed documents against SDPA with the dense mask"
 LENGTH, HEADS, DIM = 8192, 4, 64

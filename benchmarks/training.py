@@ -4,8 +4,8 @@
 
 3 + 3 layers of 256, 4 heads, feed-forward 1,024, a joint vocabulary of 8,000 in one tied matrix, dropout 0.1, label
 smoothing 0.1, batches of about 2,048 tokens a side: the peers' sorted in pools and closed when the longest times the
-number reaches 2,048, ours cut by `regard.text.plan_batches`. Compared is the time for a token that is no padding, end
-marks included. glibc's allocator is told to keep its memory, on both sides (MALLOC_... below).
+number reaches 2,048, ours cut by `regard.tasks.text.plan_batches`. Compared is the time for a token that is no
+padding, end marks included. glibc's allocator is told to keep its memory, on both sides (MALLOC_... below).
 """
 
 import gzip
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, compare, keeping_memory
 from regard.models import Transformer, TransformerConfig
-from regard.text.batches import collate, plan_batches
-from regard.text.codec import Marks
-from regard.torch_private import has_amx
-from regard.training.optimizers import adamw
-from regard.training.output_loss import output_cross_entropy
+from regard.tasks.text.batches import collate, plan_batches
+from regard.tasks.text.codec import Marks
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.output_loss import output_cross_entropy
+from regard.tensors.torch_private import has_amx
 
 TITLE = "Training steps against torch.nn.Transformer and Hugging Face's BART"
 COLUMNS = {": torch.nn.Transformer": "torch.nn.Transformer", ": BART": "BART"}
@@ -206,7 +206,7 @@ def our_model() -> Transformer:
 
 
 def our_step(model: nn.Module, dtype: torch.dtype | None) -> Step:
-    """What regard.training's loop does with a batch."""
+    """What regard.tasks.training's loop does with a batch."""
     optimizer = adamw(model, weight_decay=0.0)
 
     def step(batch: Batch, rate: float = RATE) -> float:

@@ -34,7 +34,7 @@ from benchmarks.training import (
     read_pairs,
     tokenizer_of,
 )
-from regard.text.batches import plan_batches
+from regard.tasks.text.batches import plan_batches
 
 TITLE = "Validation loss after the same updates as the peers"
 WARMUP = 50

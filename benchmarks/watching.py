@@ -15,7 +15,7 @@ import torch
 
 import regard
 from benchmarks.harness import Row, compare
-from regard.inspection.watch import Seen
+from regard.watching.watch import Seen
 
 TITLE = "Watching a model against not watching it, and against output_attentions=True"
 COLUMNS = {

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 
 import regard
-from regard.backends import BACKENDS
 from regard.functional import make_call
+from regard.kernels import BACKENDS
 
 PAGE = Path(__file__).with_name("backends.md")
 HEAD = """# Which backend runs what
@@ -78,7 +78,7 @@ def table() -> str:
         cells = []
         for backend in BACKENDS.values():
             # The page speaks of machines that have a compiler, whatever this one has.
-            has_compiler = patch("regard.backends.flex._has_compiler", return_value=True)
+            has_compiler = patch("regard.kernels.flex._has_compiler", return_value=True)
             with torch.set_grad_enabled(backend.only_by_name is None), has_compiler:
                 why = backend.why_not(replace(call, normalization=call.normalization.base))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")

@@ -12,8 +12,8 @@ import torch
 
 import regard
 from regard import AttentionMap
-from regard.backends.fused import Fused
-from regard.maps.call_source import CallSource
+from regard.kernels.fused import Fused
+from regard.maps.sources.call import CallSource
 
 PAGE = Path(__file__).with_name("maps.md")
 TEXT = Path(__file__).with_name("maps.txt")
@@ -67,7 +67,7 @@ def cost(weights: AttentionMap, ask: Callable[[AttentionMap], object]) -> str:
     calls: list[str] = []
     blocks: list[object] = []
     run, part = Fused.run, CallSource.part
-    tiled = regard.backends.BACKENDS["tiled"].__class__
+    tiled = regard.kernels.BACKENDS["tiled"].__class__
 
     def counted(self: Any, call: Any, value: Any) -> Any:
         calls.append("fused")

@@ -20,8 +20,8 @@ import pytest
 from regard.cli import main as program
 from regard.cli.generate import generate
 from regard.tasks.registry import TASKS
-from regard.training.checkpoints import Checkpoints
-from regard.training.fit_config import FitConfig
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.fit_config import FitConfig
 from tests import forked
 from tests.forked import Forked
 from tests.torchrun import environment, rank_of, torchrun

@@ -12,18 +12,18 @@ import torch
 
 from regard.cli import main as program
 from regard.cli import view as view_command
-from regard.generation.config import Beam
-from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.pictures import save as pictures
 from regard.tasks.pictures.save import PictureFiles
 from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
 from regard.tasks.translation.translator import Translator
-from regard.training.metrics import CorpusScore
 
 Call = Callable[..., tuple[int, str, str]]
 Asked = dict[str, Any]

@@ -22,7 +22,7 @@ from regard.tasks.registry import TASKS
 from regard.tasks.runs import choose_checkpoint as choosing
 from regard.tasks.runs.choose_checkpoint import CandidateWeights
 from regard.tasks.runs.run_folder import RunFolder
-from regard.training.checkpoints import Checkpoints
+from regard.tasks.training.checkpoints import Checkpoints
 from tests import ROOT
 
 TINY = {
@@ -151,7 +151,7 @@ def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from regard.text.blocks import masked_windows, window_batches
+    from regard.tasks.text.blocks import masked_windows, window_batches
 
     model = MaskedLanguageModel.load(folder / "masked-language-model", device="cpu")
     row = model.row((folder / "book.txt").read_text().splitlines())

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
-from regard.generation.beam import beam_search
-from regard.generation.config import Beam
-from regard.generation.filters import (
+from regard.models import DecoderOnly, DecoderOnlyConfig
+from regard.tasks.generation.beam import beam_search
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import (
     Constraint,
     Filter,
     ForcedPrefix,
@@ -25,10 +26,9 @@ from regard.generation.filters import (
     TopP,
     Vocabulary,
 )
-from regard.generation.greedy_search import greedy
-from regard.generation.protocol import Hypothesis
-from regard.generation.sampling import draw_tokens, sample, sample_steps
-from regard.models import DecoderOnly, DecoderOnlyConfig
+from regard.tasks.generation.greedy_search import greedy
+from regard.tasks.generation.protocol import Hypothesis
+from regard.tasks.generation.sampling import draw_tokens, sample, sample_steps
 from tests.test_decoding import BOS, EOS, LIMITS, Table, padded_sources, sources, tokens_of, untrained
 
 # -- filters, against transformers -------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from regard.text.spool import Spool
-from regard.training import loop
-from regard.training.checkpoints import Checkpoints
+from regard.tasks.text.spool import Spool
+from regard.tasks.training import loop
+from regard.tasks.training.checkpoints import Checkpoints
 from tests.test_cli import TINY, Call, call, losses  # noqa: F401
 
 # What is done to which file: moments that no clock could hit. The pairs are opened once; the library's trainer and the

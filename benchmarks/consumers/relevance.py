@@ -59,7 +59,7 @@ def ours(length: int) -> Run:
         with regard.watch(model, values=True, gradients=True) as seen:
             outputs = model(ids)
         outputs.logits[0, 0].backward()
-        return regard.inspection.relevance(seen).rows(0)
+        return regard.watching.relevance(seen).rows(0)
 
     return run
 

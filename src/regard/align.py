@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.precision import widest_dtype
+from regard.tensors.precision import widest_dtype
 
 BLOCK_NUMBERS = 1 << 23
 """How many weights of all heads are held at once: 32 MiB in float32."""

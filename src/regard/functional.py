@@ -8,24 +8,24 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from regard.backends import BACKENDS, choose_backend, execute, reader, run
-from regard.backends.as_sdpa import as_sdpa
-from regard.backends.base import Backend, Call
+from regard.call.biases.base import Bias, as_bias
+from regard.call.checks import IS_CHECKING, check_values
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import as_mask
+from regard.call.normalizations import Normalization, Softmax
+from regard.call.scores.base import ScaledDot, Score
+from regard.call.scores.custom import as_score
+from regard.call.shapes import as_autocast, canonical, restore, without_autocast
 from regard.errors import ArgumentError, ShapeError
-from regard.maps import one_loop
+from regard.kernels import BACKENDS, choose_backend, execute, reader, run
+from regard.kernels.as_sdpa import as_sdpa
+from regard.kernels.base import Backend, Call
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
-from regard.maps.triton_statistics import said_of_triton
-from regard.mechanisms.biases.base import Bias, as_bias
-from regard.mechanisms.checks import IS_CHECKING, check_values
-from regard.mechanisms.guards import State, has_values, is_recorded, look
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import as_mask
-from regard.mechanisms.normalizations import Normalization, Softmax
-from regard.mechanisms.scores.base import ScaledDot, Score
-from regard.mechanisms.scores.custom import as_score
-from regard.mechanisms.shapes import as_autocast, canonical, restore, without_autocast
-from regard.mechanisms.tensor_tree import tensors_mapped
+from regard.maps.loop import one_loop
+from regard.maps.loop.triton_statistics import said_of_triton
+from regard.maps.sources.call import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
+from regard.tensors.guards import State, has_values, is_recorded, look
+from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = 0.05

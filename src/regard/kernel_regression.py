@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from regard.call.scores.base import Score
+from regard.call.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
 from regard.errors import ArgumentError, MissingExtraError
 from regard.functional import attention
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.scores.base import Score
-from regard.mechanisms.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin

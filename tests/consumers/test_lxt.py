@@ -1,4 +1,4 @@
-"""lxt has the rules of AttnLRP for whole models: inside of attention they are those of `regard.inspection.attn_lrp`.
+"""lxt has the rules of AttnLRP for whole models: inside of attention they are those of `regard.watching.attn_lrp`.
 
 Its rules have no epsilon (in `lxt.efficient`) or one without a sign (in `lxt.explicit`); ours has the sign of the
 output. They are compared in float64 with an epsilon that does not matter. For vision transformers lxt has another rule
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard
-from regard.inspection import attn_lrp
+from regard.watching import attn_lrp
 
 pytest.importorskip("lxt", reason="lxt is in an environment of its own: make consumers ONLY=lxt")
 # Where torchvision's own operators do not load (a CUDA build beside the CPU build of torch), it cannot be imported,

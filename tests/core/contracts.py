@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.backends import WAYS
+from regard.call.masks.base import render
+from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.functional import make_call
-from regard.mechanisms.masks.base import render
-from regard.mechanisms.shapes import Sizes
+from regard.kernels import WAYS
 from tests.core.random_calls import (
     DTYPES,
     EVERYDAY,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.backends import BACKENDS
+from regard.kernels import BACKENDS
 
 EVERYDAY = [name for name, backend in BACKENDS.items() if backend.only_by_name is None]
 """What `backend=None` may take; test_flex.py tests the one that compiles for seconds."""

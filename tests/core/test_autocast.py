@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import regard
-from regard.mechanisms.scores.additive import Additive
-from regard.mechanisms.scores.base import Bilinear, Cosine, ScaledDot
+from regard.call.scores.additive import Additive
+from regard.call.scores.base import Bilinear, Cosine, ScaledDot
 from regard.models import RNNConfig, RNNSeq2Seq
 
 
@@ -16,7 +16,7 @@ def tensors(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.randn(2, 4, 9, 8, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
 
 
-def scores() -> dict[str, regard.mechanisms.scores.base.Score]:
+def scores() -> dict[str, regard.call.scores.base.Score]:
     generator = torch.Generator().manual_seed(1)
     vector, matrix, weight = (torch.randn(*shape, generator=generator) for shape in ((6,), (6, 8), (8, 8)))
     return {

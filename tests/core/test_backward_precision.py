@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.backends import fused_kernels
-from regard.backends.fused_kernels import HALF, SHORT
-from regard.torch_private import flash_cpu_backward
+from regard.kernels import fused_kernels
+from regard.kernels.fused_kernels import HALF, SHORT
+from regard.tensors.torch_private import flash_cpu_backward
 
 
 @pytest.mark.parametrize("dtype", HALF)

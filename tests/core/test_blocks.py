@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
-from regard.backends.fused_plan import plan
+from regard.call.biases.relative import diagonal_sums
+from regard.call.normalizations import Normalization, Softmax
+from regard.call.scores.base import ScaledDot
 from regard.errors import BackendError
 from regard.functional import make_call
-from regard.mechanisms.biases.relative import diagonal_sums
-from regard.mechanisms.normalizations import Normalization, Softmax
-from regard.mechanisms.scores.base import ScaledDot
+from regard.kernels.fused_plan import plan
 from tests.core.random_calls import SCORES, cases
 
 
@@ -27,9 +27,9 @@ from tests.core.random_calls import SCORES, cases
 def small_blocks() -> Iterator[None]:
     """Blocks of a few queries, so that tiny calls are cut as long ones are."""
     with (
-        patch.multiple("regard.backends.fused_plan", BLOCK_ROWS=(1, 2, 4, 8), CUT_ROWS=2, PAIRS_A_CALL=1),
-        patch.multiple("regard.backends.tiled", TILE_ELEMENTS=40, WIDE_ELEMENTS=100, TILE_ROWS=3),
-        patch("regard.mechanisms.scores.additive.SWEEP", 12),
+        patch.multiple("regard.kernels.fused_plan", BLOCK_ROWS=(1, 2, 4, 8), CUT_ROWS=2, PAIRS_A_CALL=1),
+        patch.multiple("regard.kernels.tiled", TILE_ELEMENTS=40, WIDE_ELEMENTS=100, TILE_ROWS=3),
+        patch("regard.call.scores.additive.SWEEP", 12),
     ):
         yield
 
@@ -122,7 +122,7 @@ def test_a_mask_is_cut_into_blocks_that_need_no_more_than_they_must(
 ) -> None:
     q = torch.randn(1, 2, length, 4)
     options: dict[str, Any] = {"score": ScaledDot(), "normalization": Softmax(), "bias": None, "dropout": 0.0}
-    with small_blocks(), patch("regard.backends.fused_plan.PAIRS_A_CALL", 32):
+    with small_blocks(), patch("regard.kernels.fused_plan.PAIRS_A_CALL", 32):
         blocks = plan(make_call(q, q, q, mask=mask, **options)[0]).blocks
     found = sum(block.count for block in blocks), len(blocks), sum(bool(block.factors) for block in blocks)
     assert found == expected
@@ -154,7 +154,7 @@ def test_covers_and_is_relative_say_what_the_predicate_says(data: st.DataObject)
     one, other = data.draw(st.sampled_from(masks)), data.draw(st.sampled_from(masks))
     how = data.draw(st.sampled_from(["alone", "and", "or", "not"]))
     mask = {"alone": one, "and": one & other, "or": one | other, "not": ~one}[how]
-    sizes = regard.mechanisms.shapes.Sizes((1,), 1, 1, 12, 12, True)
+    sizes = regard.call.shapes.Sizes((1,), 1, 1, 12, 12, True)
     bound, dense = mask.bind(sizes, torch.device("cpu")), mask.dense(sizes).expand(1, 1, 12, 12)[0, 0]
     starts = [data.draw(st.integers(0, 11)) for _ in range(2)]
     rows, columns = (range(start, data.draw(st.integers(start + 1, 12))) for start in starts)

@@ -10,8 +10,8 @@ from hypothesis import given
 from torch import Tensor
 
 import regard
-from regard.backends import WAYS
 from regard.errors import BackendError
+from regard.kernels import WAYS
 from tests.core import contracts
 from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.inspection.capture import evidence
+from regard.watching.kept import evidence
 
 
 class Cached(torch.nn.Module):
@@ -94,7 +94,7 @@ def test_a_saved_map_is_read_and_a_watch_is_judged(kind: torch.dtype | str, tmp_
         assert torch.equal(regard.AttentionMap.load(path).dense(), seen[""].dense())
         assert str(seen.report())
         assert seen.audit() is not None
-        assert regard.inspection.head_table(seen)
+        assert regard.watching.head_table(seen)
 
 
 @pytest.mark.parametrize("kind", DEFAULTS[:3], ids=str)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard.backends import BACKENDS, choose_backend, flex, row_state
+from regard.call.shapes import Sizes
 from regard.functional import make_call
-from regard.mechanisms.shapes import Sizes
+from regard.kernels import BACKENDS, choose_backend, flex, row_state
 
 needs_compiler = pytest.mark.skipif(not flex._has_compiler(), reason="torch.compile needs a C++ compiler")
 # inductor and torch.func.jvp use torch.jit: torch warns of its own doing.
@@ -92,7 +92,7 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     with torch.no_grad():
         output = regard.attention(*inputs, mask=PADDED, backend="flex")
     reads: list[object] = []
-    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: (reads.append(call), row_state(call))[1])
+    monkeypatch.setattr("regard.maps.sources.call.row_state", lambda call: (reads.append(call), row_state(call))[1])
     torch._dynamo.utils.counters.clear()
     parameters = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_it_is_never_chosen_even_where_it_is_asked_first(monkeypatch: pytest.Mon
     call, _ = make_call(
         *tensors(*SHORT), score=regard.Dot(), normalization=regard.Softmax(), mask=None, bias=None, dropout=0.0
     )
-    monkeypatch.setattr("regard.backends.BACKENDS", {"flex": BACKENDS["flex"], **BACKENDS})
+    monkeypatch.setattr("regard.kernels.BACKENDS", {"flex": BACKENDS["flex"], **BACKENDS})
     assert choose_backend(call, None).name == "fused"
 
 
@@ -162,7 +162,7 @@ def test_it_says_why_not(name: str) -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_it_refuses_gradients_on_the_cpu(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.flex._has_compiler", lambda: True)  # or it refuses for want of one
+    monkeypatch.setattr("regard.kernels.flex._has_compiler", lambda: True)  # or it refuses for want of one
     inputs = tensors(*SHORT)
     inputs[which].requires_grad_()
     with pytest.raises(regard.errors.BackendError, match="no gradient, and something here requires one"):

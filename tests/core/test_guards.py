@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import regard
-from regard.backends import tiled
+from regard.call.normalizations import Normalization
 from regard.errors import BackendError
-from regard.mechanisms.normalizations import Normalization
+from regard.kernels import tiled
 from tests.core.random_calls import Case, cases, scores_by_hand
 
 # torch's forward mode loads torch.jit.script, which torch warns of.

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
+from regard.call.shapes import Sizes
 from regard.errors import ShapeError
-from regard.mechanisms.shapes import Sizes
 from tests.core.contracts import every_rendering_asks_the_predicate, part
 from tests.core.random_calls import combined
 

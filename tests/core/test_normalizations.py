@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import regard
+from regard.call.normalizations import Normalization
 from regard.errors import BackendError
-from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import EVERYDAY, Case, cases
 
 entmax = pytest.importorskip("entmax")
@@ -107,7 +107,7 @@ def test_a_learned_sink_for_each_head_takes_gradients(backend: str) -> None:
         return regard.attention(q, k, v, normalization=normalization, mask=mask, backend=backend)
 
     assert torch.autograd.gradcheck(read, (sink,))
-    scores = (q @ k.mT / 2).masked_fill(~mask.dense(regard.mechanisms.shapes.Sizes((2,), 3, 3, 5, 6, True)), -torch.inf)
+    scores = (q @ k.mT / 2).masked_fill(~mask.dense(regard.call.shapes.Sizes((2,), 3, 3, 5, 6, True)), -torch.inf)
     torch.testing.assert_close(read(sink), sink_by_hand(scores, sink) @ v)
 
 

@@ -73,7 +73,7 @@ def test_flex_attention_reads_the_same_mask(mask: regard.Mask) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     q = torch.randn(1, 2, 256, 16)
-    sizes = regard.mechanisms.shapes.Sizes((1,), 2, 2, 256, 256, True)
+    sizes = regard.call.shapes.Sizes((1,), 2, 2, 256, 256, True)
     with torch.no_grad():
         theirs = flex_attention(q, q, q, block_mask=mask.block_mask(sizes))
     torch.testing.assert_close(regard.attention(q, q, q, mask=mask), theirs, rtol=0, atol=5e-6)

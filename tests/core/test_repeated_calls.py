@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard.backends import fused_plan
+from regard.call import shapes
 from regard.errors import NonFiniteError, OverwrittenError, ShapeError, TooLargeError
 from regard.functional import Attended
-from regard.maps.call_source import source_of_call
-from regard.mechanisms import shapes
+from regard.kernels import fused_plan
+from regard.maps.sources.call import source_of_call
 from tests.core.random_calls import DTYPES, Case, cases
 
 

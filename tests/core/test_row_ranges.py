@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.mechanisms.masks.row_ranges import RowRanges
-from regard.mechanisms.masks.selection import SelectedMask
-from regard.mechanisms.shapes import Sizes
+from regard.call.masks.row_ranges import RowRanges
+from regard.call.masks.selection import SelectedMask
+from regard.call.shapes import Sizes
 from tests.core.random_calls import MASKS, Place, combined
 
 CPU = torch.device("cpu")

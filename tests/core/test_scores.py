@@ -85,7 +85,7 @@ def test_a_score_of_ones_own_takes_gradients_through_what_it_closes_over(backend
 def test_a_learned_dense_bias_takes_its_gradient_in_tiles(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)  # many tiles, of one flat_head and of several
+    monkeypatch.setattr("regard.kernels.tiled.TILE_ELEMENTS", 16)  # many tiles, of one flat_head and of several
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7))
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     mask = regard.causal() & regard.lengths(torch.tensor([0, 6]))
@@ -99,7 +99,7 @@ def test_a_learned_dense_bias_takes_its_gradient_in_tiles(
 
 
 def test_dropout_on_tiles_is_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", 16)
+    monkeypatch.setattr("regard.kernels.tiled.TILE_ELEMENTS", 16)
     q, k, v = (torch.randn(2, 2, n, 2, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5))
 
     def read(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -119,8 +119,8 @@ def test_every_row_of_every_head_and_sequence_drops_its_own_weights(
     monkeypatch: pytest.MonkeyPatch, elements: int
 ) -> None:
     """All weights are equal and the values a unit matrix, so that the output shows which weights were kept."""
-    monkeypatch.setattr("regard.backends.tiled.TILE_ELEMENTS", elements)
-    monkeypatch.setattr("regard.backends.tiled.TILE_ROWS", 1)
+    monkeypatch.setattr("regard.kernels.tiled.TILE_ELEMENTS", elements)
+    monkeypatch.setattr("regard.kernels.tiled.TILE_ROWS", 1)
     x, values = torch.zeros(3, 2, 4, 1), torch.eye(64).expand(3, 2, 64, 64)
     output = regard.attention(x, torch.zeros(3, 2, 64, 1), values, dropout=0.5, backend="tiled")
     kept = (output > 0).flatten(0, 2)

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import causal, lengths
-from regard.backends import short_sequences
-from regard.backends.fused_kernels import CpuFlash
-from regard.backends.short_sequences import ShortSequences
-from regard.compiled.short_attention_work import BACKWARD, FORWARD
+from regard.kernels import short_sequences
+from regard.kernels.fused_kernels import CpuFlash
+from regard.kernels.short_attention_work import BACKWARD, FORWARD
+from regard.kernels.short_sequences import ShortSequences
 from regard.nn import MultiHeadAttention
 
 pytest.importorskip("numba", reason="the compiled kernel needs numba")

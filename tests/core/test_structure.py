@@ -17,27 +17,26 @@ PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
 FLOORS = [
-    ["compiled", "errors", "lazy", "version"],
-    ["torch_private"],
-    ["mechanisms", "ranges", "storage"],
-    ["backends"],
+    ["errors", "lazy", "version"],
+    ["tensors"],
+    ["files"],
+    ["call"],
+    ["kernels"],
     ["maps"],
     ["functional"],
-    ["kernel_regression", "nn", "generation", "selection", "align"],
+    ["align", "kernel_regression", "nn", "selection"],
     ["models"],
-    ["inspection", "text"],
-    ["training"],
-    ["huggingface", "probes", "edits"],
-    ["views", "editing"],
+    ["watching"],
+    ["edits", "huggingface"],
+    ["views"],
     ["tasks"],
-    ["exports"],
     ["cli"],
     ["__main__"],
 ]
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 FILES = house.python_files(SOURCE)
 IMPORTS = house.imports(FILES)
-ON_DEMAND = ("exports", "generation", "models", "nn", "tasks", "text")
+ON_DEMAND = ("models", "nn", "tasks", "tasks.exports", "tasks.generation", "tasks.text", "watching", "watching.checks")
 
 
 def part_of(module: str) -> str:
@@ -68,7 +67,7 @@ def test_no_file_reads_the_private_names_of_another() -> None:
 
 
 def test_one_file_reads_the_private_names_of_torch() -> None:
-    others = {name: tree for name, tree in FILES.items() if name != "regard.torch_private"}
+    others = {name: tree for name, tree in FILES.items() if name != "regard.tensors.torch_private"}
     assert house.foreign_private_reads(others) == []
 
 
@@ -158,9 +157,9 @@ def test_a_planted_double_name_is_seen(tmp_path: Path) -> None:
 
 # These parse what this program itself wrote a moment before, to a pipe, a socket or a file without a name.
 PARSE_THEIR_OWN = {
-    "regard.storage.untrusted",
-    "regard.text.spool",
-    "regard.training.distributed.ranks",
+    "regard.files.untrusted",
+    "regard.tasks.text.spool",
+    "regard.tasks.training.distributed.ranks",
 }
 
 
@@ -226,14 +225,14 @@ assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()
 assert not logging.getLogger().handlers and not logging.getLogger("regard").handlers
 print("quiet")
 """
-    names = ("nn", "models", "models.convert", "generation", "text", "training", "views")
+    names = ("nn", "models", "models.convert", "tasks.generation", "tasks.text", "tasks.training", "views")
     imports = "import regard, " + ", ".join(f"regard.{name}" for name in names)
     assert run(f"{before}\n{imports}{after}") == "quiet\n"
 
 
 def test_the_packages_are_reached_by_importing_regard_alone() -> None:
     reached = "import regard; " + "; ".join(f"assert regard.{name}.__all__" for name in ("nn", "models", "views"))
-    assert run(f"{reached}; print(regard.inspection.rollout.__name__, 'views' in dir(regard))") == "rollout True\n"
+    assert run(f"{reached}; print(regard.watching.rollout.__name__, 'views' in dir(regard))") == "rollout True\n"
     with pytest.raises(AttributeError, match="'regard' has no attribute 'vews'"):
         getattr(regard, "vews")  # noqa: B009 (a type checker knows better)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import regard
-from regard import torch_private
-from regard.backends.fused_kernels import CpuFlash
 from regard.errors import BackendError, TorchVersionError
-from regard.torch_private import PRIVATE, SCHEMAS, Missing, missing, operator
+from regard.kernels.fused_kernels import CpuFlash
+from regard.tensors import torch_private
+from regard.tensors.torch_private import PRIVATE, SCHEMAS, Missing, missing, operator
 from tests import ROOT
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -144,9 +144,9 @@ def test_the_kernel_of_torch_2_8_gets_its_keys_repeated(monkeypatch: pytest.Monk
 
         return call
 
-    monkeypatch.setattr("regard.backends.fused_kernels.CPU_TAKES_GROUPS", False)
+    monkeypatch.setattr("regard.kernels.fused_kernels.CPU_TAKES_GROUPS", False)
     for name in ("flash_cpu_alone", "flash_cpu_backward"):
-        monkeypatch.setattr(f"regard.backends.fused_kernels.{name}", ungrouped(name))
+        monkeypatch.setattr(f"regard.kernels.fused_kernels.{name}", ungrouped(name))
     q, k, v = (torch.randn(2, h, t, 8, dtype=torch.float64, requires_grad=True) for h, t in ((6, 5), (2, 7), (2, 7)))
     ours, theirs = (regard.attention(q, k, v, backend=backend) for backend in ("fused", "reference"))
     torch.testing.assert_close(ours, theirs)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.mechanisms.vector_functions import ROUTED
+from regard.tensors.vector_functions import ROUTED
 from tests.core import house
 
 SOURCE = Path(regard.__file__).parent
@@ -44,9 +44,9 @@ def first_calls(use: str) -> tuple[list[list[object]], int, bool]:
 @pytest.mark.parametrize(
     "use",
     [
-        "import regard; regard.attention; regard.training",
-        "import regard.maps.call_source",
-        "import regard.training.loop",
+        "import regard; regard.attention; regard.tasks.training",
+        "import regard.maps.sources.call",
+        "import regard.tasks.training.loop",
         "import regard; regard.models.Transformer",
         "import regard; regard.watch",
         # The modes of the caller do not see them, and they have numbers in spite of them.
@@ -64,7 +64,7 @@ def test_each_function_is_called_once_with_one_number_by_one_thread(use: str) ->
 
 def test_where_no_thread_can_be_started_the_importing_one_calls_them() -> None:
     no_thread = "threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError('no more'))"
-    calls, threads, by_the_caller = first_calls(f"{no_thread}; import regard.mechanisms")
+    calls, threads, by_the_caller = first_calls(f"{no_thread}; import regard.call")
     assert len(calls) == 2 * len(ROUTED)
     assert threads == 1
     assert by_the_caller
@@ -90,9 +90,9 @@ def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> 
     files = house.python_files(SOURCE)
     graph = house.imports(files)
     callers = {name for name, tree in files.items() if _calls_one(tree)}
-    assert "regard.maps.call_source" in callers
+    assert "regard.maps.sources.call" in callers
     assert len(callers) > 20
-    settled = ("regard.mechanisms.",)
+    settled = ("regard.call.",)
     assert not [name for name in sorted(callers) if not any(f"{m}.".startswith(settled) for m in _below(name, graph))]
 
 

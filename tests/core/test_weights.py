@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard.call.normalizations import Normalization
 from regard.errors import ShapeError, TooLargeError
-from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import Case, cases
 
 

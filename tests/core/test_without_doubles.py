@@ -10,11 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import regard
+from regard.call.positions import sinusoidal
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms import fast_topk, precision
-from regard.mechanisms.positions import sinusoidal
 from regard.nn import MultiHeadAttention
-from regard.training.qk_clip import QKClip
+from regard.tasks.training.qk_clip import QKClip
+from regard.tensors import precision
+from regard.tensors import topk as fast_topk
 
 
 class NoDoubles(TorchDispatchMode):

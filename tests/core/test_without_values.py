@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
+from regard.call.shapes import _cached_sizes
 from regard.maps import TopKeys
-from regard.mechanisms.shapes import _cached_sizes
 
 Ask = Callable[[Tensor], Tensor]
 

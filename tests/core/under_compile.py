@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import regard
 import regard.nn
-from regard.backends import flex, tiled
+from regard.kernels import flex, tiled
 from regard.models.config import EncoderOnlyConfig, TransformerConfig
 from regard.models.encoder_only import EncoderOnly
 from regard.models.transformer import Transformer
@@ -156,7 +156,7 @@ def test_nothing_quadratic_in_a_graph(name: str, monkeypatch: pytest.MonkeyPatch
     """Contract 5: no tensor of a graph is as large as the weights, nor is all together that one hands to the other."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 1 << 10)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 1 << 10)
-    monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 1 << 10)
+    monkeypatch.setattr("regard.kernels.fused_plan.BLOCK_ELEMENTS", 1 << 10)
     length = 64
     every: dict[str, dict[str, Any]] = {
         "additive": {"score": regard.Additive(parameter(4))},

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import hypothesis
 import pytest
 
-from regard.backends import BACKENDS
+from regard.kernels import BACKENDS
 from tests.core import random_calls
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.backends import fused
-from regard.backends.fused_plan import Plan, plan
 from regard.edits import AddBias, Edit, Knockout, Reweight
 from regard.edits.knockout import KnockedOutBlock
+from regard.kernels import fused
+from regard.kernels.fused_plan import Plan, plan
 
 LENGTH = 150
 

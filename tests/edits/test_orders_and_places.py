@@ -5,11 +5,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from regard.call.shapes import Sizes
 from regard.edits import Knockout, ReplaceWeights, Reweight
 from regard.edits.base import of_keys
 from regard.edits.call_place import CallPlace
 from regard.edits.knockout import KnockedOutEdges
-from regard.mechanisms.shapes import Sizes
 
 HEADS, LENGTH = 2, 4
 

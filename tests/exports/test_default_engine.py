@@ -16,9 +16,9 @@ from regard.cli import engines
 from regard.cli.engines import CTranslate2Search, EngineFlags, OwnSearch
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
-from regard.exports import engine, kept_export
-from regard.exports.engine import refuse_run, searching_by_ctranslate2
-from regard.generation.config import Beam
+from regard.tasks.exports import engine, kept_export
+from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
+from regard.tasks.generation.config import Beam
 from regard.tasks.runs.run_folder import ENGINE
 from regard.tasks.translation.translator import Translator
 from tests.exports.exported_runs import LINES, PAIRS, Runs
@@ -159,7 +159,7 @@ def test_one_thread_for_each_core_with_one_batch_each(run: Path, monkeypatch: py
 def test_a_sentence_beyond_the_exports_positions_goes_by_ours_and_is_told_once(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("regard.exports.trained.LONGEST", 80)
+    monkeypatch.setattr("regard.tasks.exports.trained.LONGEST", 80)
     long = " ".join(["1 times 2"] * 30)
     (tmp_path / "in").write_text(f"1 times 2\n{long}\n3 times 4\n{long}\n")
     command = ("translate", run, "--input", tmp_path / "in", "--max-length", 500)

@@ -14,9 +14,9 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError, RunFolderError
-from regard.exports import kept_export
-from regard.exports.engine import searching_by_ctranslate2
-from regard.generation.config import Beam
+from regard.tasks.exports import kept_export
+from regard.tasks.exports.engine import searching_by_ctranslate2
+from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import ENGINE, RunFolder
 from regard.tasks.translation.alignments import AlignmentOf

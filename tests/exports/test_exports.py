@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.exports import export_run
-from regard.exports.ctranslate2 import to_ctranslate2
-from regard.exports.huggingface import to_huggingface
-from regard.exports.trained import ExportedRun
-from regard.generation.config import Beam
 from regard.models.config import RNNConfig
 from regard.models.convert import from_huggingface
 from regard.models.transformer import Transformer
+from regard.tasks.exports import export_run
+from regard.tasks.exports.ctranslate2 import to_ctranslate2
+from regard.tasks.exports.huggingface import to_huggingface
+from regard.tasks.exports.trained import ExportedRun
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import Words
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
-from regard.text.tokenizers import Words
-from regard.training.fit_config import FitConfig
 from tests.exports.exported_runs import EXPRESSIBLE, LINES, PAIRS, STEPS, TINY, Runs, ours
 
 # -- Hugging Face -------------------------------------------------------------------------------------------

@@ -12,17 +12,17 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
-from regard.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
-from regard.exports.text_engine import CTranslate2Writer, sampling_of, writing_by_ctranslate2
-from regard.generation.filters import Filter, MinP, Temperature, TopK, TopP
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
+from regard.tasks.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
+from regard.tasks.exports.text_engine import CTranslate2Writer, sampling_of, writing_by_ctranslate2
+from regard.tasks.generation.filters import Filter, MinP, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import ENGINE
-from regard.text.tokenizers import Characters
-from regard.training.fit_config import FitConfig
+from regard.tasks.text.tokenizers import Characters
+from regard.tasks.training.fit_config import FitConfig
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 SMALL = DecoderOnlyConfig(dim=16, num_heads=2, num_layers=2, feed_forward_dim=24, max_length=24, dropout=0.0)

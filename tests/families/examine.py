@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 import regard
 from regard.errors import RegardError
-from regard.inspection.watch import Seen
+from regard.watching.watch import Seen
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.matching import compared
 

@@ -15,9 +15,9 @@ from regard.cli import main as program
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from regard.training.fit_config import FitConfig
 from tests.fuzz.mutations import mutated_bytes, mutated_file
 
 PAIRS = "".join(f"{n} times {m}\t{m} mal {n}\n" for n in range(8) for m in range(8))

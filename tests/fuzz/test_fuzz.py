@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.masks.patterns import Window
+from regard.call.normalizations import Softmax
 from regard.maps import indexing
-from regard.maps.fused_statistics import DotSoftmax
-from regard.mechanisms.masks.patterns import Window
-from regard.mechanisms.normalizations import Softmax
+from regard.maps.statistics.of_softmax import DotSoftmax
 from tests import ROOT
 from tests.fuzz.grounds import GROUNDS
 from tests.fuzz.search import search
@@ -77,13 +77,13 @@ def _turned_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = regard.inspection.observed.Record.after
+    real = regard.watching.observed.Record.after
 
     def after(self: Any, path: Any, call: Any, when: Any) -> None:
         real(self, path, call, when)
         torch.rand(1)
 
-    monkeypatch.setattr("regard.inspection.observed.Record.after", after)
+    monkeypatch.setattr("regard.watching.observed.Record.after", after)
 
 
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +91,11 @@ def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(path: object) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr("regard.storage.untrusted.tensor_errors", none)
+    monkeypatch.setattr("regard.files.untrusted.tensor_errors", none)
 
 
 def _unchecked_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.storage.untrusted._refusing", lambda what: contextlib.nullcontext())
+    monkeypatch.setattr("regard.files.untrusted._refusing", lambda what: contextlib.nullcontext())
 
 
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {

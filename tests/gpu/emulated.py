@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.backends import cuda_kernels, fused
+from regard.kernels import cuda_kernels, fused
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -30,7 +30,7 @@ NAMES = {
     "efficient_cuda": "_scaled_dot_product_efficient_attention",
     "efficient_cuda_backward": "_scaled_dot_product_efficient_attention_backward",
 }
-"""From what `regard.backends.cuda_kernels` calls an operator to its name."""
+"""From what `regard.kernels.cuda_kernels` calls an operator to its name."""
 
 
 class Refused(Exception):
@@ -50,7 +50,7 @@ def _require_aligned(*tensors: Tensor) -> None:
 
 
 class Operators:
-    """The operators of `torch.ops.aten` that `regard.backends.cuda_kernels` calls."""
+    """The operators of `torch.ops.aten` that `regard.kernels.cuda_kernels` calls."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.backends import cuda_kernels
-from regard.backends.cuda_kernels import CudaEfficient, CudaFlash
-from regard.backends.fused_kernels import Kernel
+from regard.kernels import cuda_kernels
+from regard.kernels.cuda_kernels import CudaEfficient, CudaFlash
+from regard.kernels.fused_kernels import Kernel
 
 pytestmark = pytest.mark.fake_gpu
 if torch.version.cuda is None:
@@ -149,7 +149,7 @@ def test_the_schemas_and_the_answers_that_we_name() -> None:
 @pytest.mark.parametrize("queries", [37, 64])
 def test_the_log_sum_exp_of_every_kernel_as_a_watch_reads_it(queries: int) -> None:
     """A model may run cuDNN's kernel, whose log-sum-exp has one more dimension, or none if no gradient is wanted."""
-    from regard.inspection.capture.kernel_lse import KERNELS
+    from regard.watching.readers.kernel_lse import KERNELS
 
     aten = torch.ops.aten
     with without_gpu((9, 0)), torch.no_grad():

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import regard
-from regard.backends.fused import Fused
 from regard.errors import BackendError
 from regard.functional import make_call
+from regard.kernels.fused import Fused
 from tests.core import contracts
 from tests.core.random_calls import Case, cases
 from tests.gpu.emulated import Operators, Refused, emulated_cuda
@@ -201,7 +201,7 @@ def test_which_calls_go_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     documents = regard.documents(torch.tensor([0] * 1025 + [1] * 1023))
     with emulated_cuda(cudnn=True) as operators:
-        monkeypatch.setattr("regard.backends.cuda_kernels.FEWEST_OF_CUDNN", 1024)
+        monkeypatch.setattr("regard.kernels.cuda_kernels.FEWEST_OF_CUDNN", 1024)
         assert ran() == ran(mask=regard.causal()) == ran(width=128) == "cudnn"
         assert ran(1023) == ran(width=136) == ran(2048, mask=documents) == "flash"
         assert ran(mask=regard.window(9)) == ran(dtype=torch.float32) == "efficient"
@@ -267,7 +267,7 @@ def test_empty_batches_and_grids_that_are_too_large_are_refused(cuda: Operators)
 
 
 def test_joined_blocks_stay_within_the_grid(cuda: Operators, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.fused_plan.MOST_JOINED", 4)
+    monkeypatch.setattr("regard.kernels.fused_plan.MOST_JOINED", 4)
     q = torch.randn(2, 1, 2048, 8)
     sizes: list[int] = []
     real = Operators._scaled_dot_product_efficient_attention

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.mechanisms.scores import additive, additive_kernel
+from regard.call.scores import additive, additive_kernel
 from tests.gpu.planted import planted
 
 pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
@@ -109,7 +109,7 @@ FAULTS = {
 @pytest.mark.filterwarnings("ignore")  # of numbers that a broken program has left unset
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.mechanisms.scores import triton_additive
+    from regard.call.scores import triton_additive
 
     broken = planted(triton_additive, *FAULTS[name], tmp_path)
     for program in ("add_scores", "pull_rows"):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.maps.triton_statistics import tile_of
-from regard.mechanisms.scores.additive_kernel import BLOCK
+from regard.call.scores.additive_kernel import BLOCK
+from regard.maps.loop.triton_statistics import tile_of
 
 triton: Any = pytest.importorskip("triton", reason="Triton comes with the builds of torch for CUDA: make interpret")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -35,7 +35,7 @@ def compiled(program: Any, pointers: dict[str, str], scalars: dict[str, str], fi
     [(90, "bf16", 128, True), (80, "fp16", 64, False), (90, "fp32", 64, True), (120, "bf16", 256, True)],
 )
 def test_the_statistics(capability: int, dtype: str, width: int, finds: bool) -> None:
-    from regard.maps.triton_rows import read_rows
+    from regard.maps.loop.triton_rows import read_rows
 
     rows, columns, wide, warps = tile_of(width, DTYPES[dtype])
     kinds = {
@@ -54,7 +54,7 @@ def test_the_statistics(capability: int, dtype: str, width: int, finds: bool) ->
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_additive_scores(capability: int) -> None:
-    from regard.mechanisms.scores.triton_additive import add_scores, pull_rows
+    from regard.call.scores.triton_additive import add_scores, pull_rows
 
     sizes = dict(zip(("ROWS", "COLUMNS", "UNITS"), BLOCK, strict=True))
     pointers = dict.fromkeys(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.maps import tiles, triton_statistics
+from regard.maps.loop import triton_statistics
+from regard.maps.statistics import tiles
 from tests.gpu.planted import planted
 from tests.maps.dense_maps import bins
 
@@ -215,7 +216,7 @@ FAULTS = {
 @pytest.mark.filterwarnings("ignore")  # of numbers that a broken program has left unset
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps import triton_rows
+    from regard.maps.loop import triton_rows
 
     broken = planted(triton_rows, *FAULTS[name], tmp_path)
     monkeypatch.setattr(triton_rows, "read_rows", broken.read_rows)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from regard.mechanisms import triton_use
-from regard.mechanisms.triton_use import or_else, runs_triton
+from regard.tensors import triton_use
+from regard.tensors.triton_use import or_else, runs_triton
 
 
 def broken() -> str:

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.inspection import agreement, compare, difference, head_table, rollout
-from regard.inspection.analysis.tables import HeadTable
-from regard.inspection.watch import Seen
+from regard.watching import agreement, compare, difference, head_table, rollout
+from regard.watching.analysis.tables import HeadTable
+from regard.watching.watch import Seen
 
 MASKS = {
     "everything": None,
@@ -75,7 +75,7 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
 def test_how_alike_heads_are(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
-    monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
+    monkeypatch.setattr("regard.watching.analysis.similarity.TILE_ELEMENTS", tile)
     (weights,) = maps_of(MASKS[name], 1)
     dense = weights.dense()
     a, b = dense[:, :, None], dense[:, None]
@@ -91,7 +91,7 @@ def test_how_alike_heads_are(monkeypatch: pytest.MonkeyPatch, name: str, tile: i
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("tile", [1 << 20, 40], ids=["one tile", "many"])
 def test_how_far_two_maps_are_apart(monkeypatch: pytest.MonkeyPatch, name: str, tile: int) -> None:
-    monkeypatch.setattr("regard.inspection.analysis.similarity.TILE_ELEMENTS", tile)
+    monkeypatch.setattr("regard.watching.analysis.similarity.TILE_ELEMENTS", tile)
     one, other = maps_of(MASKS[name], 2)
     p, q = one.dense(), other.dense()
     found = difference(one, other)
@@ -283,7 +283,7 @@ def test_kept_means_answer_sums_and_sums_means() -> None:
 
 
 def test_each_sequence_is_read_with_its_own_tokens_in_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.maps.tile_groups.TILE_ELEMENTS", 200)
+    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 200)
     q, tokens = torch.randn(4, 2, 20, 3), torch.randint(0, 5, (4, 20))
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     dense, expected = weights.dense(), torch.zeros(4, 2, 20)

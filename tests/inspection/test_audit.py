@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
+from regard.call.shapes import Sizes
 from regard.functional import make_call
-from regard.inspection.checks import facts
-from regard.inspection.checks.facts import facts_of
-from regard.inspection.checks.finding import Finding
-from regard.inspection.checks.mask_kind import kind_of
-from regard.inspection.checks.roles import is_cross
-from regard.inspection.checks.visible import visible
-from regard.inspection.watch import Seen
-from regard.mechanisms.shapes import Sizes
+from regard.watching.checks import facts
+from regard.watching.checks.facts import facts_of
+from regard.watching.checks.finding import Finding
+from regard.watching.checks.mask_kind import kind_of
+from regard.watching.checks.roles import is_cross
+from regard.watching.checks.visible import visible
+from regard.watching.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ShapeError
-from regard.inspection import head_table, rollout
+from regard.watching import head_table, rollout
 from tests.inspection.huggingface_families import BART, Family, both_sides, pixels, tokens
 
 B, H, T, D = 3, 4, 7, 5

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import NotKeptError, OverwrittenError, ShapeError
-from regard.inspection.capture import evidence
-from regard.inspection.watch import Seen
+from regard.watching.kept import evidence
+from regard.watching.watch import Seen
 
 pytest.importorskip("transformers")
 import transformers

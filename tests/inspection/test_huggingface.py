@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.inspection.watch import Seen
+from regard.watching.watch import Seen
 from tests.inspection.huggingface_families import Family
 
 pytest.importorskip("transformers")
@@ -169,7 +169,7 @@ def test_generation_with_an_encoder() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "t5", "bert"])
 def test_other_contexts(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if name != "t5" or context is torch.inference_mode:  # t5's learned bias takes it off the fused kernel
-        monkeypatch.setattr("regard.inspection.capture.factors.row_state", lambda call: 1 / 0)
+        monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)
     family = FAMILIES[name]
     model, inputs = family.build(), family.inputs()
     with context():

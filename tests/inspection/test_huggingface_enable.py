@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.masks.basic import Causal, Padding, Predicate
+from regard.call.masks.patterns import Window
 from regard.errors import ArgumentError
 from regard.huggingface.forward import forward
 from regard.huggingface.masks import LazyMask, lazy_mask
-from regard.mechanisms.masks.basic import Causal, Padding, Predicate
-from regard.mechanisms.masks.patterns import Window
 
 pytest.importorskip("transformers")
 from transformers import masking_utils as masking

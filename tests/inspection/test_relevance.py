@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, GradientError, ShapeError, TooLargeError
-from regard.inspection import AttentionStep, Relevance, attn_lrp, relevance
+from regard.watching import AttentionStep, Relevance, attn_lrp, relevance
 from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
 from tests.maps.test_map_memory import Largest
@@ -65,7 +65,7 @@ def explained(outputs: Any) -> Tensor:
     return (first * torch.linspace(-1, 1, first.shape[-1])).sum()
 
 
-def run(name: str) -> tuple[regard.inspection.Relevance, list[list[tuple[str, str, Tensor]]]]:
+def run(name: str) -> tuple[regard.watching.Relevance, list[list[tuple[str, str, Tensor]]]]:
     """What a watch of the fused model gives, and the steps of the eager one."""
     family = FAMILIES[name]
     model, eager = family.build().double(), family.build("eager").double()
@@ -136,7 +136,7 @@ class Streams(nn.Module):
         return text, image
 
 
-def two_streams() -> tuple[regard.inspection.Relevance, Matrices, list[Any]]:
+def two_streams() -> tuple[regard.watching.Relevance, Matrices, list[Any]]:
     torch.manual_seed(3)
     model = Streams().double()
     with regard.watch(model, values=True, gradients=True) as seen:

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
-from regard.inspection.capture import factors as factors_module
-from regard.inspection.capture import kernel_lse as lse_module
-from regard.inspection.capture.module_hooks import this_thread
-from regard.inspection.capture.observers import FUNCTIONS
-from regard.inspection.watch import Seen
+from regard.watching.hooks.module_hooks import this_thread
+from regard.watching.hooks.observers import FUNCTIONS
+from regard.watching.kept import factors as factors_module
+from regard.watching.readers import kernel_lse as lse_module
+from regard.watching.watch import Seen
 
 B, H, T, D = 2, 3, 7, 5
 
@@ -119,7 +119,7 @@ RECOGNISED = {"none", "causal flag", "bool, T x S", "padding", "causal and paddi
 @pytest.mark.parametrize("name", MASKS)
 def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # The kernel's own log-sum-exp is read: no row state is computed by a pass over the scores.
-    monkeypatch.setattr("regard.inspection.capture.factors.row_state", lambda call: 1 / 0)
+    monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: 1 / 0)
     model, inputs, settings = Two(), x(), MASKS[name]
     seen = watched(model, inputs, context=context, **settings)
     assert list(seen) == [("first", 0), ("second", 0)]
@@ -595,7 +595,7 @@ def test_the_check_is_made_once_and_not_while_the_model_runs(monkeypatch: pytest
 def test_the_loop_finds_a_wrong_lse_itself(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any] | None) -> None:
     """The loop over rows sums the weights of the last queries, and nothing is computed for the check alone."""
     pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
-    from regard.maps import one_loop
+    from regard.maps.loop import one_loop
 
     checks = []
     right = factors_module.checked
@@ -619,7 +619,7 @@ def test_the_loop_finds_a_wrong_lse_itself(monkeypatch: pytest.MonkeyPatch, wron
 
 def test_last_queries_with_no_key_are_no_wrong_lse(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="the loop comes with the extra 'fast'")
-    from regard.maps import one_loop
+    from regard.maps.loop import one_loop
 
     monkeypatch.setattr(one_loop, "SMALL", 0)
     q = torch.randn(1, 2, 6, 8)
@@ -731,7 +731,7 @@ def test_an_exception_that_the_model_catches() -> None:
 
 
 def test_an_observer_that_fails_does_not_disturb_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regard.inspection.capture.sdpa_calls.Sdpa, "read", lambda *_: 1 / 0)
+    monkeypatch.setattr(regard.watching.readers.sdpa_calls.Sdpa, "read", lambda *_: 1 / 0)
     model, inputs = Two(), x()
     with torch.no_grad():
         expected = model(inputs)

@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 import regard
 from regard.errors import OverwrittenError
-from regard.inspection.capture.kernel_lse import FLASH_CPU, KERNELS, KernelLse, run_with_lse
-from regard.inspection.capture.module_hooks import this_thread
-from regard.inspection.capture.module_kinds import is_known
-from regard.inspection.capture.saved_tensor import LARGE
-from regard.maps.reused_memory import Arena
+from regard.tensors.reused_memory import Arena
+from regard.watching.hooks.module_hooks import this_thread
+from regard.watching.hooks.module_kinds import is_known
+from regard.watching.kept.saved_tensor import LARGE
+from regard.watching.readers.kernel_lse import FLASH_CPU, KERNELS, KernelLse, run_with_lse
 
 ATTEND: Any = F.scaled_dot_product_attention
 B, H, T, D = 1, 4, 96, 32
@@ -39,7 +39,7 @@ def dense(query: Tensor, key: Tensor, *, is_causal: bool = False, scale: float |
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[KernelLse]:
     """The calls in which the kernel was called directly."""
-    from regard.inspection.capture import kernel_lse
+    from regard.watching.readers import kernel_lse
 
     real, direct = kernel_lse._by_the_kernel, []
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.inspection.analysis.head_table import compare
+from regard.watching.analysis.head_table import compare
 
 
 class Attend(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import regard
 from regard import nn as regard_nn
 from regard.errors import OverwrittenError
-from regard.inspection.watch import Seen
 from regard.models import RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+from regard.watching.watch import Seen
 
 # torch says of its own fast path that nested tensors are a prototype.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")

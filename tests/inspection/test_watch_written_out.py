@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, NotKeptError, NotSeenError
-from regard.inspection.analysis.rollout import rollout
-from regard.inspection.capture import product_calls, stored_weights
-from regard.inspection.capture.saved_tensor import SavedTensor
-from regard.inspection.watch import Seen
+from regard.watching.analysis.rollout import rollout
+from regard.watching.kept import stored_weights
+from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.readers import product_calls
+from regard.watching.watch import Seen
 
 B, H, T, S, D = 2, 3, 7, 9, 5
 Weights = Callable[["Written", Tensor], Tensor]

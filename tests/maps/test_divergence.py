@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, NotKeptError, ShapeError
-from regard.maps.divergence import Divergence
+from regard.maps.statistics.divergence import Divergence
 from tests.core.random_calls import Case, cases
 
 KINDS: tuple[Divergence, ...] = get_args(Divergence)
@@ -152,7 +152,7 @@ def test_one_product_answers_for_a_plain_softmax(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: Any) -> Any:
         raise AssertionError("a pass over tiles")
 
-    monkeypatch.setattr("regard.maps.tiles.one_pass", refuse)
+    monkeypatch.setattr("regard.maps.statistics.tiles.one_pass", refuse)
     close(regard.divergence(p, q), expected)
     with pytest.raises(AssertionError, match="tiles"):
         regard.divergence(p, q, "js")

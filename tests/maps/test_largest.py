@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.mechanisms import fast_topk
-from regard.mechanisms.fast_topk import largest, largest_of_groups
+from regard.tensors import topk as fast_topk
+from regard.tensors.topk import largest, largest_of_groups
 
 LENGTHS = [1, 2, 7, 8, 60, 128, 129, 130, 255, 257, 1000, 1024, 1025, 1056, 2111, 4096]
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import regard
-from regard.backends import BACKENDS
+from regard.call.masks.basic import Predicate
 from regard.errors import ArgumentError, DataError, ShapeError
-from regard.maps.call_source import CallSource, source_of_call
-from regard.mechanisms.masks.basic import Predicate
-from regard.mechanisms.tensor_tree import tensors_mapped
+from regard.kernels import BACKENDS
+from regard.maps.sources.call import CallSource, source_of_call
+from regard.tensors.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases
 from tests.maps.rewritten import rewritten
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.mechanisms.scores import Score
+from regard.call.scores import Score
 
 LENGTH = 1536
 LIMIT = 1 << 20
@@ -71,7 +71,7 @@ def test_the_largest_tensor_is_far_below_t_times_s(name: str, mask: regard.Mask 
 
 def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a tile may hold is one number, whatever the length; here it would be as much as T x S.
-    monkeypatch.setattr("regard.backends.tiled.WIDE_ELEMENTS", 1 << 19)
+    monkeypatch.setattr("regard.kernels.tiled.WIDE_ELEMENTS", 1 << 19)
     score = regard.Additive(torch.randn(4))
     weights, additive = call(regard.causal()), call(regard.causal(), score)
     with Largest() as largest, torch.no_grad():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard.call.normalizations import Normalization
 from regard.maps import stack
-from regard.mechanisms.normalizations import Normalization
 from tests.core.random_calls import Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, check
 
@@ -162,7 +162,7 @@ def test_the_steps_of_a_sliding_window_begin_where_they_are_told() -> None:
 
 
 def test_the_steps_of_a_stack_may_be_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.maps.tile_groups.TILE_ELEMENTS", 20)
+    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 20)
     steps, whole = generation()
     check(stack(steps), whole.dense(), **OPTIONS)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.backends import row_state
+from regard.call.normalizations import Normalization
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.statistics import TopKeys
-from regard.mechanisms.normalizations import Normalization
+from regard.kernels import row_state
+from regard.maps.statistics.definitions import TopKeys
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 
@@ -134,8 +134,8 @@ LONG_MASKS = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_maps_of_many_tiles(monkeypatch: pytest.MonkeyPatch, mask: regard.Mask | None, dtype: torch.dtype) -> None:
     """Tiles that end within bins, flat_heads apart from one another, and kernels' blocks."""
-    monkeypatch.setattr("regard.maps.tile_groups.TILE_ELEMENTS", 23 * 170)
-    monkeypatch.setattr("regard.backends.fused_plan.BLOCK_ELEMENTS", 170 * 32)
+    monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 23 * 170)
+    monkeypatch.setattr("regard.kernels.fused_plan.BLOCK_ELEMENTS", 170 * 32)
     weights, dense = long_case(mask, dtype=dtype)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=5, rows=11, columns=13, p=0.8)
     check(weights, dense, tolerance=TOLERANCE[dtype], k=2, rows=150, columns=99, p=0.3)
@@ -190,7 +190,7 @@ def test_a_single_row_may_be_normalized_anew() -> None:
 def test_the_share_of_long_rows_is_found_among_the_largest_or_by_sorting_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("regard.maps.statistics.SORTED", 3)
+    monkeypatch.setattr("regard.maps.statistics.definitions.SORTED", 3)
     weights, dense = long_case(regard.causal(), dtype=torch.float64, sharp=3.0)
     check(weights, dense, tolerance=1e-12, k=2, rows=3, columns=3, p=0.6)
 
@@ -221,7 +221,7 @@ def test_weights_of_half_precision_are_no_worse_than_those_of_float32(
 def test_the_state_of_half_precision_is_computed_when_it_is_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = row_state
-    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.sources.call.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 9, 4, dtype=torch.bfloat16)
     weights = regard.attention(q, q, q, return_weights=True).weights
     assert (weights @ q.float()).isfinite().all()
@@ -240,8 +240,8 @@ def test_a_watch_of_half_precision_computes_the_state_when_a_map_is_read(
 
     asked = []
     real = row_state
-    monkeypatch.setattr("regard.inspection.capture.factors.row_state", lambda call: asked.append(call) or real(call))
-    monkeypatch.setattr("regard.maps.call_source.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.watching.kept.factors.row_state", lambda call: asked.append(call) or real(call))
+    monkeypatch.setattr("regard.maps.sources.call.row_state", lambda call: asked.append(call) or real(call))
     q = torch.randn(1, 2, 60, 8, dtype=torch.bfloat16)
     model = Model()
     with torch.no_grad(), regard.watch(model) as seen:
@@ -334,7 +334,7 @@ def test_a_summary_pools_as_it_is_told() -> None:
 
 
 def test_one_pass_serves_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps.call_source import CallSource
+    from regard.maps.sources.call import CallSource
 
     asked = []
     real = CallSource.part

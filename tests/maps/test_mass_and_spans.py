@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
+from regard.call.normalizations import Normalization
+from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.normalizations import Normalization
-from regard.mechanisms.shapes import Sizes
 from tests.core.random_calls import Case, cases
 
 MASKS = {

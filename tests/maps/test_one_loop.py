@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.compiled import thread_team
-from regard.maps import one_loop, row_tiles
-from regard.maps.dot_scores import DotScores
+from regard.maps.loop import one_loop, row_tiles
+from regard.maps.sources.dot_scores import DotScores
+from regard.tensors import thread_team
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 from tests.maps.test_map_statistics import drawn, weights_of
@@ -38,7 +38,7 @@ def answered() -> Iterator[Answered]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_loop, "SMALL", 0)
-        patch.setattr("regard.maps.tiles.in_one_loop", watched)
+        patch.setattr("regard.maps.statistics.tiles.in_one_loop", watched)
         yield found
 
 
@@ -356,7 +356,7 @@ def test_memory_that_vectors_read_begins_at_a_line_of_the_cache(monkeypatch: pyt
     assert {name: told[name] % 64 for name in ("panels", "added", "sums", "peaks")} == dict.fromkeys(
         ("panels", "added", "sums", "peaks"), 0
     )
-    from regard.compiled.vector_code import aligned_numbers
+    from regard.tensors.vector_code import aligned_numbers
 
     assert [aligned_numbers(count).ctypes.data % 64 for count in (1, 5, 64, 1000)] == [0] * 4
     assert aligned_numbers(1000).size == 1000
@@ -444,7 +444,7 @@ def test_large_weights_are_packed_the_same_without_the_instruction() -> None:
     """Only some processors pack chosen numbers of a vector by an instruction."""
     import numba
 
-    from regard.maps.row_ranks import pack, pack_by_bits
+    from regard.maps.loop.row_ranks import pack, pack_by_bits
 
     def packing(way: Any) -> Any:
         @numba.njit
@@ -551,7 +551,7 @@ def test_where_nothing_can_be_kept_each_process_compiles(monkeypatch: pytest.Mon
     from numba import types
     from numba.core import caching
 
-    from regard.compiled.vector_code import compiled_function
+    from regard.tensors.vector_code import compiled_function
 
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     doubled = compiled_function(types.int64(types.int64))(lambda x: 2 * x)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.maps import reused_memory
-from regard.maps.reused_memory import LEAST, MOST, PAGE
-from regard.maps.reused_memory import reused_memory as taken_memory
+from regard.tensors import reused_memory
+from regard.tensors.reused_memory import LEAST, MOST, PAGE
+from regard.tensors.reused_memory import reused_memory as taken_memory
 
 COUNT = LEAST // 4
 NAMES = ("received", "entropy", "top_keys", "pooled_mean", "pooled_max")

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.backends import row_state
-from regard.backends.base import Call
-from regard.maps import row_shift
-from regard.mechanisms.shapes import Sizes
+from regard.call.shapes import Sizes
+from regard.kernels import row_state
+from regard.kernels.base import Call
+from regard.maps.sources import row_shift
 from tests.maps.dense_maps import sums_asked, sums_written_out
 
 FAR = [-1e4, -1e6, -1e9, torch.finfo(torch.float32).min, 1e4, 1e9, 1e30]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.maps.spectrum import _norm_of_residual
+from regard.maps.statistics.spectrum import _norm_of_residual
 from tests.core.random_calls import Case, cases
 
 

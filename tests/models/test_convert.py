@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import RunFolderError
-from regard.generation.greedy_search import greedy
 from regard.models.convert import Pretrained, from_huggingface
+from regard.tasks.generation.greedy_search import greedy
 from tests.models.foreign_models import END, MARIAN, PAD, TRANSLATORS, VOCAB, save
 from tests.transformers_version import is_older_than
 

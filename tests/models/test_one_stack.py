@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from regard.call.rotary.rotary import Rotary
 from regard.errors import ArgumentError
-from regard.mechanisms.rotary.rotary import Rotary
 from regard.models import (
     DECODER_ONLY_SIZES,
     ENCODER_ONLY_SIZES,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import regard
-from regard.mechanisms.masks.basic import Lengths
+from regard.call.masks.basic import Lengths
 from regard.models import EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig, encoder_only, transformer
 from regard.models.stack import padding_mask
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from regard.generation import Beam, beam_search, greedy
 from regard.models import DecoderOnly, DecoderOnlyConfig, Transformer, TransformerConfig
+from regard.tasks.generation import Beam, beam_search, greedy
 
 VOCAB, BOS, EOS = 31, 1, 2
 LENGTHS = torch.tensor([7, 1, 4, 7])

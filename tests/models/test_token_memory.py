@@ -12,9 +12,9 @@ from sklearn.neighbors import NearestNeighbors
 from torch import nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig, token_memory
 from regard.models.token_memory import RememberingOutput, TokenMemory, Vote, read_by_output
+from regard.tasks.generation.config import Beam
 from regard.tasks.translation.search_job import SearchJob, search
 
 SIZES: dict[str, Any] = {"source_vocab_size": 30, "target_vocab_size": 30}

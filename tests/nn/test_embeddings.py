@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.call.positions import sinusoidal
 from regard.errors import ArgumentError
-from regard.mechanisms.positions import sinusoidal
 from regard.models import TransformerConfig
 from regard.nn import LearnedPositions, SinusoidalPositions, TokenEmbedding
 

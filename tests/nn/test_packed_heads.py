@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.backends import short_sequences
-from regard.backends.side_by_side import are_side_by_side, heads_together, memory_like
+from regard.kernels import short_sequences
+from regard.kernels.side_by_side import are_side_by_side, heads_together, memory_like
 from regard.nn import MultiHeadAttention, packed_heads
 from regard.nn.packed_heads import split_heads
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.mechanisms.guards import KeptPlace, may_be_kept
-from regard.mechanisms.positions import sinusoidal
-from regard.mechanisms.rotary import rotary as rotary_file
-from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
-from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
+from regard.call.positions import sinusoidal
+from regard.call.rotary import rotary as rotary_file
+from regard.call.rotary.layouts import Half, Interleaved, Layout
+from regard.call.rotary.rotary import Rotary
+from regard.call.rotary.scalings import DynamicNTK, PositionInterpolation, Scaling, plain_frequencies
 from regard.nn import SinusoidalPositions, embeddings
+from regard.tensors.guards import KeptPlace, may_be_kept
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 

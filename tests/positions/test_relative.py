@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.backends import tiled
+from regard.call.biases.alibi import alibi_slopes
+from regard.call.biases.relative import Relative
+from regard.call.biases.t5 import t5_bucket
+from regard.call.masks.basic import Causal
+from regard.call.positions import sinusoidal
+from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, BackendError, ShapeError
-from regard.mechanisms.biases.alibi import alibi_slopes
-from regard.mechanisms.biases.relative import Relative
-from regard.mechanisms.biases.t5 import t5_bucket
-from regard.mechanisms.masks.basic import Causal
-from regard.mechanisms.positions import sinusoidal
-from regard.mechanisms.shapes import Sizes
+from regard.kernels import tiled
 
 BATCH, HEADS, GROUPS, DIM, WIDTH = 2, 4, 2, 4, 3
 LENGTHS = [(4, 4), (3, 7), (5, 2), (1, 8)]

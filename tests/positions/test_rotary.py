@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.rotary.layouts import Half, Interleaved, Layout
+from regard.call.rotary.rotary import Rotary
+from regard.call.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
-from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 
 SCALINGS: list[Scaling | None] = [
     None,

@@ -9,7 +9,7 @@ from torch import nn
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnly, EncoderOnlyConfig, Transformer, TransformerConfig
 from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
-from regard.probes import check
+from regard.watching.checks import check
 
 pytest.importorskip("transformers")
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS

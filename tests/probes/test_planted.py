@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from regard.probes import Checked, check
+from regard.watching.checks import Checked, check
 
 pytest.importorskip("transformers")
 import transformers

@@ -38,14 +38,14 @@ import safetensors.torch  # noqa: F401
 import torch
 import torch.utils.tensorboard
 
+from regard.files.atomic import is_temporary
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, RNNConfig, TransformerConfig
-from regard.storage.atomic import is_temporary
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
-from regard.training.checkpoints import Checkpoints
-from regard.training.fit_config import FitConfig
 
 Way = Literal["clock", "event", "write"]
 WAYS: tuple[Way, ...] = ("clock", "event", "event", "write")

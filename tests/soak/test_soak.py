@@ -24,12 +24,12 @@ def test_ten_kills_lose_nothing() -> None:
 
 
 def the_random_state_is_forgotten() -> None:
-    with patch("regard.training.loop.set_random_state"):
+    with patch("regard.tasks.training.loop.set_random_state"):
         _soak_by_events()
 
 
 def a_checkpoint_is_named_before_it_is_complete() -> None:
-    from regard.training import checkpoints
+    from regard.tasks.training import checkpoints
 
     real = vars(checkpoints)["write_part"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RunFolderError
-from regard.storage.atomic import OPENS_FOLDERS, is_temporary, read_json, replacing, write_atomically, write_json
-from regard.storage.sealed import read_sealed, write_sealed
+from regard.files.atomic import OPENS_FOLDERS, is_temporary, read_json, replacing, write_atomically, write_json
+from regard.files.sealed import read_sealed, write_sealed
 
 
 def names(folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def test_threads_that_write_to_one_path_do_not_mix(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from regard.storage.atomic import write_atomically
+from regard.files.atomic import write_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     write_atomically(Path(sys.argv[1]), bytes(1_000_000))
@@ -141,7 +141,7 @@ KILLED = """
 import os, signal, sys, time
 from itertools import cycle
 from pathlib import Path
-from regard.storage.atomic import write_atomically
+from regard.files.atomic import write_atomically
 path = Path(sys.argv[1])
 write_atomically(path, "o" * 3_000_000)
 for number in range(20):

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RunFolderError
-from regard.storage import locks
-from regard.storage.locks import locked
+from regard.files import locks
+from regard.files.locks import locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from regard.storage.locks import locked
+from regard.files.locks import locked
 with locked(Path(sys.argv[1]), refusal="no"):
     print("mine", flush=True)
     time.sleep(600)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.errors import RunFolderError
-from regard.storage.mapped import SIGNATURE, open_mapped, write_footer
+from regard.files.mapped import SIGNATURE, open_mapped, write_footer
 
 NO_NUMBER: Any = "5"
 

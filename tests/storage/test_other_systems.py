@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from regard.errors import RunFolderError
-from regard.storage import atomic, locks
-from regard.storage.atomic import write_atomically
-from regard.storage.locks import locked
+from regard.files import atomic, locks
+from regard.files.atomic import write_atomically
+from regard.files.locks import locked
 from tests import ROOT
 
 # What Windows lacks is hidden before anything of ours is imported, but not from the standard library and from torch,
@@ -43,8 +43,8 @@ for found in pkgutil.walk_packages(regard.__path__, "regard."):
 def refused(*_, **__):
     raise TypeError("Fabric moves what it sums to the device, and Apple's GPUs have no float64")
 lightning_fabric.Fabric.all_reduce = refused
-from regard.storage import atomic, locks
-from regard.training.reporting.memory import resident_bytes
+from regard.files import (atomic, locks)
+from regard.tasks.training.reporting.memory import resident_bytes
 assert resident_bytes() == 0
 atomic.OPENS_FOLDERS = locks.OPENS_FOLDERS = False
 refuse_as_windows_does(sys.argv[1])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import ArgumentError, DataError, RegardError
-from regard.storage.untrusted import DEEPEST, parse_json, parse_toml
+from regard.files.untrusted import DEEPEST, parse_json, parse_toml
 from regard.tasks.runs.toml import read_toml
 
 BAD_JSON: dict[str, tuple[bytes | str, str]] = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from regard.errors import RegardError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.run_folder import RunFolder
-from regard.training.checkpoints import Checkpoints
+from regard.tasks.training.checkpoints import Checkpoints
 from tests.tasks.small_runs import changed
 
 Damage = Callable[[bytes, random.Random], bytes]

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
-from regard.training.fit_config import FitConfig
 
 C = TypeVar("C", bound=TrainingConfig)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.generation.config import Beam
 from regard.tasks import Translator, train_translation
+from regard.tasks.generation.config import Beam
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import RunFolder
-from regard.training.metrics import bleu
+from regard.tasks.training.metrics import bleu
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 

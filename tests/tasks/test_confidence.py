@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.token_maps import Axis
+from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
 from regard.tasks.translation import confidence
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.confidence import confidence_of, word_numbers
-from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.test_simultaneous import run, typed
 from tests.tasks.test_translate_options import make
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from regard.errors import DataError, RunFolderError
-from regard.generation.config import Beam
+from regard.files.locks import locked
+from regard.files.sealed import read_sealed
 from regard.models.config import DecoderOnlyConfig
-from regard.storage.locks import locked
-from regard.storage.sealed import read_sealed
+from regard.tasks.generation.config import Beam
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from regard.training.checkpoints import Checkpoints
-from regard.training.fit_config import FitConfig
 from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from regard.errors import RunFolderError
-from regard.storage.sealed import read_sealed
+from regard.files.sealed import read_sealed
 from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.pair_store import TokenStore
-from regard.training.checkpoints import Checkpoints
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.training.checkpoints import Checkpoints
 from tests.fuzz import run_folders
 
 SEEDS = range(10)

@@ -9,8 +9,8 @@ import torch
 
 from regard.cli.main import run_command
 from regard.errors import ArgumentError
-from regard.generation.config import Beam
 from regard.models import Ensemble, RNNConfig, RNNSeq2Seq, Transformer, TransformerConfig
+from regard.tasks.generation.config import Beam
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator

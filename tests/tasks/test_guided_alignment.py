@@ -13,6 +13,8 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.batches import collate
+from regard.tasks.text.links import read_links
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.config import TranslationConfig
@@ -21,8 +23,6 @@ from regard.tasks.translation.forcing import GuidedAlignment, TeacherForcing, mi
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
-from regard.text.batches import collate
-from regard.text.links import read_links
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config
 
 CROSSED = "0-3 1-2 2-1 3-0 3-4"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.filters import RepetitionPenalty, TopK
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
     LanguageModel,
@@ -20,12 +19,13 @@ from regard.tasks import (
     train_language_model,
     train_masked_language_model,
 )
+from regard.tasks.generation.filters import RepetitionPenalty, TopK
 from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.language_modelling.train import next_token_loss
 from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.blocks import next_token_windows, window_batches
-from regard.text.tokenizers import BOS, EOS, Characters
+from regard.tasks.text.blocks import next_token_windows, window_batches
+from regard.tasks.text.tokenizers import BOS, EOS, Characters
 from tests.tasks.small_runs import changed, with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from regard.errors import RegardError, RunFolderError
-from regard.storage.sealed import checksum_of_file, read_sealed
+from regard.files.sealed import checksum_of_file, read_sealed
 from regard.tasks.pictures.save import PictureFiles, save_pictures
 from regard.tasks.runs.choose_checkpoint import choose_checkpoint
 from regard.tasks.runs.run_folder import FILES, FOLDERS, RunFolder
+from regard.tasks.training.checkpoints import Checkpoints, Position
 from regard.tasks.translation.bulk.resumable_output import opened
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from regard.training.checkpoints import Checkpoints, Position
 from tests.tasks.damaged_runs import copy_of, snapshot
 from tests.tasks.small_runs import changed, small_config
 

@@ -23,12 +23,12 @@ from regard.models.transformer import Transformer
 from regard.tasks.runs import model_size
 from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.model_size import count_parameters, refuse_too_large
+from regard.tasks.text.tokenizers import MOST_PIECES, ByteLevelBPE
+from regard.tasks.training.averaging import MovingAverage
+from regard.tasks.training.reporting.memory import most_bytes
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.train import train_translation
-from regard.text.tokenizers import MOST_PIECES, ByteLevelBPE
-from regard.training.averaging import MovingAverage
-from regard.training.reporting.memory import most_bytes
 from tests.tasks.small_runs import small_config
 
 GIB = 2**30

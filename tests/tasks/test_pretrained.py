@@ -12,7 +12,7 @@ import torch
 
 from regard.cli import main as program
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.generation.filters import TopK
+from regard.tasks.generation.filters import TopK
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.registry import task_of
 from regard.tasks.translation.translator import Translator

@@ -20,12 +20,12 @@ from regard.tasks.language_modelling import corpus as text_corpus
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import prepare_text
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.pairs import read_pairs
+from regard.tasks.text.running_text import TextStore, pieces
+from regard.tasks.text.tokenizers import recipe
 from regard.tasks.translation import corpus as translation_corpus
 from regard.tasks.translation.corpus import prepare_corpus
-from regard.text.pair_store import TokenStore
-from regard.text.pairs import read_pairs
-from regard.text.running_text import TextStore, pieces
-from regard.text.tokenizers import recipe
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 MANY = [(f"{source} {n}", f"{target} {n}") for n in range(8) for source, target in PAIRS]

@@ -10,13 +10,13 @@ import pytest
 
 from regard.errors import ArgumentError
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text import sections as sections_module
+from regard.tasks.text.batches import Batch, padding_share
 from regard.tasks.translation import token_batches
 from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
-from regard.text import sections as sections_module
-from regard.text.batches import Batch, padding_share
 from tests.tasks.small_runs import PAIRS, changed, small_config
 from tests.training.test_attention_log import RUNS, lines, tensors_of
 

@@ -9,14 +9,14 @@ import pytest
 from regard.cli.main import run_command
 from regard.cli.ranking import Ranking
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
+from regard.tasks.training.metrics import bleu
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.reverse import Reverse, log_probabilities_back
 from regard.tasks.translation.terms import Term, Terms
 from regard.tasks.translation.train import run_translation
 from regard.tasks.translation.translator import Translator
 from regard.tasks.translation.tune import REWARDS, WEIGHTS, tune
-from regard.training.metrics import bleu
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS[::7]]

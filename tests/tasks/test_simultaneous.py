@@ -17,15 +17,15 @@ from torch import Tensor
 
 from regard.cli import main as program
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
 from regard.tasks import train_translation
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter, try_heads
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
 from regard.tasks.translation.simultaneous.lagging import average_lagging, length_adaptive_average_lagging
 from regard.tasks.translation.simultaneous.policies import AlignAtt, ReadWritePolicy, WaitK
 from regard.tasks.translation.translator import Translator
-from regard.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 from tests.tasks.test_translate_options import TARGETS, favour, make
 

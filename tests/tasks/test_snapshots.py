@@ -20,11 +20,11 @@ from regard.tasks.pictures.snapshots import Snapshots
 from regard.tasks.pictures.validation_examples import look_at_pairs, short_pairs
 from regard.tasks.runs import run as runs
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
 from regard.tasks.translation.train import train_translation
-from regard.training.checkpoints import Checkpoints
-from regard.training.fit_config import FitConfig
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 TEXT: dict[str, Any] = {

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.tags import TAG, aligned_units, put_back, taken_out, units
-from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.test_translate_options import make
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request
 from regard.tasks.translation.terms import Term, Terms, place_of, read_terms
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
-from regard.text.tokenizers import ByteLevelBPE, Characters, Words
 from tests.tasks.small_runs import PAIRS, changed
 from tests.tasks.test_guided_alignment import with_links
 from tests.tasks.test_simultaneous import typed

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
+from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.options import Request
 from regard.tasks.translation.translator import Translator
-from regard.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
-from regard.training.metrics import exact_match
 
 SOURCES = ["we see one red house", "they see two", "a cat, a dog and three trees!", "we", "", "Zoë sees Oslo"]
 TARGETS = ["on voit une maison rouge", "elles en voient deux", "un chat, un chien et trois arbres !", "on"]

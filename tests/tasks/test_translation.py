@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.config import Beam
+from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.models.config import TransformerConfig
-from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.tokenizers import Characters
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
@@ -23,7 +24,6 @@ from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.simultaneous.policies import WaitK
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
-from regard.text.tokenizers import Characters
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]

@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.generation.config import Beam
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
+from regard.tasks.generation.config import Beam
+from regard.tasks.text.lines import Line, raw_lines
+from regard.tasks.text.tokenizers import Characters
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
     Notes,
@@ -30,8 +32,6 @@ from regard.tasks.translation.bulk.resumable_output import opened
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
-from regard.text.lines import Line, raw_lines
-from regard.text.tokenizers import Characters
 from tests import ROOT
 
 SETTINGS: dict[str, Any] = {"model": "abc", "beam": 1}

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.text.batches import collate, padding_share, plan_batches
-from regard.text.tokenizers import BOS, EOS, PAD
+from regard.tasks.text.batches import collate, padding_share, plan_batches
+from regard.tasks.text.tokenizers import BOS, EOS, PAD
 
 length = st.one_of(st.integers(0, 30), st.sampled_from([0, 30]))
 lengths = st.lists(st.tuples(length, length), min_size=1, max_size=200)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from regard.errors import ArgumentError, DataError
-from regard.text.bpe_dropout import BPEDropout, NewCuts
-from regard.text.tokenizers import ByteLevelBPE, Tokenizer, Words
+from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
+from regard.tasks.text.tokenizers import ByteLevelBPE, Tokenizer, Words
 
 TEXTS = [
     "Zwei junge weiße Männer sind im Freien, in der Nähe vieler Büsche.",

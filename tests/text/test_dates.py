@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.text import dates
-from regard.text.unicode import normalise
+from regard.tasks.text import dates
+from regard.tasks.text.unicode import normalise
 
 days = st.dates(dates.FIRST_DAY, dates.LAST_DAY)
 

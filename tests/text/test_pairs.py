@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError
-from regard.text import lines as lines_module
-from regard.text.lines import read_lines
-from regard.text.pairs import Pair, read_pairs
-from regard.text.unicode import normalise
+from regard.tasks.text import lines as lines_module
+from regard.tasks.text.lines import read_lines
+from regard.tasks.text.pairs import Pair, read_pairs
+from regard.tasks.text.unicode import normalise
 
 GOOD = b"a cat\teine Katze\n"
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.text.blocks import (
+from regard.tasks.text.blocks import (
     BEGIN_ONE_IN,
     BlockPlan,
     TextBlocks,
@@ -21,8 +21,8 @@ from regard.text.blocks import (
     one_masked_windows,
     window_batches,
 )
-from regard.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
-from regard.text.tokenizers import BOS, EOS, PAD, UNK, ByteLevelBPE, Characters, Tokenizer, Words
+from regard.tasks.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, ByteLevelBPE, Characters, Tokenizer, Words
 
 TEXT = ["Ünë dög", "", "  日本 x", "ends here. dög dög"]
 RECIPES: dict[str, Any] = {"bpe": ByteLevelBPE(vocab_size=290), "characters": Characters(), "words": Words()}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.text import spool as spool_module
-from regard.text.spool import Spool
+from regard.tasks.text import spool as spool_module
+from regard.tasks.text.spool import Spool
 
 TEXTS = st.lists(st.text() | st.lists(st.text(), min_size=2, max_size=2))
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, RunFolderError
-from regard.text import pair_store as store_module
-from regard.text.pair_store import TokenStore
-from regard.text.running_text import TextStore, pieces
-from regard.text.tokenizers import BOS, EOS, ByteLevelBPE, Characters, Tokenizer
+from regard.tasks.text import pair_store as store_module
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.running_text import TextStore, pieces
+from regard.tasks.text.tokenizers import BOS, EOS, ByteLevelBPE, Characters, Tokenizer
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
 PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from regard.errors import DataError, RegardError, RunFolderError
-from regard.text.codec import Marks
-from regard.text.pretrained import TokenizerFile
-from regard.text.tokenizers import ByteLevelBPE, Tokenizer
+from regard.tasks.text.codec import Marks
+from regard.tasks.text.pretrained import TokenizerFile
+from regard.tasks.text.tokenizers import ByteLevelBPE, Tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "our own": Tokenizer.load,
@@ -46,8 +46,8 @@ def test_padding_and_truncation_are_switched_off(reader: str, described: dict[st
     """In a process of its own: a fixed length of 10^12 aborts the process that encodes with it."""
     path = written(tmp_path, described, padding=PADDING, truncation=TRUNCATION)
     program = (
-        "import sys; from pathlib import Path; from regard.text.codec import Marks\n"
-        "from regard.text.pretrained import TokenizerFile; from regard.text.tokenizers import Tokenizer\n"
+        "import sys; from pathlib import Path; from regard.tasks.text.codec import Marks\n"
+        "from regard.tasks.text.pretrained import TokenizerFile; from regard.tasks.text.tokenizers import Tokenizer\n"
         "path = Path(sys.argv[2])\n"
         "tokenizer = Tokenizer.load(path) if sys.argv[1] == 'our own' else TokenizerFile(path, Marks())\n"
         "print([len(ids) for ids in tokenizer.encode_batch(['abc', 'some more'])])"

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
-from regard.text.labels import byte_values
-from regard.text.tokenizers import (
+from regard.tasks.text.labels import byte_values
+from regard.tasks.text.tokenizers import (
     BOS,
     EOS,
     PAD,
@@ -27,7 +27,7 @@ from regard.text.tokenizers import (
     Words,
     recipe,
 )
-from regard.text.unicode import normalise
+from regard.tasks.text.unicode import normalise
 
 CORPUS = ["the cat sat on the mat", "die Katze saß auf der Matte", "", "猫が座った", "<pad> <eos>"] * 20
 RECIPES: list[Any] = [ByteLevelBPE(vocab_size=320), Words(), Characters()]
@@ -239,7 +239,10 @@ def test_errors_of_the_text_pass_through_the_library() -> None:
 
 
 def test_the_text_package_loads_no_optional_package() -> None:
-    code = "import sys, regard.text, regard.text.dates; print([n for n in ('tokenizers', 'babel') if n in sys.modules])"
+    code = (
+        "import sys, regard.tasks.text, regard.tasks.text.dates; "
+        "print([n for n in ('tokenizers', 'babel') if n in sys.modules])"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

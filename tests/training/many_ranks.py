@@ -14,16 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.nn import MultiHeadAttention
-from regard.training import tensor_files
-from regard.training.checkpoints import Checkpoints
-from regard.training.distributed.devices import start_fabric
-from regard.training.fit_config import FitConfig
-from regard.training.loop import fit
-from regard.training.optimizers import adamw
-from regard.training.qk_clip import QKClip
-from regard.training.random_state import seed_everything
-from regard.training.reporting.logs import MetricsFile
-from regard.training.schedules import inverse_square_root
+from regard.tasks.training import tensor_files
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.loop import fit
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.qk_clip import QKClip
+from regard.tasks.training.random_state import seed_everything
+from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.schedules import inverse_square_root
 from tests.training.toy_training import VOCAB, ToyBatch, ToyBatches, toy_loss
 
 

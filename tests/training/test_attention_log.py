@@ -17,10 +17,10 @@ from regard.tasks.language_modelling.train import run_language_model, run_masked
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.reporting.attention_log import AttentionLog, head_statistics
+from regard.tasks.training.reporting.events import Event, HeadsMeasured, Started, Validated
 from regard.tasks.translation.train import run_translation
-from regard.training.distributed.devices import start_fabric
-from regard.training.reporting.attention_log import AttentionLog, head_statistics
-from regard.training.reporting.events import Event, HeadsMeasured, Started, Validated
 from tests.tasks import small_runs
 from tests.tasks.test_language_model import small_config as text_config
 

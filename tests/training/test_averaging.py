@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.training.averaging import MovingAverage, mean_of
-from regard.training.checkpoints import Checkpoints, Position
-from regard.training.fit_config import FitConfig
-from regard.training.interrupts import TrainingInterrupted
-from regard.training.reporting.events import Event, Saved
+from regard.tasks.training.averaging import MovingAverage, mean_of
+from regard.tasks.training.checkpoints import Checkpoints, Position
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.interrupts import TrainingInterrupted
+from regard.tasks.training.reporting.events import Event, Saved
 from tests.training.toy_training import killer, train_toy
 
 CONFIG = FitConfig(steps=40, validate_every=10, save_every=10, log_every=1, ema_decay=0.9, keep=3)

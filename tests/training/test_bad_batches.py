@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, NonFiniteError
-from regard.training.bad_batches import BadBatches, Skip, bad_batches
-from regard.training.checkpoints import Checkpoints
-from regard.training.distributed.devices import start_fabric
-from regard.training.fit_config import FitConfig
-from regard.training.loop import fit
-from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
-from regard.training.protocols import Batches, Loss
-from regard.training.random_state import seed_everything
-from regard.training.reporting.display import PlainLines
-from regard.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
-from regard.training.reporting.logs import MetricsFile
-from regard.training.schedules import constant
+from regard.tasks.training.bad_batches import BadBatches, Skip, bad_batches
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.loop import fit
+from regard.tasks.training.losses import LossSum
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.protocols import Batches, Loss
+from regard.tasks.training.random_state import seed_everything
+from regard.tasks.training.reporting.display import PlainLines
+from regard.tasks.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped
+from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.schedules import constant
 from tests.forked import run_ranks
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, toy_loss
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage import atomic as files
-from regard.storage.sealed import read_sealed, write_sealed
-from regard.training.checkpoints import (
+from regard.files import atomic as files
+from regard.files.sealed import read_sealed, write_sealed
+from regard.tasks.training.checkpoints import (
     Checkpoints,
     Position,
     TrainingState,
@@ -22,8 +22,8 @@ from regard.training.checkpoints import (
     flatten_optimizer,
     unflatten_optimizer,
 )
-from regard.training.optimizers import adamw
-from regard.training.random_state import get_random_state, seed_everything, set_random_state
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.random_state import get_random_state, seed_everything, set_random_state
 
 POSITION = Position(step=7, epoch=2, batch=3, best_value=0.1 + 0.2, best_step=5, patience_used=1, loss_total=1 / 3)
 

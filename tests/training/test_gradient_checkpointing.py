@@ -12,8 +12,8 @@ from regard.models.decoder_only import DecoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.nn import MultiHeadAttention
-from regard.training.gradient_checkpointing import recompute_layers
-from regard.training.optimizers import adamw
+from regard.tasks.training.gradient_checkpointing import recompute_layers
+from regard.tasks.training.optimizers import adamw
 
 
 def steps(model: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:

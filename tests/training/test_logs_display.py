@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.reporting.display import LiveProgress, describe_milestone, watching
-from regard.training.reporting.events import Finished, Saved, Started, Stepped, Validated
-from regard.training.reporting.logs import MetricsFile, TensorBoard
+from regard.tasks.training.reporting.display import LiveProgress, describe_milestone, watching
+from regard.tasks.training.reporting.events import Finished, Saved, Started, Stepped, Validated
+from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
 
 STEPPED = Stepped(
     step=20,

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError
-from regard.training.checkpoints import Checkpoints
-from regard.training.distributed.devices import start_fabric
-from regard.training.fit_config import FitConfig
-from regard.training.interrupts import TrainingInterrupted
-from regard.training.loop import fit
-from regard.training.losses import LossSum
-from regard.training.optimizers import adamw
-from regard.training.protocols import Batches, Loss, Validate
-from regard.training.reporting.events import Event, Finished, Saved, Stepped, Validated
-from regard.training.schedules import constant
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.interrupts import TrainingInterrupted
+from regard.tasks.training.loop import fit
+from regard.tasks.training.losses import LossSum
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.protocols import Batches, Loss, Validate
+from regard.tasks.training.reporting.events import Event, Finished, Saved, Stepped, Validated
+from regard.tasks.training.schedules import constant
 from tests import forked
 from tests.training.toy_training import ToyBatch, ToyBatches, ToyModel, killer, toy_loss, train_toy
 

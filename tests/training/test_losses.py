@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.errors import ArgumentError, ShapeError
-from regard.training.losses import ROWS_AT_A_TIME, cross_entropy
+from regard.tasks.training.losses import ROWS_AT_A_TIME, cross_entropy
 
 PAD = 0
 

@@ -12,7 +12,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.models.config import RNNConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.nn.multi_head import MultiHeadAttention
-from regard.training.qk_clip import QKClip
+from regard.tasks.training.qk_clip import QKClip
 
 TOKENS = 16
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.training.checkpoints import Checkpoints
-from regard.training.qk_clip import QKClip
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.qk_clip import QKClip
 from tests.forked import run_ranks
 from tests.training.many_ranks import look_of, train, two_attentions
 

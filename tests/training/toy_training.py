@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.training.bad_batches import Skip, Stop
-from regard.training.checkpoints import Checkpoints
-from regard.training.distributed.devices import start_fabric
-from regard.training.fit_config import FitConfig
-from regard.training.loop import fit
-from regard.training.losses import LossSum, cross_entropy
-from regard.training.optimizers import adamw
-from regard.training.protocols import BatchSize, Loss
-from regard.training.random_state import seed_everything
-from regard.training.reporting.events import Callback, Event, Stepped
-from regard.training.reporting.logs import MetricsFile
-from regard.training.schedules import inverse_square_root
+from regard.tasks.training.bad_batches import Skip, Stop
+from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.distributed.devices import start_fabric
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.loop import fit
+from regard.tasks.training.losses import LossSum, cross_entropy
+from regard.tasks.training.optimizers import adamw
+from regard.tasks.training.protocols import BatchSize, Loss
+from regard.tasks.training.random_state import seed_everything
+from regard.tasks.training.reporting.events import Callback, Event, Stepped
+from regard.tasks.training.reporting.logs import MetricsFile
+from regard.tasks.training.schedules import inverse_square_root
 
 VOCAB, PAD = 13, 0
 

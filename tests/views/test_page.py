@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import regard
+from regard.call.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.mechanisms.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.views.html import Example, Map, page, save_page
 from regard.views.html.page import script
 from regard.views.labels import printable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.maps.pooling import Bins
+from regard.maps.statistics.pooling import Bins
 from regard.views.html import Example, Map, page
 from regard.views.html.arrays import packed
 from regard.views.html.page import script

@@ -12,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
 from regard.errors import ArgumentError, NotKeptError
-from regard.inspection import head_table
-from regard.inspection.watch import Seen
 from regard.maps import load_summary, save_summary
 from regard.views import heatmap, heatmap_grid, model_example, model_grid, page
 from regard.views.heatmap import head_panels
 from regard.views.values import picture
+from regard.watching import head_table
+from regard.watching.watch import Seen
 from tests.views.written_dates import array_of, embedded
 
 LENGTH, CELLS = 77, 16

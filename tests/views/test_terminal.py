@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.maps.call_source import CallSource
+from regard.maps.sources.call import CallSource
 from regard.views import DARK, LIGHT, HalfBlocks, Table, map_text
 from regard.views.scales import Limits, scale_of
 from regard.views.terminal import printing_of

@@ -8,8 +8,9 @@ import torch
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
-from regard.maps import AttentionMap, tile_groups
-from regard.maps.statistics import Pooled
+from regard.maps import AttentionMap
+from regard.maps.statistics import tile_groups
+from regard.maps.statistics.definitions import Pooled
 from regard.views import values
 from regard.views.labels import printable, right_to_left, width
 from regard.views.values import picture

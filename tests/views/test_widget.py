@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError, MissingExtraError, NonFiniteError, RegardError
-from regard.maps.pooling import Bins
-from regard.mechanisms.scores.base import ScaledDot
+from regard.maps.statistics.pooling import Bins
 from regard.views import Example, Map, model_example
 from regard.views.widget.recomputed import recomputed
 from regard.views.widget.replies import Replier

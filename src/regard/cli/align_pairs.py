@@ -6,8 +6,8 @@ from regard.cli.loading import loading
 from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.text.links import as_line
-from regard.text.pairs import read_pairs
+from regard.tasks.text.links import as_line
+from regard.tasks.text.pairs import read_pairs
 
 
 def align_pairs(

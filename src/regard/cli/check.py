@@ -12,7 +12,7 @@ from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
 if TYPE_CHECKING:
-    from regard.inspection.checks.targets import Target
+    from regard.watching.checks.targets import Target
 
 
 def check_model(
@@ -34,8 +34,8 @@ def check_model(
     if not Path(model).is_dir() and ":" not in model:
         raise ArgumentError(f"{model!r} is no folder; give a folder of a model, or module:function")
     with loading("transformers"):
-        from regard.inspection.checks.check import check
-        from regard.training.distributed.devices import find_device
+        from regard.tasks.training.distributed.devices import find_device
+        from regard.watching.checks.check_model import check
 
     if (library := sys.modules.get("transformers")) is not None:
         library.utils.logging.disable_progress_bar()  # what is printed are findings
@@ -50,7 +50,7 @@ def check_model(
 
 def _target(words: str) -> "Target":
     """The model that the first argument means."""
-    from regard.inspection.checks.targets import Target, of_function, of_huggingface_folder
+    from regard.watching.checks.targets import Target, of_function, of_huggingface_folder
 
     folder = Path(words)
     if not folder.is_dir():

@@ -23,7 +23,7 @@ from regard.cli.train import TRAINERS
 from regard.cli.translate import translate
 from regard.cli.tune import tune_search
 from regard.cli.view import view_run
-from regard.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig
 
 Command = Callable[..., None]
 

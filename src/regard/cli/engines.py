@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from regard.cli.loading import speaks
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
-from regard.exports.formats import Engine, SearchPrecision
+from regard.tasks.exports.formats import Engine, SearchPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class CTranslate2Search:
 
     def settings(self) -> dict[str, str]:
         """The engine with its version, and the precision."""
-        from regard.exports.ctranslate2 import library
+        from regard.tasks.exports.ctranslate2 import library
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
 
@@ -113,7 +113,7 @@ class CTranslate2Search:
         workers: int | None = None,
     ) -> Iterator[str]:
         """Search by threads of this process, one for each batch."""
-        from regard.exports.engine import searching_by_ctranslate2
+        from regard.tasks.exports.engine import searching_by_ctranslate2
 
         threads = workers or (usable_cores() if translator.device.type == "cpu" else 1)
         engine = searching_by_ctranslate2(
@@ -131,7 +131,7 @@ class CTranslate2Search:
     @contextmanager
     def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
         """Write by one thread of this process."""
-        from regard.exports.text_engine import writing_by_ctranslate2
+        from regard.tasks.exports.text_engine import writing_by_ctranslate2
 
         with ExitStack() as stack:
             try:

@@ -13,15 +13,15 @@ from regard.cli.progress import telling
 from regard.cli.ranking import Ranking
 from regard.cli.shared import Mean, Run, alignment_of, lines_of, print_table, refuse_first, require_task
 from regard.errors import ArgumentError
-from regard.exports.formats import Engine, SearchPrecision
-from regard.generation.config import Beam
+from regard.tasks.exports.formats import Engine, SearchPrecision
+from regard.tasks.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import TASKS, task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.telling import Tell
-from regard.text.lines import STANDARD_INPUT, StrPath
-from regard.text.pairs import is_json_lines, read_pairs
-from regard.text.references import read_judged, read_references
+from regard.tasks.text.lines import STANDARD_INPUT, StrPath
+from regard.tasks.text.pairs import is_json_lines, read_pairs
+from regard.tasks.text.references import read_judged, read_references
 
 if TYPE_CHECKING:
     from regard.tasks.translation.alignments import AlignmentOf
@@ -166,13 +166,13 @@ def evaluate(
         },
     )
     with loading():
-        from regard.exports.engine import refuse_run
+        from regard.tasks.exports.engine import refuse_run
         from regard.tasks.language_modelling.causal import LanguageModel
         from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+        from regard.tasks.training.distributed.devices import find_device
         from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH
         from regard.tasks.translation.simultaneous.interpreter import Interpreter
         from regard.tasks.translation.translator import Translator
-        from regard.training.distributed.devices import find_device
 
     search_by = (
         engine_flags.chosen(find_device(device), partial(refuse_run, run)) if task == TRANSLATION else OwnSearch()
@@ -284,8 +284,8 @@ def _translation_scores(
 
 
 def _alignment_row(model: "Translator", data: Sequence[Path], links: Path, align: "AlignmentOf") -> tuple[str, ...]:
+    from regard.tasks.text.links import read_links
     from regard.tasks.translation.alignment_error import error_of
-    from regard.text.links import read_links
 
     rate = error_of(model, list(read_pairs(list(data))), read_links(links), align)
     return ("AER", f"{rate:.2f}", f"percent, {align}")

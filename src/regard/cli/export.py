@@ -4,7 +4,7 @@ from pathlib import Path
 
 from regard.cli.loading import loading
 from regard.cli.shared import Run, refuse_taken_folder, require_task
-from regard.exports.formats import ExportFormat
+from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.names import TRANSLATION
 
 
@@ -19,7 +19,7 @@ def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
     require_task(run, TRANSLATION)
     refuse_taken_folder(out)
     with loading():
-        from regard.exports.write import export_run
+        from regard.tasks.exports.write import export_run
 
     for path in export_run(run, to=to, out=out):
         print(path)

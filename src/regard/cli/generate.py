@@ -10,11 +10,11 @@ import tyro
 from regard.cli.engines import EngineFlags
 from regard.cli.loading import loading
 from regard.cli.shared import Run, refuse_first, require_task
-from regard.exports.formats import Engine, SearchPrecision
+from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL
 
 if TYPE_CHECKING:
-    from regard.generation.filters import Filter
+    from regard.tasks.generation.filters import Filter
 
 
 def generate(
@@ -67,9 +67,9 @@ def generate(
     flags = EngineFlags(engine, precision, {"--min-p": min_p > 0, "--repetition-penalty": repetition_penalty != 1.0})
     require_task(run, LANGUAGE_MODEL)
     with loading():
-        from regard.exports.text_engine import refuse_text_run
+        from regard.tasks.exports.text_engine import refuse_text_run
         from regard.tasks.language_modelling.causal import LanguageModel
-        from regard.training.distributed.devices import find_device
+        from regard.tasks.training.distributed.devices import find_device
 
     search = flags.chosen(find_device(device), partial(refuse_text_run, run))
     filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
@@ -89,7 +89,7 @@ def generate(
 
 def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list["Filter"]:
     """The filters that were asked for, in the order in which they are applied."""
-    from regard.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+    from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
 
     filters: list[Filter] = []
     if repetition_penalty != 1.0:

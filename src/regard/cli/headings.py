@@ -8,7 +8,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from regard.tasks.config import TrainingConfig
-from regard.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, cast
 
 from regard.cli.shared import refuse_first
 from regard.errors import DataError
-from regard.text.lines import BadLines, raw_lines
-from regard.text.word_stream import HeardWord, heard_words
+from regard.tasks.text.lines import BadLines, raw_lines
+from regard.tasks.text.word_stream import HeardWord, heard_words
 
 if TYPE_CHECKING:
     from regard.tasks.translation.simultaneous.interpreter import Interpreter

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 
-from regard.training.interrupts import handled
+from regard.tasks.training.interrupts import handled
 
 
 def speaks() -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from regard.cli.loading import loading, speaks
 from regard.errors import ArgumentError, MissingExtraError, RegardError
-from regard.training.interrupts import Interrupted, ending_at_once
+from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.version import __version__
 
 

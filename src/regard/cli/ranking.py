@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from regard.cli.shared import refuse_first, require_task
 from regard.errors import ArgumentError
-from regard.generation.config import LARGEST, Beam
+from regard.tasks.generation.config import LARGEST, Beam
 from regard.tasks.names import TRANSLATION
 
 if TYPE_CHECKING:

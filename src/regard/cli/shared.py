@@ -10,7 +10,7 @@ import tyro
 from regard.errors import ArgumentError
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
-from regard.text.lines import StrPath, read_lines
+from regard.tasks.text.lines import StrPath, read_lines
 
 if TYPE_CHECKING:
     from regard.tasks.translation.alignments import AlignmentOf

@@ -15,10 +15,10 @@ from regard.cli.interpret import interpret, policy_of, refuse_policy, words_of
 from regard.cli.loading import loading
 from regard.cli.ranking import Ranking
 from regard.cli.shared import Mean, Run, alignment_of, refuse_first, require_task
-from regard.exports.formats import Engine, SearchPrecision
+from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
+from regard.tasks.text.lines import STANDARD_INPUT, BadLines, Line, raw_lines, read_lines
 
 if TYPE_CHECKING:
     from regard.tasks.translation.results import Candidate, Translation
@@ -191,7 +191,8 @@ def translate(
         require_files([] if path is None else [path], setting=flag)
     with loading():
         from regard.cli.whole_file import finish_file
-        from regard.exports.engine import refuse_run
+        from regard.tasks.exports.engine import refuse_run
+        from regard.tasks.training.distributed.devices import find_device
         from regard.tasks.translation.bulk.lines import (
             BulkTranslation,
             answered,
@@ -201,7 +202,6 @@ def translate(
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.terms import Terms, read_terms
         from regard.tasks.translation.translator import WINDOW_LINES, Translator
-        from regard.training.distributed.devices import find_device
 
     search_by = engine_flags.chosen(find_device(device), partial(refuse_run, run))
     translator = Translator.load(run, device=device, ensemble=ensemble, memories=memory)

@@ -12,7 +12,7 @@ from regard.cli.ranking import refuse_reverse
 from regard.cli.shared import Run, print_table, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.text.pairs import read_pairs
+from regard.tasks.text.pairs import read_pairs
 
 if TYPE_CHECKING:
     from regard.tasks.translation.tune import Tuned

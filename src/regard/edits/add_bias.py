@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.call.biases.base import Bias, DenseBias
+from regard.call.biases.combined import OfQueries
+from regard.call.normalizations import Softmax
 from regard.edits.base import Edit, indicator, is_all, number_or_tensor, of_keys, where
 from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.edits.knockout import Knockout
 from regard.errors import ArgumentError
-from regard.mechanisms.biases.base import Bias, DenseBias
-from regard.mechanisms.biases.combined import OfQueries
-from regard.mechanisms.normalizations import Softmax
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.shapes import Sizes
 
 Positions = int | slice | range | Iterable[int] | Tensor | None
 """Positions an edit chooses: an index, a slice, indices, a bool tensor, or None for all."""

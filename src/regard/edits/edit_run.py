@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.backends.base import Call
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall
@@ -17,17 +16,18 @@ from regard.edits.functions import EDITABLE, CallEdits
 from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError
-from regard.inspection.capture.evidence import Evidence
-from regard.inspection.capture.interceptor import Interceptor
-from regard.inspection.capture.module_hooks import OpenThreads
-from regard.inspection.capture.module_kinds import TORCHS, looks_like_attention
-from regard.inspection.capture.module_names import chooser
-from regard.inspection.capture.observed_call import ObservedCall
-from regard.inspection.capture.retention import RetentionPolicy
-from regard.inspection.capture.sequences import CallSequence, Moment, Sequences
-from regard.inspection.capture.thread_state import is_in_backward
-from regard.inspection.checks.roles import is_cross
-from regard.maps.call_source import CallSource, GivenFactors
+from regard.kernels.base import Call
+from regard.maps.sources.call import CallSource, GivenFactors
+from regard.watching.checks.roles import is_cross
+from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.module_hooks import OpenThreads
+from regard.watching.hooks.module_kinds import TORCHS, looks_like_attention
+from regard.watching.hooks.module_names import chooser
+from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.hooks.thread_state import is_in_backward
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.sequences import CallSequence, Moment, Sequences
 
 Name = str | tuple[str, int]
 MASKS_HELD = 256

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.backends import choose_backend
-from regard.backends.base import Call
+from regard.call.biases.base import Bias
+from regard.call.biases.combined import added
+from regard.call.masks.base import And, Mask, render
 from regard.functional import run_call
+from regard.kernels import choose_backend
+from regard.kernels.base import Call
 from regard.maps.attention_map import AttentionMap
-from regard.maps.combined_sources import ScaledSource, SumSource, row_sums
-from regard.maps.source import Source
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.biases.combined import added
-from regard.mechanisms.masks.base import And, Mask, render
+from regard.maps.sources.combined import ScaledSource, SumSource, row_sums
+from regard.maps.sources.source import Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,31 +9,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.backends.base import Call
+from regard.call.biases.base import DenseBias
+from regard.call.masks.basic import causal
+from regard.call.normalizations import Softmax
+from regard.call.scores.base import ScaledDot
+from regard.call.shapes import as_autocast, without_autocast
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
-from regard.inspection.capture.evidence import Evidence
-from regard.inspection.capture.factors import output_error
-from regard.inspection.capture.folded_heads import Folding
-from regard.inspection.capture.kernel_lse import KernelLse
-from regard.inspection.capture.multi_head_calls import arguments_by_name, observe_function, projected_call
-from regard.inspection.capture.observed_call import CallVectors, ObservedCall, Reading
-from regard.inspection.capture.observers import FunctionObserver
-from regard.inspection.capture.regard_calls import RegardCall, observe_attention
-from regard.inspection.capture.retention import RetentionPolicy
-from regard.inspection.capture.saved_tensor import copied
-from regard.inspection.capture.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
-from regard.inspection.capture.thread_state import ThreadState
-from regard.mechanisms.biases.base import DenseBias
-from regard.mechanisms.guards import is_autocasting
-from regard.mechanisms.masks.basic import causal
-from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.scores.base import ScaledDot
-from regard.mechanisms.shapes import as_autocast, without_autocast
-from regard.torch_private import peek_interpreter_stack
+from regard.kernels.base import Call
+from regard.tensors.guards import is_autocasting
+from regard.tensors.torch_private import peek_interpreter_stack
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.observers import FunctionObserver
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import output_error
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import copied
+from regard.watching.readers.folded_heads import Folding
+from regard.watching.readers.kernel_lse import KernelLse
+from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
+from regard.watching.readers.regard_calls import RegardCall, observe_attention
+from regard.watching.readers.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 
 Vectors = tuple[Tensor, Tensor, Tensor]
 

@@ -7,13 +7,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from regard.call.masks.base import AXES, Mask
+from regard.call.masks.basic import DenseMask
+from regard.call.shapes import Sizes
 from regard.edits.base import Edit, indicator, of_keys, where
 from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ArgumentError
-from regard.mechanisms.masks.base import AXES, Mask
-from regard.mechanisms.masks.basic import DenseMask
-from regard.mechanisms.shapes import Sizes
 
 Edges = Sequence[tuple[int, int]] | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None
 

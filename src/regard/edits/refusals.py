@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.inspection.capture.module_kinds import looks_like_attention
-from regard.inspection.checks.roles import config_of
-from regard.inspection.watch import refuse_compiled
+from regard.watching.checks.roles import config_of
+from regard.watching.hooks.module_kinds import looks_like_attention
+from regard.watching.watch import refuse_compiled
 
 RUN_BY = ("sdpa", "regard")
 """Prefixes of transformers' implementations that call editable functions."""

@@ -10,10 +10,10 @@ from regard.edits.base import Edit, indicator, where
 from regard.edits.call_place import CallPlace, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights, Replaced
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.inspection.watch import Seen
 from regard.maps.attention_map import AttentionMap
-from regard.maps.given_source import given_weights
-from regard.maps.source import Source
+from regard.maps.sources.given import given_weights
+from regard.maps.sources.source import Source
+from regard.watching.watch import Seen
 
 OtherWeights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], AttentionMap]
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regard.inspection.report import count
+from regard.watching.report import count
 
 UNCHANGED = "unchanged"
 """The plan of a call no edit changes: it runs as without edits, with the same bits."""

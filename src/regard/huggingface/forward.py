@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import as_mask, causal
+from regard.call.normalizations import Softmax, SoftmaxWithSink
+from regard.call.scores.base import ScaledDot, Score, SoftCapped
+from regard.call.shapes import as_autocast
 from regard.errors import ArgumentError
 from regard.functional import attention
 from regard.huggingface.masks import LazyMask
-from regard.inspection.capture.saved_tensor import copied, may_be_overwritten
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import as_mask, causal
-from regard.mechanisms.normalizations import Softmax, SoftmaxWithSink
-from regard.mechanisms.scores.base import ScaledDot, Score, SoftCapped
-from regard.mechanisms.shapes import as_autocast
+from regard.watching.kept.saved_tensor import copied, may_be_overwritten
 
 
 def forward(

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.mechanisms.masks.base import And, Mask
-from regard.mechanisms.masks.basic import causal, padding, predicate
-from regard.mechanisms.masks.patterns import Window
-from regard.mechanisms.shapes import Sizes
-from regard.torch_private import make_wrapper, no_torch_function, tree_map
+from regard.call.masks.base import And, Mask
+from regard.call.masks.basic import causal, padding, predicate
+from regard.call.masks.patterns import Window
+from regard.call.shapes import Sizes
+from regard.tensors.torch_private import make_wrapper, no_torch_function, tree_map
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

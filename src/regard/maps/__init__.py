@@ -4,10 +4,10 @@ from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.attention_map import stack as stack
 from regard.maps.files import load_summary as load_summary
 from regard.maps.files import save_summary as save_summary
-from regard.maps.pooling import Grid as Grid
-from regard.maps.source import Source as Source
-from regard.maps.spectrum import Spectrum as Spectrum
-from regard.maps.statistics import TopKeys as TopKeys
+from regard.maps.sources.source import Source as Source
+from regard.maps.statistics.definitions import TopKeys as TopKeys
+from regard.maps.statistics.pooling import Grid as Grid
+from regard.maps.statistics.spectrum import Spectrum as Spectrum
 
 __all__ = [
     "AttentionMap",

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
-from regard.maps.call_source import source_of_call
-from regard.maps.derived_sources import SelectionSource, WeightedSource, average, mean_of_positive
 from regard.maps.indexing import Index, is_integer, positions
-from regard.maps.products import product
-from regard.maps.stack_source import StackSource, starts_of
-from regard.maps.summary_source import SummarySource, joined_steps
+from regard.maps.sources.call import source_of_call
+from regard.maps.sources.derived import SelectionSource, WeightedSource, average, mean_of_positive
+from regard.maps.sources.stack import StackSource, starts_of
+from regard.maps.sources.summary import SummarySource, joined_steps
+from regard.maps.sources.transposed import TransposedSource
+from regard.maps.statistics.products import product
 from regard.maps.tensor_like import TensorLike, as_matrix
-from regard.maps.transposed_source import TransposedSource
-from regard.mechanisms.byte_size import human
+from regard.tensors.byte_size import human
 
 
 @final
@@ -297,7 +297,7 @@ class AttentionMap(TensorLike):
         r"""How much each key speaks for the loss: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.
 
         The positive part of `attribution`, as a mean over heads: a lazy map (batch..., T, S) without negative elements.
-        `regard.inspection.relevance` follows it through all layers.
+        `regard.watching.relevance` follows it through all layers.
 
         Args:
             grad_output: as in `gradient`.

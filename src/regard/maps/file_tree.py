@@ -11,20 +11,21 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from regard.backends.base import Call
+from regard.call import normalizations
+from regard.call.biases import alibi, relative, shaw, t5, transformer_xl
+from regard.call.biases import base as biases
+from regard.call.masks import base as masks
+from regard.call.masks import basic, patterns, selection, transpose
+from regard.call.scores import additive, custom, kernels
+from regard.call.scores import base as scores
+from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, DataError
-from regard.maps import fused_statistics, pooling
-from regard.maps import statistics as st
-from regard.mechanisms import normalizations
-from regard.mechanisms.biases import alibi, relative, shaw, t5, transformer_xl
-from regard.mechanisms.biases import base as biases
-from regard.mechanisms.masks import base as masks
-from regard.mechanisms.masks import basic, patterns, selection, transpose
-from regard.mechanisms.scores import additive, custom, kernels
-from regard.mechanisms.scores import base as scores
-from regard.mechanisms.shapes import Sizes
-from regard.mechanisms.tensor_tree import rebuilt
-from regard.storage.untrusted import parse_json
+from regard.files.untrusted import parse_json
+from regard.kernels.base import Call
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics import of_softmax as fused_statistics
+from regard.maps.statistics import pooling
+from regard.tensors.tensor_tree import rebuilt
 
 NAMED: tuple[ModuleType, ...] = (
     *(alibi, relative, shaw, t5, transformer_xl, biases),

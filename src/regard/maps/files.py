@@ -13,20 +13,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.backends import BACKENDS, choose_backend
-from regard.backends.base import Backend, Call
 from regard.errors import ArgumentError, BackendError, DataError
-from regard.maps import statistics as st
-from regard.maps.call_source import CallSource, GivenFactors
-from regard.maps.call_values import CallValues
+from regard.files.atomic import write_atomically
+from regard.files.untrusted import open_tensors, safetensors_library
+from regard.kernels import BACKENDS, choose_backend
+from regard.kernels.base import Backend, Call
 from regard.maps.file_tree import check_fields, packed, said, unpacked
-from regard.maps.source import Source, Statistic
-from regard.maps.statistics_by_name import STATISTICS, How, Summary, by_name
-from regard.maps.statistics_of_map import MapStatistics
-from regard.maps.summary_source import Summarize, SummarySource
-from regard.maps.tiles import ask_all
-from regard.storage.atomic import write_atomically
-from regard.storage.untrusted import open_tensors, safetensors_library
+from regard.maps.sources.call import CallSource, GivenFactors
+from regard.maps.sources.source import Source, Statistic
+from regard.maps.sources.summary import Summarize, SummarySource
+from regard.maps.sources.values import CallValues
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.by_name import STATISTICS, How, Summary, by_name
+from regard.maps.statistics.of_map import MapStatistics
+from regard.maps.statistics.tiles import ask_all
 
 S = TypeVar("S", CallSource, SummarySource)
 FORMAT, SUMMARY_FORMAT = "regard.AttentionMap 1", "regard.summary 1"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.guards import has_values
+from regard.tensors.guards import has_values
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.maps.cast_source import CastSource
-from regard.maps.source import Source
-from regard.maps.statistics_of_map import MapStatistics
+from regard.maps.sources.cast import CastSource
+from regard.maps.sources.source import Source
+from regard.maps.statistics.of_map import MapStatistics
 from regard.maps.strictness import refuse_if_strict
 from regard.maps.torch_functions import NOT_LAZY, lazily
 

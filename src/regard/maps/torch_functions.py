@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.maps import statistics as st
-from regard.maps.combined_sources import row_sums, side_by_side
-from regard.maps.derived_sources import average, sum_over
-from regard.maps.pooling import Grid
-from regard.maps.products import product, transposed_product
-from regard.maps.source import Source, Statistic
-from regard.maps.tiles import ask, ask_all
+from regard.maps.sources.combined import row_sums, side_by_side
+from regard.maps.sources.derived import average, sum_over
+from regard.maps.sources.source import Source, Statistic
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.pooling import Grid
+from regard.maps.statistics.products import product, transposed_product
+from regard.maps.statistics.tiles import ask, ask_all
 
 NOT_LAZY: Any = object()
 """The answer of an entry that needs the matrix."""

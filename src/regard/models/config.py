@@ -5,7 +5,7 @@ from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
-from regard.ranges import require_above
+from regard.tensors.ranges import require_above
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
 POSITIONS = ("sinusoidal", "learned", "rotary")

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import causal, padding
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import causal, padding
 from regard.models.config import DecoderOnlyConfig
 from regard.models.one_stack import OneStack
 from regard.models.parts import OneStackParts

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.mechanisms.fast_topk import WIDE, largest
+from regard.tensors.topk import WIDE, largest
 
 LISTS_PER_ROOT = 1.5
 """There are so many lists as the square root of the number of keys, times this."""

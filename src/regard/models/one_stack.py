@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.mechanisms.masks.base import Mask
+from regard.call.masks.base import Mask
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, shared_bias

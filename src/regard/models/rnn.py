@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import lengths
+from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import lengths
-from regard.mechanisms.scores.base import ScaledDot
 from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, RecordMap, Step
 from regard.nn import AdditiveAttention, Dropout

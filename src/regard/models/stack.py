@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import lengths
+from regard.call.rotary.rotary import Rotary
 from regard.functional import Attended
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.guards import may_be_kept
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import lengths
-from regard.mechanisms.rotary.rotary import Rotary
 from regard.models.config import StackConfig
 from regard.models.parts import Maker, StackParts
 from regard.models.protocol import RecordMap
@@ -29,7 +28,8 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.torch_private import get_function_mode
+from regard.tensors.guards import may_be_kept
+from regard.tensors.torch_private import get_function_mode
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanisms.fast_topk import largest
 from regard.models.key_lists import LOOKED_AT, KeyLists, nearest_in_lists
+from regard.tensors.topk import largest
 
 ROWS = 256
 """So many queries look at the keys together."""

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import causal, lengths
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import causal, lengths
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step

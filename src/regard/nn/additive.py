@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.call.masks.base import Mask
+from regard.call.scores.additive import Additive
+from regard.call.shapes import require_dense
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.scores.additive import Additive
-from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 
 

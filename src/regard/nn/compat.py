@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import DenseMask, causal, predicate
 from regard.errors import ShapeError
 from regard.functional import attention
-from regard.mechanisms.guards import autocast_dtype
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import DenseMask, causal, predicate
+from regard.tensors.guards import autocast_dtype
 
 
 class MisfitError(ShapeError, AssertionError):

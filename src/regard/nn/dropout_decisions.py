@@ -8,20 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled.dropout_work import (
-    FIRST,
-    MASKED,
-    OF_RELU,
-    RELU,
-    SECOND,
-    STEP,
-    SUM,
-    THIRD,
-    WORK,
-)
-from regard.compiled.thread_team import run_in_threads
-from regard.mechanisms.guards import is_readable
-from regard.mechanisms.readable import DTYPES, is_installed
+from regard.nn.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
+from regard.tensors.guards import is_readable
+from regard.tensors.readable import DTYPES, is_installed
+from regard.tensors.thread_team import run_in_threads
 
 LEVELS = 1 << 16
 """The number of steps of a probability: 16 random bits decide about each number."""
@@ -174,7 +164,7 @@ def _run(
 
 def _call(what: tuple[int, int], told: tuple[int | float, ...]) -> None:
     """Run the compiled loop by as many threads as torch has; the arguments are WORK's, before and after its counter."""
-    from regard.compiled.dropout_loop import drop  # numba compiles here, or takes what the disk has
+    from regard.nn.dropout_loop import drop  # numba compiles here, or takes what the disk has
 
     counter = np.zeros(1, np.int64)
     work = np.array([(*what, counter.ctypes.data, *told)], WORK)

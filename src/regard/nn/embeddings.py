@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.call.biases.t5 import T5Bias
+from regard.call.positions import require_even, sinusoidal
+from regard.call.rotary.layouts import Half, Interleaved, Layout
 from regard.errors import ArgumentError
-from regard.mechanisms.biases.t5 import T5Bias
-from regard.mechanisms.guards import may_be_kept
-from regard.mechanisms.positions import require_even, sinusoidal
-from regard.mechanisms.rotary.layouts import Half, Interleaved, Layout
 from regard.nn.arguments import require_sizes
-from regard.ranges import require_above
+from regard.tensors.guards import may_be_kept
+from regard.tensors.ranges import require_above
 
 MOST_KEPT = 1 << 20
 """Tables of sinusoidal positions with up to so many numbers are kept for the next call: 4 MiB in float32."""
@@ -74,7 +74,7 @@ class TokenEmbedding(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds `regard.mechanisms.positions.sinusoidal`, for any length and without parameters.
+    """Adds `regard.call.positions.sinusoidal`, for any length and without parameters.
 
     Args:
         dim: width of the vectors.

@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import causal
+from regard.call.rotary.rotary import Rotary
+from regard.call.scores.base import ScaledDot, Score
+from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import Attended, attention
-from regard.mechanisms.biases.base import Bias
-from regard.mechanisms.masks.base import Mask
-from regard.mechanisms.masks.basic import causal
-from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.scores.base import ScaledDot, Score
-from regard.mechanisms.shapes import require_dense
 from regard.nn.arguments import require_dropout, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.packed_heads import split_heads

@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.side_by_side import heads_together
-from regard.mechanisms.guards import in_forward_mode, may_be_kept
+from regard.kernels.side_by_side import heads_together
+from regard.tensors.guards import in_forward_mode, may_be_kept
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:
     """Split the heads of one product into parts of so many heads: those of queries, keys and values.
 
     The gradient of torch's own `split` copies its parts into one tensor. Where a kernel writes them side by side, as
-    `regard.backends.short_sequences` does, they are one tensor already.
+    `regard.kernels.short_sequences` does, they are one tensor already.
 
     >>> queries, keys = split_heads(torch.ones(2, 5, 4, 8), [3, 1])
     >>> queries.shape, keys.shape

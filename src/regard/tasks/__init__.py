@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from regard.tasks.language_modelling.masked import MaskedLanguageModel as MaskedLanguageModel
     from regard.tasks.language_modelling.train import train_language_model as train_language_model
     from regard.tasks.language_modelling.train import train_masked_language_model as train_masked_language_model
+    from regard.tasks.training.fit_config import FitConfig as FitConfig
     from regard.tasks.translation.alignments import AlignmentOf as AlignmentOf
     from regard.tasks.translation.config import TranslationConfig as TranslationConfig
     from regard.tasks.translation.options import Request as Request
     from regard.tasks.translation.results import Translation as Translation
     from regard.tasks.translation.train import train_translation as train_translation
     from regard.tasks.translation.translator import Translator as Translator
-    from regard.training.fit_config import FitConfig as FitConfig
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
@@ -32,6 +32,6 @@ else:
             "regard.tasks.translation.results": ("Translation",),
             "regard.tasks.translation.train": ("train_translation",),
             "regard.tasks.translation.translator": ("Translator",),
-            "regard.training.fit_config": ("FitConfig",),
+            "regard.tasks.training.fit_config": ("FitConfig",),
         },
     )

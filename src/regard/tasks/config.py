@@ -8,10 +8,10 @@ from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import ModelConfig
-from regard.ranges import require_above, require_at_least
-from regard.training.distributed.choices import Precision
-from regard.training.fit_config import FitConfig
-from regard.training.schedules import Schedule, constant, cosine, inverse_square_root
+from regard.tasks.training.distributed.choices import Precision
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.schedules import Schedule, constant, cosine, inverse_square_root
+from regard.tensors.ranges import require_above, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.generation.config import Beam
+from regard.files.atomic import write_atomically
+from regard.files.own_files import refuse_links
 from regard.models.config import TransformerConfig
-from regard.storage.atomic import write_atomically
-from regard.storage.own_files import refuse_links
 from regard.tasks.demo_folder import README, README_FILE, refuse_others
+from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, SeenText, save_pictures
+from regard.tasks.text import dates
+from regard.tasks.text.pairs import Pair
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
-from regard.text import dates
-from regard.text.pairs import Pair
-from regard.training.fit_config import FitConfig
-from regard.training.metrics import exact_match
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
 """How many dates each part has."""

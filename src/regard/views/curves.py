@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError, ShapeError
-from regard.inspection.analysis.head_table import head_table
-from regard.inspection.analysis.tables import Maps
-from regard.storage.untrusted import parse_json
+from regard.files.untrusted import parse_json
 from regard.views.axis_text import FONT_POINTS
 from regard.views.drawing import Colouring, Panel, drawn
 from regard.views.figures import (
@@ -27,6 +25,8 @@ from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale
 from regard.views.themes import LIGHT, Theme
+from regard.watching.analysis.head_table import head_table
+from regard.watching.analysis.tables import Maps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +133,7 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Fig
         A new figure: a dot for each head with its number, and a line through the means of the layers.
 
     Raises:
-        RegardError: as `regard.inspection.head_table`.
+        RegardError: as `regard.watching.head_table`.
 
     Source: Raghu et al. 2021 (arXiv:2108.08810), Figure 3.
 

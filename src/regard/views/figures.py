@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.storage.atomic import file_errors, replacing
+from regard.files.atomic import file_errors, replacing
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.fonts import Lettering, letter
 from regard.views.layout import COLOUR_BAR, MARGIN, Box

@@ -7,15 +7,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regard.inspection.capture.mask_reading import HIDDEN
+from regard.call.masks.base import render
+from regard.call.masks.basic import as_mask
+from regard.call.shapes import Sizes, take
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource
-from regard.maps.derived_sources import DerivedSource, SelectionSource
-from regard.maps.pooling import Grid
-from regard.maps.source import Rows, Source
-from regard.mechanisms.masks.base import render
-from regard.mechanisms.masks.basic import as_mask
-from regard.mechanisms.shapes import Sizes, take
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.derived import DerivedSource, SelectionSource
+from regard.maps.sources.source import Rows, Source
+from regard.maps.statistics.pooling import Grid
+from regard.watching.kept.mask_reading import HIDDEN
 
 PAIRS = 2**22
 """The most pairs of a mask that are rendered at a time."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.inspection.analysis.tables import Maps, named
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, widest
 from regard.views.drawing import Colouring
@@ -28,6 +27,7 @@ from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers
 from regard.views.themes import LIGHT, Theme
+from regard.watching.analysis.tables import Maps, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

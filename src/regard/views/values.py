@@ -1,8 +1,8 @@
 """From an attention map to the numbers of a picture, for both `heatmap` and `page`.
 
 A map longer than `max_cells` is pooled while it is read, so that no T x S numbers are ever held. The map divides itself
-into blocks by its own rule (`regard.maps.pooling`), and pooling is exact: "max" keeps the largest weight of a block,
-"mass" sums over the keys of a block and averages over its queries, so that rows still sum to 1.
+into blocks by its own rule (`regard.maps.statistics.pooling`), and pooling is exact: "max" keeps the largest weight
+of a block, "mass" sums over the keys of a block and averages over its queries, so that rows still sum to 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import torch
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.pooling import Bins, Grid
+from regard.maps.statistics.pooling import Bins, Grid
 from regard.views.labels import axis_labels
 
 Pooling = Literal["max", "mass"]

@@ -124,7 +124,7 @@ def _dense(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:
     shape = [n if drawn.chance() else 1 for n in full]
     dense = drawn.bools(*shape, share=drawn.of([0.6, 0.95, 0.05]))
     whole = dense.expand(sides.full).reshape(sides.flat_full)
-    return Allowed(f"bools {tuple(shape)}", regard.mechanisms.masks.as_mask(dense), whole)
+    return Allowed(f"bools {tuple(shape)}", regard.call.masks.as_mask(dense), whole)
 
 
 def _predicate(drawn: Drawn, sides: Sides, at: Positions) -> Allowed:

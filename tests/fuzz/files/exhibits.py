@@ -14,12 +14,12 @@ import torch
 import regard
 from regard.cli import main as program
 from regard.maps import load_summary, save_summary
-from regard.maps.summary_source import SummarySource
+from regard.maps.sources.summary import SummarySource
 from regard.models.convert import from_huggingface
 from regard.tasks.registry import task_of
+from regard.tasks.text.pairs import read_pairs
+from regard.tasks.text.references import read_judged, read_references
 from regard.tasks.translation.train import train_translation
-from regard.text.pairs import read_pairs
-from regard.text.references import read_judged, read_references
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 
 Use = Callable[[Path], Any]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from regard.storage.sealed import SEAL, write_sealed
+from regard.files.sealed import SEAL, write_sealed
 from tests.fuzz.drawing import Drawn
 
 NASTY: list[Any] = [

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from regard.maps import one_loop, tile_groups
+from regard.maps.loop import one_loop
+from regard.maps.statistics import tile_groups
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.maps.derived import derived
 from tests.fuzz.maps.gradients import check_gradients_of_statistics

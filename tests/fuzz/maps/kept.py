@@ -8,8 +8,8 @@ import torch
 import regard
 from regard.errors import NotKeptError
 from regard.maps import TopKeys, load_summary, save_summary
-from regard.maps.statistics_by_name import STATISTICS
-from regard.maps.summary_source import SummarySource
+from regard.maps.sources.summary import SummarySource
+from regard.maps.statistics.by_name import STATISTICS
 from tests.fuzz.core.bounds import require_close
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.maps.mirrors import random_mirror

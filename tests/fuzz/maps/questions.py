@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regard
 from regard.maps import Grid
-from regard.maps.statistics_by_name import How
+from regard.maps.statistics.by_name import How
 from tests.fuzz.core.bounds import require_close
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.maps.derived import random_index

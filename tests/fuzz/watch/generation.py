@@ -6,7 +6,7 @@ from hypothesis import note
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.inspection.watch import Seen
+from regard.watching.watch import Seen
 from tests.fuzz.drawing import Drawn
 from tests.fuzz.watch.truths import Truths, kernel_weights
 from tests.fuzz.watch.watching import require_joined, require_same_bits, require_truth

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import RegardError
-from regard.inspection.report import Report
-from regard.inspection.watch import Seen
+from regard.watching.report import Report
+from regard.watching.watch import Seen
 from tests.fuzz.watch.truths import Truth, Truths
 
 TOLERANCE = 2e-5

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from regard.mechanisms.rotary.layouts import Half
+from regard.call.rotary.layouts import Half
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights

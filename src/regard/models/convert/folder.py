@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from regard.errors import DataError, RunFolderError
-from regard.storage.untrusted import parse_json, safetensors_library, tensor_errors
+from regard.files.untrusted import parse_json, safetensors_library, tensor_errors
 
 T = TypeVar("T")
 LARGEST = 2**62

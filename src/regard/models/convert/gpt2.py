@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
+from regard.call.scores.base import Dot, ScaledDot
 from regard.errors import RunFolderError
-from regard.mechanisms.scores.base import Dot, ScaledDot
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights

@@ -5,9 +5,9 @@ from functools import partial
 
 from torch import nn
 
+from regard.call.rotary.rotary import Rotary
+from regard.call.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 from regard.errors import RunFolderError
-from regard.mechanisms.rotary.rotary import Rotary
-from regard.mechanisms.rotary.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Scaling, YaRN
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights

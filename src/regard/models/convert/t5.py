@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import nn
 
-from regard.mechanisms.scores.base import Dot
+from regard.call.scores.base import Dot
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.filters import Filter, Vocabulary
-from regard.generation.sampling import sample_steps
 from regard.models.decoder_only import DecoderOnly
+from regard.tasks.generation.filters import Filter, Vocabulary
+from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
@@ -26,11 +26,11 @@ from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
+from regard.tasks.text.running_text import DocumentUnit, TextStream
+from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.pretrained import load_pretrained_text
-from regard.text.blocks import TextWindow, next_token_windows, window_batches
-from regard.text.running_text import DocumentUnit, TextStream
-from regard.text.tokenizers import Tokenizer
-from regard.training.distributed.devices import find_device
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
@@ -133,7 +133,7 @@ class LanguageModel:
         Args:
             prompt: the beginning of the text; may be empty.
             max_tokens: the most tokens to write.
-            filters: they change the distribution of the next token; see `regard.generation.filters`.
+            filters: they change the distribution of the next token; see `regard.tasks.generation.filters`.
             stop: strings that end the text; the text ends before the first of them.
             seed: the seed of the random numbers.
 

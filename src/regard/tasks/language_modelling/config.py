@@ -6,9 +6,9 @@ from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
-from regard.ranges import require_at_least, require_share
 from regard.tasks.config import TrainingConfig
-from regard.training.fit_config import FitConfig
+from regard.tasks.training.fit_config import FitConfig
+from regard.tensors.ranges import require_at_least, require_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 Where the tail for validation begins depends on how much text there is, and the tokenizer must have read all of the text
 for training before it can cut the first line. So the lines go to a file without a name in the run folder
-(`regard.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
+(`regard.tasks.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +15,10 @@ from regard.tasks.language_modelling.config import TextConfig
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.lines import Reader, read_lines
-from regard.text.running_text import TextStore, pieces
-from regard.text.spool import Spool
-from regard.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.lines import Reader, read_lines
+from regard.tasks.text.running_text import TextStore, pieces
+from regard.tasks.text.spool import Spool
+from regard.tasks.text.tokenizers import Tokenizer, recipe
 
 MOST_VALID_BYTES = 10_000_000
 """The most text that is split off for validation: enough for three digits of the loss."""

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.mechanisms.precision import widest_dtype
-from regard.text.tokenizers import PAD
+from regard.tasks.text.tokenizers import PAD
+from regard.tensors.precision import widest_dtype
 
 
 class Likelihood(NamedTuple):

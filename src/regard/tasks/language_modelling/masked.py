@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.errors import DataError
-from regard.mechanisms.precision import widest_dtype
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import BATCH_PLACES, WINDOW_LINES
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
@@ -24,11 +23,12 @@ from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
-from regard.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
-from regard.text.running_text import DocumentUnit, encode_text, pieces
-from regard.text.sections import Integers
-from regard.text.tokenizers import BOS, EOS, PAD, Tokenizer
-from regard.training.distributed.devices import find_device
+from regard.tasks.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
+from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
+from regard.tasks.text.sections import Integers
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, Tokenizer
+from regard.tasks.training.distributed.devices import find_device
+from regard.tensors.precision import widest_dtype
 
 SINGLE_MASKS = 250
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from regard.text.pretrained import TokenizerFile
-from regard.text.running_text import DocumentUnit, PieceBytes, encode_text, pieces
-from regard.text.tokenizers import BOS, EOS, UNK, Tokenizer
+from regard.tasks.text.pretrained import TokenizerFile
+from regard.tasks.text.running_text import DocumentUnit, PieceBytes, encode_text, pieces
+from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 
 class Row(NamedTuple):

@@ -22,7 +22,7 @@ from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.model_size import made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.blocks import (
+from regard.tasks.text.blocks import (
     BlockPlan,
     TextBatch,
     TextBlocks,
@@ -33,12 +33,12 @@ from regard.text.blocks import (
     next_tokens,
     window_batches,
 )
-from regard.text.tokenizers import PAD
-from regard.training.distributed.ranks import Ranks
-from regard.training.losses import LossSum
-from regard.training.output_loss import output_cross_entropy
-from regard.training.protocols import BatchSize, Loss, Validate
-from regard.training.reporting.events import Callback
+from regard.tasks.text.tokenizers import PAD
+from regard.tasks.training.distributed.ranks import Ranks
+from regard.tasks.training.losses import LossSum
+from regard.tasks.training.output_loss import output_cross_entropy
+from regard.tasks.training.protocols import BatchSize, Loss, Validate
+from regard.tasks.training.reporting.events import Callback
 
 
 def train_language_model(

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from regard.generation.filters import Filter
+from regard.tasks.generation.filters import Filter
 
 
 class Writer(Protocol):

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from regard.errors import ArgumentError, DataError
+from regard.files.atomic import file_errors
+from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
-from regard.storage.atomic import file_errors
-from regard.storage.own_files import refuse_links
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.text.labels import Label
+from regard.tasks.text.labels import Label
 
 
 class TextMaps(Protocol):

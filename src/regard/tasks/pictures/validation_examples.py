@@ -11,12 +11,12 @@ from regard.maps.attention_map import AttentionMap
 from regard.tasks.language_modelling.corpus import TextCorpus
 from regard.tasks.pictures.snapshots import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
+from regard.tasks.text.batches import collate
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.training.reporting.attention_log import Attend
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import Corpus
 from regard.tasks.translation.made_model import Model
-from regard.text.batches import collate
-from regard.text.pair_store import TokenStore
-from regard.training.reporting.attention_log import Attend
 
 LONGEST_TOKENS = 40
 """The most tokens of a sentence: labels of longer ones cannot be read in a small picture."""

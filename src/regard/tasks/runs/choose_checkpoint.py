@@ -14,11 +14,11 @@ from regard.tasks.registry import task_of
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.training.averaging import mean_of
+from regard.tasks.training.checkpoint_names import TRAINED
+from regard.tasks.training.checkpoints import Checkpoints, fill_model
+from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.translation.config import TranslationConfig
-from regard.training.averaging import mean_of
-from regard.training.checkpoint_names import TRAINED
-from regard.training.checkpoints import Checkpoints, fill_model
-from regard.training.distributed.devices import start_fabric
 
 LEAST_BLEU = 1.0
 """Below this, BLEU does not tell models apart."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from regard.tasks.config import TrainingConfig
-from regard.training.optimizers import adamw, muon
+from regard.tasks.training.optimizers import adamw, muon
 
 
 class AdamSettings(TypedDict, total=False):

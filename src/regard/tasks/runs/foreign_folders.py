@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from regard.storage.atomic import read_json
+from regard.files.atomic import read_json
 
 READERS = ("bert",)
 """The families that regard reads and that neither translate nor write."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, RegardError, RunFolderError
-from regard.training.checkpoints import check_fit, fill_model
+from regard.tasks.training.checkpoints import check_fit, fill_model
 
 M = TypeVar("M", bound=nn.Module)
 

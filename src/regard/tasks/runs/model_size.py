@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.mechanisms.byte_size import human
 from regard.models.config import RNNConfig, StackConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.made_models import made_of
-from regard.training.distributed.devices import find_device
-from regard.training.reporting.memory import most_bytes
+from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.training.reporting.memory import most_bytes
+from regard.tensors.byte_size import human
 
 M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=StackConfig | RNNConfig)

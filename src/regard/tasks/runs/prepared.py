@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RunFolderError
-from regard.storage.own_files import is_file_below
-from regard.storage.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.files.own_files import is_file_below
+from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.runs.run_folder import RunFolder
 
 SUMS = {"bytes": int, "crc32": str}

@@ -7,8 +7,8 @@ from pathlib import Path
 from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
-from regard.text.lines import why_not_read
-from regard.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.lines import why_not_read
+from regard.tasks.text.tokenizers import Tokenizer, recipe
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RegardError, RunFolderError
-from regard.storage.locks import locked
-from regard.storage.own_files import appended_to
+from regard.files.locks import locked
+from regard.files.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
 from regard.tasks.pictures.snapshots import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
@@ -21,22 +21,22 @@ from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
-from regard.training.bad_batches import bad_batches
-from regard.training.checkpoints import check_fit, fill_model
-from regard.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
-from regard.training.distributed.ranks import Ranks
-from regard.training.fit_config import FitConfig
-from regard.training.gradient_checkpointing import recompute_layers
-from regard.training.interrupts import ending_at_once
-from regard.training.loop import fit
-from regard.training.optimizers import require_muon
-from regard.training.protocols import Batches, Loss, Validate
-from regard.training.qk_clip import QKClip
-from regard.training.random_state import seed_everything
-from regard.training.reporting.attention_log import Attend, AttentionLog
-from regard.training.reporting.display import PlainLines, watching
-from regard.training.reporting.events import Callback
-from regard.training.reporting.logs import MetricsFile, TensorBoard
+from regard.tasks.training.bad_batches import bad_batches
+from regard.tasks.training.checkpoints import check_fit, fill_model
+from regard.tasks.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
+from regard.tasks.training.distributed.ranks import Ranks
+from regard.tasks.training.fit_config import FitConfig
+from regard.tasks.training.gradient_checkpointing import recompute_layers
+from regard.tasks.training.interrupts import ending_at_once
+from regard.tasks.training.loop import fit
+from regard.tasks.training.optimizers import require_muon
+from regard.tasks.training.protocols import Batches, Loss, Validate
+from regard.tasks.training.qk_clip import QKClip
+from regard.tasks.training.random_state import seed_everything
+from regard.tasks.training.reporting.attention_log import Attend, AttentionLog
+from regard.tasks.training.reporting.display import PlainLines, watching
+from regard.tasks.training.reporting.events import Callback
+from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
 
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import RunFolderError
-from regard.storage.atomic import is_temporary, temporary_of
-from regard.storage.own_files import refuse_links_in, remove_empty
-from regard.storage.sealed import read_sealed, write_sealed
+from regard.files.atomic import is_temporary, temporary_of
+from regard.files.own_files import refuse_links_in, remove_empty
+from regard.files.sealed import read_sealed, write_sealed
 from regard.tasks.runs.serialisation import from_plain, to_plain
 from regard.tasks.runs.toml import write_toml
-from regard.training.checkpoint_names import KEPT, TRAINED
+from regard.tasks.training.checkpoint_names import KEPT, TRAINED
 
 if TYPE_CHECKING:
-    from regard.training.checkpoints import Checkpoints
+    from regard.tasks.training.checkpoints import Checkpoints
 
 T = TypeVar("T")
 FORMAT = 3
@@ -94,7 +94,7 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> "Checkpoints":
         """The models of the run; only they need torch."""
-        from regard.training.checkpoints import Checkpoints
+        from regard.tasks.training.checkpoints import Checkpoints
 
         return Checkpoints(self.path)
 

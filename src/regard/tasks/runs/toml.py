@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.storage.atomic import write_atomically
-from regard.storage.untrusted import parse_toml
+from regard.files.atomic import write_atomically
+from regard.files.untrusted import parse_toml
 from regard.tasks.runs.serialisation import to_plain
 
 HEADER = """\

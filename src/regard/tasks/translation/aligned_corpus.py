@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import DataError, RunFolderError
-from regard.storage.atomic import replacing
-from regard.storage.untrusted import parse_json
+from regard.files.atomic import replacing
+from regard.files.untrusted import parse_json
+from regard.tasks.text.lines import raw_lines
+from regard.tasks.text.links import GoldLinks, LinkedPair, links_of
+from regard.tasks.text.pair_store import TokenStore, chunks
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
-from regard.text.lines import raw_lines
-from regard.text.links import GoldLinks, LinkedPair, links_of
-from regard.text.pair_store import TokenStore, chunks
-from regard.text.tokenizers import Tokenizer
 
 CHUNK_PAIRS = 1_024
 MOST_TOKENS = 2**31 - 1

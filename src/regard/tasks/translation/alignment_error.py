@@ -6,14 +6,14 @@ from itertools import zip_longest
 import torch
 
 from regard.errors import DataError
+from regard.tasks.text.batches import collate
+from regard.tasks.text.codec import Marks
+from regard.tasks.text.links import GoldLinks, Links, check_links
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
-from regard.text.batches import collate
-from regard.text.codec import Marks
-from regard.text.links import GoldLinks, Links, check_links
-from regard.text.pair_store import chunks
 
 TOGETHER_PAIRS = 32
 

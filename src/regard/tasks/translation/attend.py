@@ -9,10 +9,10 @@ from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, axis, merge
+from regard.tasks.text.batches import collate
+from regard.tasks.text.codec import Codec
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.results import Attention
-from regard.text.batches import collate
-from regard.text.codec import Codec
 
 
 @torch.no_grad()

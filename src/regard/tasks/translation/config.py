@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from regard.errors import ArgumentError
-from regard.generation.config import Beam
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.ranges import require_above, require_at_least, require_share
 from regard.tasks.config import TrainingConfig
+from regard.tasks.generation.config import Beam
+from regard.tensors.ranges import require_above, require_at_least, require_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

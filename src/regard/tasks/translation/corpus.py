@@ -1,8 +1,8 @@
 """The text of a translation run: each file is opened once, cut into tokens, and kept on disk in the run folder.
 
 Which pairs are held out depends on how many pairs there are, and the tokenizers must have read all of the text before
-they can cut the first sentence. So the pairs go to a file without a name in the run folder (`regard.text.spool`), and
-all passes but the first read that file. It is deleted once the tokens are stored.
+they can cut the first sentence. So the pairs go to a file without a name in the run folder
+(`regard.tasks.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
 import hashlib
@@ -15,15 +15,15 @@ from regard.errors import DataError, RunFolderError
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
+from regard.tasks.text.lines import Reader
+from regard.tasks.text.links import LinkedPair, read_linked_pairs
+from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.spool import Spool
+from regard.tasks.text.tokenizers import Tokenizer, recipe
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
-from regard.text.bpe_dropout import BPEDropout, NewCuts
-from regard.text.lines import Reader
-from regard.text.links import LinkedPair, read_linked_pairs
-from regard.text.pair_store import TokenStore
-from regard.text.spool import Spool
-from regard.text.tokenizers import Tokenizer, recipe
 
 VALID_SHARE = 0.01
 """Share of the data that is split off for validation if no file for it is given."""

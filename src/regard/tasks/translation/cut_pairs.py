@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from regard.tasks.text.codec import Codec
 from regard.tasks.translation.confidence import word_numbers
-from regard.text.codec import Codec
 
 
 class CutPair(NamedTuple):

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.generation.protocol import Hypothesis
+from regard.tasks.generation.protocol import Hypothesis
+from regard.tasks.text.codec import Codec
 from regard.tasks.translation.results import TermLabels
 from regard.tasks.translation.tags import stretches
 from regard.tasks.translation.terms import Occurrence, PlacedTerm, begins_of_units, is_letter, is_spaced, place_of
-from regard.text.codec import Codec
 
 
 class TokenKinds(NamedTuple):
-    """What the tokens of a target do to words; see `regard.generation.whole_words`."""
+    """What the tokens of a target do to words; see `regard.tasks.generation.whole_words`."""
 
     begins: Tensor
     lengthens: Tensor

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import OutputLoss, RecordMap
+from regard.tasks.text.batches import Batch
+from regard.tasks.text.tokenizers import PAD
+from regard.tasks.training.losses import LossSum
+from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.text.batches import Batch
-from regard.text.tokenizers import PAD
-from regard.training.losses import LossSum
-from regard.training.output_loss import output_cross_entropy
 
 
 class Forcing(Protocol):

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
+from regard.files.atomic import replacing
+from regard.files.untrusted import open_tensors, parse_json, safetensors_library
 from regard.models.fingerprint import fingerprint
 from regard.models.key_lists import KeyLists
 from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
-from regard.storage.atomic import replacing
-from regard.storage.untrusted import open_tensors, parse_json, safetensors_library
 
 FILE = "memory.safetensors"
 """The name of a run's own memory in its folder."""

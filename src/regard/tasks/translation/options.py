@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.generation.config import Beam
-from regard.generation.filters import Vocabulary
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.reverse import Reverse
 from regard.tasks.translation.tags import Tag

@@ -9,9 +9,9 @@ from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import open_corpus
-from regard.text.pair_store import TokenStore
 
 if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RunFolderError
+from regard.files.atomic import read_json
 from regard.models.convert import Pretrained, from_huggingface
 from regard.models.decoder_only import DecoderOnly
 from regard.models.transformer import Transformer
-from regard.storage.atomic import read_json
 from regard.tasks.language_modelling.text_format import DownloadedFormat
-from regard.text.codec import Codec, Marks
-from regard.text.pretrained import TokenizerFile, pretrained_tokenizers
+from regard.tasks.text.codec import Codec, Marks
+from regard.tasks.text.pretrained import TokenizerFile, pretrained_tokenizers
 
 LONGEST_BLOCK = 2_048
 """The most tokens that a language model reads at once, even if it has more positions."""

@@ -14,11 +14,11 @@ from regard.models.fingerprint import fingerprint
 from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.text.pair_store import chunks
+from regard.tasks.text.pairs import read_pairs
 from regard.tasks.translation.memory_file import Remembered
 from regard.tasks.translation.own_pairs import RunPart, own_pairs, texts_of
 from regard.tasks.translation.translator import Translator
-from regard.text.pair_store import chunks
-from regard.text.pairs import read_pairs
 
 TOGETHER_PAIRS = 128
 """So many pairs are read in one pass."""

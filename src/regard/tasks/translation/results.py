@@ -6,8 +6,8 @@ from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative
+from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.confidence import Confidence
-from regard.training.metrics import CorpusScore
 
 
 class TermLabels(NamedTuple):

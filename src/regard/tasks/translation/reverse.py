@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Protocol
 
 from regard.errors import ArgumentError
-from regard.generation.config import Beam
-from regard.generation.protocol import Hypothesis
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.language_modelling.likelihood import Likelihood
+from regard.tasks.text.codec import Codec
 from regard.tasks.translation.made_model import Model
-from regard.text.codec import Codec
 
 IMPOSSIBLE = -1e6
 """Stands for the log-probability of a source that the other translator can never write."""
@@ -39,7 +39,7 @@ class Reverse:
     $$\frac{\log p(y \mid x) + \gamma |y| + \mu \log p(x \mid y)}{|y|^\alpha}$$
 
     is the score of a hypothesis then, where mu is `weight`; gamma and alpha are the reward and the penalty of length
-    (`regard.generation.Beam`).
+    (`regard.tasks.generation.Beam`).
 
     Raises:
         ArgumentError: the weight is out of its range.

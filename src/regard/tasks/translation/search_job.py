@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.generation.beam import beam_search
-from regard.generation.config import Beam
-from regard.generation.filters import Constraint, ForcedPrefix, Vocabulary
-from regard.generation.greedy_search import greedy
-from regard.generation.protocol import Decodable, Hypothesis
-from regard.generation.whole_words import WholeWords
+from regard.tasks.generation.beam import beam_search
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Constraint, ForcedPrefix, Vocabulary
+from regard.tasks.generation.greedy_search import greedy
+from regard.tasks.generation.protocol import Decodable, Hypothesis
+from regard.tasks.generation.whole_words import WholeWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.text.lines import StrPath, decoded, raw_lines
-from regard.text.unicode import normalise
+from regard.tasks.text.lines import StrPath, decoded, raw_lines
+from regard.tasks.text.unicode import normalise
 
 UNSPACED = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 """How Unicode's names of letters begin in scripts that put no space between words."""

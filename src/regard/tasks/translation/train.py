@@ -13,6 +13,8 @@ from regard.tasks.runs.chosen_optimizer import chosen_optimizer
 from regard.tasks.runs.model_size import made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.training.protocols import Loss
+from regard.tasks.training.reporting.events import Callback
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig as TranslationConfig
 from regard.tasks.translation.corpus import new_cuts, open_corpus, prepare_corpus
@@ -22,8 +24,6 @@ from regard.tasks.translation.results import Translation as Translation
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.translator import Translator as Translator
 from regard.tasks.translation.validation import Validation
-from regard.training.protocols import Loss
-from regard.training.reporting.events import Callback
 
 
 def train_translation(

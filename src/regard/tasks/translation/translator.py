@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
-from regard.generation.filters import Vocabulary
-from regard.generation.protocol import Hypothesis, precise
 from regard.models.ensemble import Ensemble
 from regard.models.fingerprint import fingerprint
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Vocabulary
+from regard.tasks.generation.protocol import Hypothesis, precise
 from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods
 from regard.tasks.names import TRANSLATION
 from regard.tasks.pictures.token_maps import Axis, axis, merge
@@ -25,6 +25,14 @@ from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.text.batches import Batch, collate
+from regard.tasks.text.codec import Codec
+from regard.tasks.text.lines import BadLines
+from regard.tasks.text.tokenizers import REPLACEMENT, Tokenizer
+from regard.tasks.text.unicode import normalise
+from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.training.losses import cross_entropy
+from regard.tasks.training.metrics import bleu, chrf, exact_match
 from regard.tasks.translation.alignments import AlignmentOf, taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.confidence import Confidence, confidence_of
@@ -41,14 +49,6 @@ from regard.tasks.translation.reverse import Reverse, log_probabilities_back, re
 from regard.tasks.translation.search_job import Searcher, SearchJob, search
 from regard.tasks.translation.tags import aligned_units, put_back, stretches, taken_out
 from regard.tasks.translation.terms import PlacedTerm, Terms
-from regard.text.batches import Batch, collate
-from regard.text.codec import Codec
-from regard.text.lines import BadLines
-from regard.text.tokenizers import REPLACEMENT, Tokenizer
-from regard.text.unicode import normalise
-from regard.training.distributed.devices import find_device
-from regard.training.losses import cross_entropy
-from regard.training.metrics import bleu, chrf, exact_match
 
 WINDOW_LINES = 1_024
 """How many lines are read, sorted by length and translated together."""

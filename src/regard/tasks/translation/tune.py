@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError, DataError
-from regard.generation.config import Beam
+from regard.tasks.generation.config import Beam
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.text.unicode import normalise
+from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.reverse import log_probabilities_back
 from regard.tasks.translation.translator import EVALUATED_TOGETHER, Translator
-from regard.text.unicode import normalise
-from regard.training.metrics import BleuCounts
 
 REWARDS = tuple(tenth / 10 for tenth in range(13))
 """The rewards of each token that are tried, in nats."""

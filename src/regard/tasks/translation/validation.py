@@ -5,21 +5,21 @@ from typing import Any
 
 import torch
 
-from regard.generation.beam import beam_search
-from regard.generation.config import Beam
-from regard.generation.greedy_search import greedy
+from regard.tasks.generation.beam import beam_search
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.greedy_search import greedy
+from regard.tasks.text.batches import Batch
+from regard.tasks.text.pair_store import chunks
+from regard.tasks.text.tokenizers import PAD, Tokenizer
+from regard.tasks.training.distributed.ranks import Ranks
+from regard.tasks.training.losses import LossSum
+from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.token_batches import TokenBatches
-from regard.text.batches import Batch
-from regard.text.pair_store import chunks
-from regard.text.tokenizers import PAD, Tokenizer
-from regard.training.distributed.ranks import Ranks
-from regard.training.losses import LossSum
-from regard.training.metrics import BleuCounts
 
 
 class Validation:

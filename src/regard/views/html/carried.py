@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from regard.maps.attention_map import AttentionMap
-from regard.maps.pooling import Grid
-from regard.maps.statistics_by_name import pooled
-from regard.maps.tiles import ask_all
+from regard.maps.statistics.by_name import pooled
+from regard.maps.statistics.pooling import Grid
+from regard.maps.statistics.tiles import ask_all
 from regard.views.html.arrays import Arrays, Floats, PackedArray, halves, packed
 from regard.views.html.factors import factors_of
 from regard.views.html.numbers import HeadNumbers, Top

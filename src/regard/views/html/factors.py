@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regard.call.masks.basic import Causal, Lengths, Padding
+from regard.call.masks.patterns import Window
+from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource
-from regard.mechanisms.masks.basic import Causal, Lengths, Padding
-from regard.mechanisms.masks.patterns import Window
-from regard.mechanisms.normalizations import Softmax
+from regard.maps.sources.call import CallSource
 from regard.views.html.arrays import Floats
 
 CHECKED_ROWS = 1024

@@ -10,19 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.inspection.analysis.head_table import induction_score
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource
-from regard.maps.derived_sources import AverageSource
-from regard.maps.given_source import given_weights
-from regard.maps.pooling import Grid
-from regard.maps.source import Source
-from regard.maps.statistics import Distance, Entropy, TopKeys
-from regard.maps.statistics_by_name import pooled, top_weights
-from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.precision import widest_dtype
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.derived import AverageSource
+from regard.maps.sources.given import given_weights
+from regard.maps.sources.source import Source
+from regard.maps.statistics.by_name import pooled, top_weights
+from regard.maps.statistics.definitions import Distance, Entropy, TopKeys
+from regard.maps.statistics.pooling import Grid
+from regard.tensors.precision import widest_dtype
 from regard.views.html.arrays import Floats
+from regard.watching.analysis.head_table import induction_score
 
 THUMBNAIL = 64
 """The most cells on a side of the picture that is carried of every head."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError
-from regard.storage.atomic import file_errors, write_atomically
+from regard.files.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
 from regard.views.html.arrays import Arrays, PackedArray, as_text
 from regard.views.html.carried import Carried

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.errors import ArgumentError
-from regard.maps.call_source import CallSource
+from regard.maps.sources.call import CallSource
 from regard.views.html.contents import Example
 from regard.views.html.factors import factors_of, why_none
 from regard.views.html.numbers import as_heads, spans

@@ -3,13 +3,13 @@
 import math
 from dataclasses import replace
 
+from regard.call.masks.basic import Causal
+from regard.call.normalizations import Softmax
+from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_source import CallSource, GivenFactors
-from regard.mechanisms.masks.basic import Causal
-from regard.mechanisms.normalizations import Softmax
-from regard.mechanisms.precision import widest_dtype
-from regard.mechanisms.scores.base import ScaledDot
+from regard.maps.sources.call import CallSource, GivenFactors
+from regard.tensors.precision import widest_dtype
 
 MASK_CHOICES = ("own", "none", "causal")
 """The masks that a reader can choose: that of the call, none, or the present and the past."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.pooling import Grid
+from regard.maps.statistics.pooling import Grid
 from regard.views.html.contents import Example
 from regard.views.html.numbers import as_heads, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.inspection.analysis.tables import Maps
 from regard.views.html.contents import Example
 from regard.views.html.page import save_page
 from regard.views.model import model_example
 from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
+from regard.watching.analysis.tables import Maps
 
 Viewed = Maps | Sequence[Example]
 LEAST_HEIGHT = 300

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
+from regard.tasks.text.lines import BadLines, Line, decoded, raw_lines
 from regard.tasks.translation.bulk.resumable_output import Unfinished
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
-from regard.text.lines import BadLines, Line, decoded, raw_lines
 
 Parse = Callable[[Line], Request]
 """Makes a request of a line; raises DataError if the line cannot be read."""

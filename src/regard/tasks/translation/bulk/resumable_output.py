@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import ArgumentError, RunFolderError
-from regard.storage.atomic import naming, read_json, rename, to_disk, write_json
-from regard.storage.locks import lock
-from regard.storage.own_files import part_from_other_names, refuse_links
-from regard.text.lines import Line
+from regard.files.atomic import naming, read_json, rename, to_disk, write_json
+from regard.files.locks import lock
+from regard.files.own_files import part_from_other_names, refuse_links
+from regard.tasks.text.lines import Line
 
 FORMAT = 1
 """The version of the format of the record."""

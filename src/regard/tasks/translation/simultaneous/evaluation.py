@@ -9,12 +9,12 @@ import torch
 
 from regard.errors import DataError
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.training.metrics import CorpusScore, bleu
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
 from regard.tasks.translation.simultaneous.lagging import average_lagging, length_adaptive_average_lagging
 from regard.tasks.translation.simultaneous.policies import AlignAtt, WaitK
 from regard.tasks.translation.translator import Translator
-from regard.training.metrics import CorpusScore, bleu
 
 TOGETHER = 64
 """How many sentences are translated together."""

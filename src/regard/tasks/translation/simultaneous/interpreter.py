@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.generation.filters import Progress
-from regard.generation.protocol import log_probabilities, worth_leaving
-from regard.generation.steps import steps
-from regard.mechanisms.fast_topk import largest
+from regard.tasks.generation.filters import Progress
+from regard.tasks.generation.protocol import log_probabilities, worth_leaving
+from regard.tasks.generation.steps import steps
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.policies import ReadWritePolicy
 from regard.tasks.translation.translator import Translator
+from regard.tensors.topk import largest
 
 
 @dataclass(frozen=True, slots=True)

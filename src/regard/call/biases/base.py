@@ -1,0 +1,269 @@
+"""Biases are added to the scores: tensors, and functions of positions and vectors.
+
+A bias answers for any block of queries and keys, as a mask does, so that a T x S tensor need not exist. A tensor can
+be given as a bias directly. Relative positions (ALiBi, T5, ...) are functions of the head and of the positions of
+query and key; some of them read the vectors too.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.call.block_gradient import pull_through_graph
+from regard.call.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
+from regard.errors import ShapeError
+from regard.tensors.guards import can_look
+
+BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
+"""From the gradient of a block of the bias to the gradients of the block's queries and keys; None if it reads neither.
+
+It adds the gradients of the learned tensors to the tensors in the second argument. It is called once.
+"""
+
+
+class Bias(ABC):
+    """A function of a query and a key. Subclasses define `value`, and say whether it reads the vectors."""
+
+    reads_vectors: bool = False
+    """Whether `value` reads the vectors of query and key, not only their positions."""
+
+    @abstractmethod
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The bias for heads, rows i and columns j, which are index tensors that broadcast against the scores.
+
+        `query` is (..., t, D) and `key` is (..., s, D), as the score prepared them. The result broadcasts
+        to (..., t, s).
+        """
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensors that take a gradient."""
+        return ()
+
+    def bind(self, sizes: Sizes, device: torch.device) -> "Bias":
+        """Resolve the bias against a call: give it a definite offset and the canonical rank."""
+        return self
+
+    @property
+    def per_key(self) -> Tensor | None:
+        """The bias as a tensor (B or 1, H or 1, 1, S or 1), if it is bound and the same for every query; else None."""
+        return None
+
+    def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
+        """The bias as a sum of one (B or 1, H or 1, 1, S) per key and one (B or 1, H or 1, T) per query, or None.
+
+        `causal` says that no query sees a later key. The sum then need not hold for later keys.
+        """
+        return None
+
+    def is_zero(self, rows: range, columns: range) -> bool:
+        """Whether a bound bias is 0 for all pairs of these rows and columns; False if that is not known cheaply."""
+        return False
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The bias (B or 1, H or 1, t or 1, s or 1) of some rows and columns; `query` and `key` are their vectors."""
+        head = torch.arange(sizes.heads, device=query.device)[:, None, None]
+        i, j = index_tensor(rows, query.device)[:, None], index_tensor(columns, query.device)
+        answer = self.value(head, i, j, query, key)
+        return answer[(None,) * (4 - answer.dim())]
+
+    def linearize(
+        self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, BiasPull]:
+        """`block` without a graph, and the function that takes its gradient back.
+
+        `learned` are the tensors of `learned()` that take a gradient, of the bias that this bias was selected from.
+        Autograd does the work, unless a subclass knows a shorter way.
+        """
+        query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+        with torch.enable_grad():
+            block = self.block(rows, columns, query=query, key=key, sizes=sizes)
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+            if not block.requires_grad:
+                return None
+            grad = summed_to(grad, block.shape).to(block.dtype)
+            return pull_through_graph(block, grad, (query, key), learned, totals)
+
+        return block.detach(), pull
+
+    def laid_out(self, sizes: Sizes, device: torch.device) -> "Bias":
+        """A bound bias in the form from which many small blocks are read fastest."""
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every pair has a learned number of its own; its gradient can then be written instead of added."""
+        return False
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The bias of N pairs; query and key are (N, B, H, 1, D), the result broadcasts to (N, B, H, 1, 1)."""
+        head = torch.arange(sizes.heads, device=query.device)[:, None, None]
+        i, j = (p[:, None, None, None, None] for p in (rows, columns))
+        return self.value(head, i, j, query, key)
+
+    def select(self, batches: Tensor, heads: Tensor) -> "Bias":
+        """The bias of (batch, head) pairs, each a batch row of one head."""
+        return SelectedBias(self, heads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseBias(Bias):
+    """A tensor given by the caller: the input's rank with each dimension full or 1, or (T, S)."""
+
+    tensor: Tensor
+    is_whole: bool = False
+    """Whether it is known to hold a number for each pair, so that no two pairs share a gradient."""
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensor, if it takes a gradient."""
+        return (self.tensor,) if self.tensor.requires_grad else ()
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Bias:
+        """Give the tensor the canonical rank."""
+        tensor = canonical_pairwise(self.tensor.to(device), sizes, "bias")
+        return DenseBias(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
+
+    @property
+    def per_key(self) -> Tensor | None:
+        """The tensor itself, if it is the same for every query."""
+        return self.tensor if self.tensor.shape[-2] == 1 else None
+
+    def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
+        """The tensor itself, if it is the same for every query."""
+        return None if self.per_key is None else (self.per_key, None)
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Never called: blocks and pairs are read from the tensor."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """A slice of the tensor, so that its gradient is a slice too."""
+        return take_pairs(self.tensor, rows, columns)
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The numbers of the tensor at the pairs."""
+        i, j = (
+            p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
+        )
+        return self.tensor[:, :, i, j].movedim(-1, 0)[..., None, None]
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """The tensor with the choice beside it; nothing is copied."""
+        batches, heads = (
+            p if n > 1 else torch.zeros_like(p) for p, n in zip((batches, heads), self.tensor.shape[:2], strict=True)
+        )
+        return Chosen(self.tensor, batches, heads, self.is_whole)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen(Bias):
+    """A tensor with a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
+
+    tensor: Tensor
+    batches: Tensor
+    heads: Tensor
+    is_whole: bool = False
+    """As in `DenseBias`: no two pairs share a gradient. Also, no pair is chosen twice."""
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensor, if it takes a gradient."""
+        return (self.tensor,) if self.tensor.requires_grad else ()
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Never called: blocks and pairs are read from the tensor."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The slices of the block for the pairs; nothing more is copied."""
+        return self._of_pairs(take_pairs(self.tensor, rows, columns))
+
+    def linearize(
+        self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, BiasPull]:
+        """The gradient is written or added to the places that the block was read from."""
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
+            for total in totals:
+                grad = summed_to(grad, (len(self.batches), 1, *take_pairs(total, rows, columns).shape[2:]))
+                part = take_pairs(total, rows, columns)
+                if self.is_whole:
+                    for n, (batch, head) in enumerate(zip(self.batches.tolist(), self.heads.tolist(), strict=True)):
+                        part[batch, head] = grad[n, 0]
+                elif len(self.batches) == 1:
+                    part[int(self.batches), int(self.heads)] += grad[0, 0]
+                else:
+                    # If several pairs read the same place, their gradients add up.
+                    part.index_put_((self.batches, self.heads), grad[:, 0].to(part.dtype), accumulate=True)
+
+        return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The numbers of the tensor at the pairs."""
+        i, j = (
+            p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
+        )
+        each = self.tensor[self.batches[:, None], self.heads[:, None], i, j]
+        return each.unsqueeze(1).movedim(-1, 0)[..., None, None]
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """A choice among the chosen pairs."""
+        return Chosen(self.tensor, self.batches[batches], self.heads[batches])
+
+    def _of_pairs(self, tensor: Tensor) -> Tensor:
+        # One pair is a slice. Which pair it is depends on a value, and a compiled graph must not depend on values.
+        if len(self.batches) == 1 and can_look(self.batches):
+            return tensor[int(self.batches), int(self.heads)][None, None]
+        return tensor[self.batches, self.heads].unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedBias(Bias):
+    """A bias with a choice of heads: pair n stands in batch row n, head 0."""
+
+    bias: Bias
+    heads: Tensor
+
+    @property
+    def reads_vectors(self) -> bool:  # type: ignore[override]
+        """Whether the inner bias reads the vectors."""
+        return self.bias.reads_vectors
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The learned tensors of the inner bias."""
+        return self.bias.learned()
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The bias for the head of each pair."""
+        return self.bias.value(self.heads[:, None, None, None], i, j, query, key)
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """The heads of those batch rows."""
+        return SelectedBias(self.bias, self.heads[batches])
+
+
+def summed_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
+    """A gradient, summed over the dimensions along which a tensor of this shape was broadcast."""
+    return grad if grad.shape == tuple(shape) else grad.sum_to_size(*shape)
+
+
+def as_bias(bias: "Bias | Tensor | None") -> Bias | None:
+    """The bias for what the caller gave.
+
+    Raises:
+        ShapeError: a bool tensor, which is a mask, or an object that is neither a bias nor a tensor.
+    """
+    if bias is None or isinstance(bias, Bias):
+        return bias
+    if isinstance(bias, Tensor) and bias.is_floating_point():
+        return DenseBias(bias)
+    what = str(bias.dtype) if isinstance(bias, Tensor) else type(bias).__name__
+    raise ShapeError(f"bias= takes a float tensor or a regard bias, got {what}; a bool tensor goes in as mask=")

@@ -1,0 +1,308 @@
+"""Masks say who MAY attend to whom: everywhere, True = keep.
+
+A mask is a predicate on absolute positions, `allowed(batch, head, query, key)`. Every rendering (a dense tensor, a
+tile, a range of keys, a drawing) asks the same predicate, so that no two renderings can disagree. Masks combine with
+`&`, `|` and `~`.
+
+    lengths(n)             key < n                      one length per sequence
+    lengths(n, per_query)  key < n[query]               one length per query (d2l's 2-D valid_lens)
+    padding(keep)          keep[key]                    from a bool tensor, or from tokens and a pad id
+    causal()               key <= query + S - T         the last query sees the last key
+    causal(offset)         key <= query + offset        query i stands at position offset + i
+    predicate(function)    function(batch, head, query, key)
+    a bool tensor          tensor[..., query, key]
+
+and, in `regard.call.masks.patterns`, windows, prefixes, packed documents, strides and blocks.
+
+A mask is built before it knows the call that it will serve. `bind` resolves it against the sizes of the call
+(causal's default offset, the shape of lengths) and checks it there.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.call.shapes import Sizes, index_tensor
+from regard.errors import ArgumentError, RegardError
+from regard.tensors.tile_sizes import ranges
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+AXES = frozenset({"batch", "head", "query", "key"})
+"""The names of the four arguments that a mask may depend on."""
+
+
+FLEX_BLOCK = 128
+"""The number of queries, and of keys, in one block of FlexAttention."""
+
+
+class Mask(ABC):
+    """A predicate on positions. Subclasses define `allowed`, and say what they know of their structure."""
+
+    @abstractmethod
+    def allowed(
+        self,
+        batch: Int[Tensor, "..."],
+        head: Int[Tensor, "..."],
+        query: Int[Tensor, "..."],
+        key: Int[Tensor, "..."],
+    ) -> Bool[Tensor, "..."]:
+        """True where the query may attend to the key, for index tensors that broadcast together.
+
+        The result is only as large as the positions that it depends on: the result of a mask on keys alone has the
+        shape of `key` (and batch), whatever the number of queries is.
+        """
+
+    def depends_on(self) -> frozenset[str]:
+        """Which of batch, head, query and key the predicate reads; all of them, unless a subclass knows better."""
+        return AXES
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The range of keys outside which no query of `rows` may attend; all keys, unless a subclass knows better."""
+        return range(sizes.keys)
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        """Rows at which a block of queries should begin, because the allowed keys change there."""
+        return []
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether every query of `rows` may attend to every key of `columns`; False if that is not known cheaply."""
+        return False
+
+    def is_relative(self) -> bool:
+        """Whether the predicate depends on key - query alone, so that all blocks on a diagonal are equal."""
+        return False
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
+    ) -> Bool[Tensor, "..."]:
+        """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
+        axes = self.depends_on()
+        # An axis that the mask does not read needs one position only.
+        batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
+        head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
+        allowed = self.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
+        return allowed[(None,) * (4 - allowed.dim())]
+
+    def bind(self, sizes: Sizes, device: torch.device) -> "Mask":
+        """Resolve the mask against a call: definite offsets, a flat batch, tensors on the call's device."""
+        return self
+
+    def factors(self) -> tuple["Mask", ...]:
+        """The masks that all have to agree, if this mask is a conjunction; else the mask itself."""
+        return (self,)
+
+    def dense(self, sizes: Sizes, device: torch.device | str = "cpu") -> Bool[Tensor, "..."]:
+        """The mask as one bool tensor of shape (B or 1, H or 1, T or 1, S or 1)."""
+        device = torch.device(device)
+        rows, columns = range(sizes.queries), range(sizes.keys)
+        return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
+
+    def block_mask(self, sizes: Sizes, device: torch.device | str = "cpu") -> "BlockMask":
+        """The mask as FlexAttention's BlockMask. One row of blocks is rendered at a time."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        device = torch.device(device)
+        bound = self.bind(sizes, device)
+
+        # FlexAttention recognizes a mask by the number of arguments of a plain function.
+        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return bound.allowed(batch, head, query, key)
+
+        rows = ranges(sizes.queries, FLEX_BLOCK)
+        blocks = [_blocks(render(bound, r, range(sizes.keys), sizes=sizes, device=device), len(r), sizes) for r in rows]
+        some, every = (torch.stack(list(kind), dim=2) for kind in zip(*blocks, strict=True))
+        return BlockMask.from_kv_blocks(
+            *_first_true(some & ~every),
+            *_first_true(every),
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=mask_mod,
+            seq_lengths=(sizes.queries, sizes.keys),
+        )
+
+    def draw(self, queries: int = 12, keys: int | None = None) -> str:
+        """The mask in characters, queries down and keys across, for one sequence and one head.
+
+        >>> from regard.call.masks import causal
+        >>> print(causal().draw(3))
+        #..
+        ##.
+        ###
+        """
+        sizes = Sizes((), 1, 1, queries, queries if keys is None else keys, False)
+        rows = self.dense(sizes).expand(1, 1, queries, sizes.keys)[0, 0].tolist()
+        return "\n".join("".join("#" if allowed else "." for allowed in row) for row in rows)
+
+    def __repr__(self) -> str:
+        """The name of the mask, and a drawing if it needs no batch."""
+        try:
+            return f"{self}\n{self.draw()}"
+        except (RegardError, IndexError, RuntimeError):
+            return str(self)
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return And((*self.factors(), *other.factors())) if isinstance(other, Mask) else NotImplemented
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Or((self, other)) if isinstance(other, Mask) else NotImplemented
+
+    def __bool__(self) -> bool:
+        """Refuse to be true or false, because `and`, `or` and `not` would silently drop a mask.
+
+        Raises:
+            ArgumentError: always; the message names the operators that combine masks.
+        """
+        raise ArgumentError(
+            f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
+            "compare with `is None` to see whether there is one"
+        )
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+def render(
+    mask: Mask, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
+) -> Bool[Tensor, "..."]:
+    """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
+    return mask.block(rows, columns, sizes=sizes, device=device)
+
+
+def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Two answers for each block of one row of blocks: whether any pair is allowed, and whether all are.
+
+    Both have the shape (B or 1, H or 1, blocks).
+    """
+    allowed = allowed.expand(*allowed.shape[:2], rows, sizes.keys)
+    # Pairs beyond the last query or key are not allowed.
+    padded = torch.nn.functional.pad(allowed, (0, -sizes.keys % FLEX_BLOCK, 0, FLEX_BLOCK - rows))
+    counts = padded.unflatten(-1, (-1, FLEX_BLOCK)).sum((-3, -1))
+    return counts > 0, counts == FLEX_BLOCK**2
+
+
+def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of chosen entries in each row, and their indices first, in order."""
+    order = torch.argsort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class And(Mask):
+    """The pairs that all of the masks allow."""
+
+    masks: tuple[Mask, ...]
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Bind each mask."""
+        return And(tuple(mask.bind(sizes, device) for mask in self.masks))
+
+    def factors(self) -> tuple[Mask, ...]:
+        """The masks themselves."""
+        return self.masks
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """True where all masks allow the pair."""
+        answer = self.masks[0].allowed(batch, head, query, key)
+        for mask in self.masks[1:]:
+            answer = answer & mask.allowed(batch, head, query, key)
+        return answer
+
+    def depends_on(self) -> frozenset[str]:
+        """Every axis that any of the masks depends on."""
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The intersection of the ranges."""
+        ranges = [mask.key_range(rows, sizes) for mask in self.masks]
+        start = max(r.start for r in ranges)
+        return range(start, max(start, min(r.stop for r in ranges)))
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        """The cuts of all masks."""
+        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether all masks cover the block."""
+        return all(mask.covers(rows, columns) for mask in self.masks)
+
+    def is_relative(self) -> bool:
+        """Whether all masks are relative."""
+        return all(mask.is_relative() for mask in self.masks)
+
+    def __str__(self) -> str:
+        return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Or(Mask):
+    """The pairs that any of the masks allows."""
+
+    masks: tuple[Mask, ...]
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Bind each mask."""
+        return Or(tuple(mask.bind(sizes, device) for mask in self.masks))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """True where any mask allows the pair."""
+        answer = self.masks[0].allowed(batch, head, query, key)
+        for mask in self.masks[1:]:
+            answer = answer | mask.allowed(batch, head, query, key)
+        return answer
+
+    def depends_on(self) -> frozenset[str]:
+        """Every axis that any of the masks depends on."""
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The smallest range that holds all ranges that are not empty."""
+        ranges = [mask.key_range(rows, sizes) for mask in self.masks]
+        ranges = [r for r in ranges if r]
+        return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        """The cuts of all masks."""
+        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether one of the masks covers the block."""
+        return any(mask.covers(rows, columns) for mask in self.masks)
+
+    def is_relative(self) -> bool:
+        """Whether all masks are relative."""
+        return all(mask.is_relative() for mask in self.masks)
+
+    def __str__(self) -> str:
+        return " | ".join(str(mask) for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Not(Mask):
+    """The pairs that the mask forbids. Their range of keys is unknown, so no block is skipped."""
+
+    mask: Mask
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Bind the inner mask."""
+        return Not(self.mask.bind(sizes, device))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """True where the inner mask is False."""
+        return ~self.mask.allowed(batch, head, query, key)
+
+    def depends_on(self) -> frozenset[str]:
+        """The axes that the inner mask depends on."""
+        return self.mask.depends_on()
+
+    def is_relative(self) -> bool:
+        """Whether the inner mask is relative."""
+        return self.mask.is_relative()
+
+    def __str__(self) -> str:
+        return f"~({self.mask})"

@@ -1,0 +1,261 @@
+"""The masks that most calls need: lengths, padding, causality, a tensor, any predicate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.call.masks.base import AXES, Mask
+from regard.call.shapes import Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
+from regard.errors import ArgumentError, ShapeError
+from regard.tensors.guards import can_look
+
+
+def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
+    """Attend to the first n keys: True where key < n.
+
+    Args:
+        valid: n, in the batch's shape: one n for each sequence. With `per_query`, or with one more dimension of
+            size T: one n for each query. A row of length 0 has no key, and its weights and output are 0.
+        per_query: whether the last dimension of `valid` counts queries. It is needed only if the shape is
+            ambiguous (T queries without a batch).
+
+    Raises:
+        ShapeError: `valid` is not made of integers, or (in a call) its shape does not fit.
+
+    >>> lengths(torch.tensor([1, 3])).dense(Sizes((2,), 1, 1, 1, 3, False)).squeeze()
+    tensor([[ True, False, False],
+            [ True,  True,  True]])
+    """
+    tensor = torch.as_tensor(valid)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ShapeError(f"lengths must be integers, got {tensor.dtype}; for a bool mask use padding()")
+    return Lengths(tensor, per_query)
+
+
+def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
+    """Attend to real tokens only.
+
+    Args:
+        tokens: (batch..., S); bool with True = a real token, or token ids together with `pad_id`.
+        pad_id: the id of the padding token.
+
+    Raises:
+        ShapeError: ids are given without a `pad_id`, or the tensor is a float mask.
+
+    >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
+    tensor([ True,  True, False])
+    """
+    if pad_id is not None:
+        return Padding(tokens != pad_id)
+    if tokens.dtype != torch.bool:
+        raise ShapeError(f"padding() takes a bool tensor (True = keep) or ids with pad_id=, got {tokens.dtype}")
+    return Padding(tokens)
+
+
+def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
+    """Attend to the present and the past: True where key <= query + offset.
+
+    Args:
+        offset: query i stands at position offset + i. None means S - T, which aligns the last query with the last
+            key, as a key-value cache needs it. 0 aligns the first query with the first key, as torch's
+            `is_causal` does. A tensor of the batch's shape gives each sequence its own offset.
+
+    >>> causal().dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
+    tensor([[ True,  True, False],
+            [ True,  True,  True]])
+    """
+    return Causal(offset)
+
+
+def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> Mask:
+    """A mask defined by the caller: `function(batch, head, query, key)` on index tensors that broadcast.
+
+    >>> even = predicate(lambda batch, head, query, key: (query - key) % 2 == 0)
+    >>> even.dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
+    tensor([[ True, False,  True],
+            [False,  True, False]])
+    """
+    return Predicate(function)
+
+
+def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
+    """The mask for what the caller gave: a `Mask`, a bool tensor (True = keep) or None.
+
+    Raises:
+        ShapeError: a float tensor, which is a bias.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return DenseMask(mask)
+    what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+    raise ShapeError(
+        f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Lengths(Mask):
+    """`key < n`. See `lengths`."""
+
+    valid: Tensor
+    per_query: bool = False
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Flatten the batch to (B,) or (B, T)."""
+        valid, per_query = self.valid.to(device), self.per_query or self.valid.dim() == len(sizes.batch) + 1
+        trailing = (sizes.queries,) if per_query else ()
+        if valid.dim() == 0 and not trailing:
+            valid = valid.expand(sizes.batch)
+        flat = canonical_per_sequence(valid, sizes, *trailing, name="lengths")
+        return Lengths(flat, per_query)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`key < n`."""
+        return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
+
+    def block(self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device) -> Tensor:
+        """One comparison where the lengths are those of sequences."""
+        if self.per_query:
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return index_tensor(columns, device) < self.valid.view(-1, 1, 1, 1)
+
+    def depends_on(self) -> frozenset[str]:
+        """Batch and key, and also the query if each query has its own length."""
+        return frozenset({"batch", "key", "query"} if self.per_query else {"batch", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The keys up to the longest length."""
+        if not can_look(self.valid) or not self.valid.numel():
+            return range(sizes.keys)
+        return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether the columns end within the shortest length."""
+        return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
+
+    def _of(self, rows: range) -> Tensor:
+        return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
+
+    def __str__(self) -> str:
+        return "lengths per query" if self.per_query else "lengths"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Padding(Mask):
+    """`keep[key]`. See `padding`."""
+
+    keep: Tensor
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Flatten the batch to (B, S)."""
+        keep = self.keep.to(device)
+        if keep.dim() == 1 and sizes.batch:
+            keep = keep.expand(*sizes.batch, keep.shape[0])
+        return Padding(canonical_per_sequence(keep, sizes, sizes.keys, name="padding"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`keep[batch, key]`."""
+        return self.keep[batch, key]
+
+    def depends_on(self) -> frozenset[str]:
+        """Batch and key."""
+        return frozenset({"batch", "key"})
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether all of these keys are real tokens."""
+        return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
+
+    def __str__(self) -> str:
+        return "padding"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Causal(Mask):
+    """`key <= query + offset`. See `causal`."""
+
+    offset: int | Tensor | None = None
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Align the last query with the last key if no offset was given."""
+        if self.offset is None:
+            return Causal(sizes.keys - sizes.queries)
+        if isinstance(self.offset, int):
+            return Causal(self.offset)
+        offset = self.offset.to(device)
+        return Causal(canonical_per_sequence(offset, sizes, name="causal's offset"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`key <= query + offset`."""
+        offset = self.offset[batch] if isinstance(self.offset, Tensor) else self.offset
+        if offset is None:
+            raise ArgumentError("this causal mask has not met a call yet: bind it, or give it an offset")
+        return key <= query + offset
+
+    def depends_on(self) -> frozenset[str]:
+        """Query and key, and also the batch if each sequence has its own offset."""
+        return frozenset({"batch", "query", "key"} if isinstance(self.offset, Tensor) else {"query", "key"})
+
+    def key_range(self, rows: range, sizes: Sizes) -> range:
+        """The keys up to the position of the last row."""
+        if not isinstance(self.offset, int):
+            return range(sizes.keys)
+        return range(max(0, min(sizes.keys, rows.stop + self.offset)))
+
+    def covers(self, rows: range, columns: range) -> bool:
+        """Whether the columns end at or before the position of the first row."""
+        return isinstance(self.offset, int) and columns.stop <= rows.start + self.offset + 1
+
+    def is_relative(self) -> bool:
+        """True if one offset holds for the whole batch."""
+        return isinstance(self.offset, int)
+
+    def __str__(self) -> str:
+        return "causal"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Predicate(Mask):
+    """A function given by the caller. See `predicate`."""
+
+    function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The result of the function."""
+        answer = self.function(batch, head, query, key)
+        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
+            raise ShapeError(f"a mask's predicate must return a bool tensor, got {answer!r}")
+        return answer
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", "predicate").replace("<lambda>", "predicate")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DenseMask(Mask):
+    """A bool tensor given by the caller, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
+
+    tensor: Tensor
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        """Give the tensor the canonical rank."""
+        return DenseMask(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """`tensor[batch, head, query, key]`; a dimension of size 1 serves every index."""
+        index = (batch, head, query, key)
+        zero = torch.zeros_like(batch)
+        return self.tensor[tuple(zero if n == 1 else i for i, n in zip(index, self.tensor.shape, strict=True))]
+
+    def depends_on(self) -> frozenset[str]:
+        """The dimensions whose size is not 1."""
+        axes = ("batch", "head", "query", "key")
+        if self.tensor.dim() != 4:
+            return AXES
+        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n != 1)
+
+    def __str__(self) -> str:
+        return "a dense mask"

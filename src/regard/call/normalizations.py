@@ -1,0 +1,346 @@
+"""How a row of scores becomes a row of weights.
+
+A normalization turns masked scores (excluded keys are -inf) into weights and a *row state*: the few
+numbers per row from which any block of the weights can be computed again from its scores alone. For
+softmax the state is the log-sum-exp of the row.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
+
+WORST = 2.0**-15
+"""A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""
+
+
+def coarse_rows(state: Tensor) -> Tensor:
+    """Whether log-sum-exps are so far from 0 that their steps are larger than `WORST`, bool; beyond 256 in float32.
+
+    >>> coarse_rows(torch.tensor([100.0, -1e9, -torch.inf]))
+    tensor([False,  True, False])
+    """
+    return (state.abs() * torch.finfo(state.dtype).eps > WORST) & state.isfinite()
+
+
+def any_coarse(state: Tensor) -> bool:
+    """Whether any row is coarse; False if the numbers cannot be looked at."""
+    if not has_values(state) or in_transform("Vmap"):
+        return False
+    return bool(coarse_rows(state.detach()).any())
+
+
+class Normalization(ABC):
+    """A normalization gives weights with their row state, and weights from a row state."""
+
+    has_base: ClassVar[bool] = False
+    """Whether the backends run another normalization, `base`, before `finish`."""
+
+    @property
+    def base(self) -> "Normalization":
+        """The normalization that the backends run, before `finish`."""
+        return self
+
+    def finish(self, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn the output (B, H, T, E) and the row state (B, H, T) of the base into those of this normalization."""
+        return output, state
+
+    def select(self, heads: Tensor) -> "Normalization":
+        """The normalization of some heads, each as a batch row of one head."""
+        return self
+
+    @abstractmethod
+    def normalize(
+        self, scores: Float[Tensor, "*batch T S"]
+    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+        """Weights of whole rows of scores, and the row state. The score of an excluded key is -inf."""
+
+    @abstractmethod
+    def weights(
+        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """Weights of a block of scores, given the state of its rows."""
+
+    def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
+        """`weights`, when nobody needs the scores any more: it may overwrite them."""
+        return self.weights(scores, state)
+
+    @abstractmethod
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """Gradient of whole rows of scores (..., t, S), from the gradients of the weights and of the row state.
+
+        Args:
+            weights: P.
+            grad: dP, which may be overwritten.
+            grad_state: the gradient of the row state (..., t), or None.
+            inner: sum_j P_ij dP_ij (..., t), which is dO_i . O_i.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(Normalization):
+    r"""$P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ with $\mathrm{lse}_i = \log \sum_j \exp(s_{ij})$.
+
+    Every row that has a key sums to 1. A row that has no key is exactly 0, and its state is -inf.
+
+    >>> weights, lse = Softmax().normalize(torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf]]))
+    >>> weights
+    tensor([[0.5000, 0.5000],
+            [0.0000, 0.0000]])
+    """
+
+    def normalize(
+        self, scores: Float[Tensor, "*batch T S"]
+    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+        """Weights of whole rows, and their log-sum-exp (-inf for a row with no key)."""
+        peak = scores.detach().amax(-1, keepdim=True)
+        if not scores.requires_grad and not in_forward_mode():
+            return self._in_one_pass(scores, peak)
+        peak = peak.masked_fill(peak == -torch.inf, 0.0)
+        exponentials = torch.exp(scores - peak)
+        total = exponentials.sum(-1, keepdim=True)
+        dead = total == 0
+        weights = exponentials / total.masked_fill(dead, 1.0)
+        # log(0) has an infinite gradient, and 0 * inf would turn it into NaN. Rows without a key therefore take log(1).
+        lse = (torch.log(total.masked_fill(dead, 1.0)) + peak).masked_fill(dead, -torch.inf)
+        return weights, lse.squeeze(-1)
+
+    @staticmethod
+    def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with torch's own softmax. The largest weight is exp(peak - lse), which gives the lse."""
+        weights, dead = torch.softmax(scores, -1), peak == -torch.inf
+        if not can_look(dead) or bool(dead.any()):
+            weights = weights.masked_fill_(dead, 0.0)
+        largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
+        return weights, (peak - largest.log()).squeeze(-1)
+
+    def weights(
+        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """exp(scores - lse); rows whose state is -inf are exactly 0."""
+        # Where the state is -inf, all scores are -inf too.
+        return torch.exp(scores - state.masked_fill(state == -torch.inf, 0.0)[..., None])
+
+    def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
+        """The same, written over the scores."""
+        return scores.sub_(state.masked_fill(state == -torch.inf, 0.0)[..., None]).exp_()
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """P * (dP - sum P dP + dlse)."""
+        return grad.sub_((inner if grad_state is None else inner - grad_state)[..., None]).mul_(weights)
+
+    def __str__(self) -> str:
+        return "softmax"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftmaxWithSink(Softmax):
+    r"""$P_{ij} = \exp(s_{ij}) / (\exp(z) + \sum_l \exp(s_{il}))$: softmax with one more key of score z and value 0.
+
+    Rows sum to at most 1. z = 0 is "off by one" (Miller 2023); GPT-OSS learns one z for each head.
+    The backends run the plain softmax; its log-sum-exp is then corrected:
+    $\mathrm{lse}' = \log(\exp(\mathrm{lse}) + \exp(z))$.
+
+    >>> scores = torch.zeros(1, 3)
+    >>> state = SoftmaxWithSink().finish(torch.ones(1, 1), torch.logsumexp(scores, -1))[1]
+    >>> SoftmaxWithSink().weights(scores, state)
+    tensor([[0.2500, 0.2500, 0.2500]])
+    """
+
+    sink: float | Float[Tensor, "..."] = 0.0
+    """z: a number, a learned scalar, or one number for each head (H,)."""
+
+    has_base = True
+
+    @property
+    def base(self) -> Normalization:
+        """Softmax."""
+        return Softmax()
+
+    def finish(self, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale the rows by exp(lse - lse')."""
+        both = torch.logaddexp(state, self.sink_of_rows(state))
+        return output * torch.exp(state - both)[..., None].to(output.dtype), both
+
+    def sink_of_rows(self, state: Tensor) -> Tensor:
+        """z, which broadcasts to a row state (B, H, T)."""
+        sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
+        return sink[:, None] if sink.dim() == 1 else sink
+
+    def select(self, heads: Tensor) -> Normalization:
+        """The sinks of those heads."""
+        if not isinstance(self.sink, Tensor) or self.sink.numel() == 1:
+            return self
+        return SoftmaxWithSink(self.sink.reshape(-1)[heads][:, None, None])
+
+    def __str__(self) -> str:
+        return "softmax with a sink"
+
+
+@dataclass(frozen=True, slots=True)
+class Sigmoid(Normalization):
+    r"""$P_{ij} = \sigma(s_{ij} + b)$: each weight is computed alone, in (0, 1). Rows need not sum to 1.
+
+    Source: Ramapuram et al. 2024 (arXiv:2409.04431), whose b is -log S.
+
+    >>> Sigmoid().normalize(torch.tensor([[0.0, -torch.inf]]))[0]
+    tensor([[0.5000, 0.0000]])
+    """
+
+    shift: float = 0.0
+    """b."""
+
+    def normalize(
+        self, scores: Float[Tensor, "*batch T S"]
+    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+        """The weights, and a row state that holds no information."""
+        return torch.sigmoid(scores + self.shift), scores.new_zeros(scores.shape[:-1])
+
+    def weights(
+        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """sigma(scores + b)."""
+        return torch.sigmoid(scores + self.shift)
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """P (1 - P) dP."""
+        return weights * (1 - weights) * grad
+
+    def __str__(self) -> str:
+        return "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Unnormalized(Normalization):
+    r"""$P_{ij} = \exp(s_{ij})$: the values of a kernel themselves are the weights, in [0, inf).
+
+    >>> Unnormalized().normalize(torch.tensor([[0.0, -torch.inf]]))[0]
+    tensor([[1., 0.]])
+    """
+
+    def normalize(
+        self, scores: Float[Tensor, "*batch T S"]
+    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+        """The weights, and a row state that holds no information."""
+        return torch.exp(scores), scores.new_zeros(scores.shape[:-1])
+
+    def weights(
+        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """exp(scores)."""
+        return torch.exp(scores)
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """P dP."""
+        return weights * grad
+
+    def __str__(self) -> str:
+        return "unnormalized kernel"
+
+
+class _Threshold(Normalization):
+    """Weights that are exactly 0 below a threshold tau. The row state is tau, or +inf where a row has no key."""
+
+    def weights(
+        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """The part of each score that stands above the threshold."""
+        return self._above(scores, state[..., None])
+
+    def normalize(
+        self, scores: Float[Tensor, "*batch T S"]
+    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+        """Weights of whole rows, and the threshold tau of each row."""
+        dead = (scores == -torch.inf).all(-1, keepdim=True)
+        tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
+        return self._above(scores, tau), tau.squeeze(-1)
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        """g (dP - sum g dP / sum g) with g = dP/ds at a fixed threshold, plus the gradient through the threshold."""
+        slope = self._slope(weights)
+        share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
+        answer = slope * (grad - (share * grad).sum(-1, keepdim=True))
+        return answer if grad_state is None else answer + share * (self._tau_slope * grad_state[..., None])
+
+    _tau_slope = 1.0
+
+    @abstractmethod
+    def _tau(self, scores: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _above(self, scores: Tensor, tau: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _slope(self, weights: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsemax(_Threshold):
+    r"""$P_{ij} = \max(s_{ij} - \tau_i, 0)$ with $\tau_i$ such that the row sums to 1.
+
+    Source: Martins & Astudillo 2016 (arXiv:1602.02068), equation 2 and algorithm 1.
+
+    >>> Sparsemax().normalize(torch.tensor([[1.0, 0.5, -1.0]]))[0]
+    tensor([[0.7500, 0.2500, 0.0000]])
+    """
+
+    def _tau(self, scores: Tensor) -> Tensor:
+        ordered, _ = scores.sort(-1, descending=True)
+        count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        finite = ordered.masked_fill(ordered == -torch.inf, 0.0)
+        mean = (finite.cumsum(-1) - 1) / count
+        size = (ordered > mean).sum(-1, keepdim=True)
+        return mean.gather(-1, size - 1)
+
+    def _above(self, scores: Tensor, tau: Tensor) -> Tensor:
+        # Not `clamp_min`, which has the slope 1 where a score is the threshold itself: the row would not keep its sum.
+        return (scores - tau).relu()
+
+    def _slope(self, weights: Tensor) -> Tensor:
+        return (weights > 0).to(weights.dtype)
+
+    def __str__(self) -> str:
+        return "sparsemax"
+
+
+@dataclass(frozen=True, slots=True)
+class Entmax15(_Threshold):
+    r"""$P_{ij} = \max(s_{ij} / 2 - \tau_i, 0)^2$ with $\tau_i$ such that the row sums to 1.
+
+    Source: Peters et al. 2019 (arXiv:1905.05702), algorithm 2.
+
+    >>> Entmax15().normalize(torch.tensor([[1.0, 0.5, -3.0]]))[0]
+    tensor([[0.6740, 0.3260, 0.0000]])
+    """
+
+    _tau_slope = 0.5
+
+    def _tau(self, scores: Tensor) -> Tensor:
+        ordered = (scores / 2).sort(-1, descending=True).values
+        count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        finite = ordered.masked_fill(ordered == -torch.inf, 0.0)
+        # The sums are taken relative to the largest score, because the threshold lies near it. Squares of larger
+        # numbers would cancel.
+        peak = finite[..., :1]
+        finite = finite - peak
+        mean, square = finite.cumsum(-1) / count, finite.square().cumsum(-1) / count
+        spread = (1 / count - (square - mean.square())).clamp_min(0.0)
+        # The spread of a size that is not chosen may be 0, where the root has no derivative.
+        tau = (mean - spread.sqrt()).detach()
+        size = ((ordered - peak) >= tau).sum(-1, keepdim=True)
+        mean, spread = (of_each_size.gather(-1, size - 1) for of_each_size in (mean, spread))
+        return mean - spread.sqrt() + peak
+
+    def _above(self, scores: Tensor, tau: Tensor) -> Tensor:
+        return (scores / 2 - tau).clamp_min(0.0).square()
+
+    def _slope(self, weights: Tensor) -> Tensor:
+        return weights.sqrt()
+
+    def __str__(self) -> str:
+        return "entmax-1.5"

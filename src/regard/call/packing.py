@@ -1,0 +1,66 @@
+"""Several sequences in one row: nothing is padded, and no document sees another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.call.masks.base import Mask
+from regard.call.masks.patterns import documents
+from regard.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Sequences in one row, one after the other, with the place where each begins."""
+
+    values: Float[Tensor, " total *rest"]
+    """The sequences, concatenated along their first dimension."""
+    offsets: Int[Tensor, " documents_plus_one"]
+    """0, n_1, n_1 + n_2, ..., the total."""
+
+    @property
+    def mask(self) -> Mask:
+        """The mask that lets each document attend to itself; combine it with `causal(0)` for language models."""
+        return documents(offsets=self.offsets)
+
+    @property
+    def positions(self) -> Int[Tensor, " total"]:
+        """The position of each token in its own document."""
+        starts = self.offsets[:-1].repeat_interleave(self.offsets.diff())
+        return torch.arange(len(self.values), device=self.values.device) - starts
+
+    def unpack(self, values: Tensor | None = None, *, dim: int = 0) -> list[Tensor]:
+        """The single sequences, or the parts of another tensor whose dimension `dim` is packed in the same way.
+
+        Raises:
+            ShapeError: that dimension has another length.
+        """
+        values = self.values if values is None else values
+        total = int(self.offsets[-1])
+        if values.shape[dim] != total:
+            raise ShapeError(f"dimension {dim} must hold the {total} packed tokens, got {tuple(values.shape)}")
+        return list(values.split(self.offsets.diff().tolist(), dim=dim))
+
+
+def pack(sequences: Sequence[Tensor]) -> Packed:
+    """Put sequences (length_n, ...) into one row.
+
+    Raises:
+        ShapeError: there is no sequence, or the other dimensions, dtypes or devices of the sequences differ.
+
+    >>> import regard
+    >>> packed = pack([torch.randn(2, 4), torch.randn(3, 4)])
+    >>> x = packed.values
+    >>> [tuple(part.shape) for part in packed.unpack(regard.attention(x, x, x, mask=packed.mask))]
+    [(2, 4), (3, 4)]
+    """
+    if not sequences:
+        raise ShapeError("pack takes at least one sequence, got none")
+    kinds = {(tuple(s.shape[1:]), s.dtype, s.device) for s in sequences if s.dim()}
+    if len(kinds) != 1 or not all(s.dim() for s in sequences):
+        raise ShapeError(f"sequences must agree but in length, got {', '.join(str(tuple(s.shape)) for s in sequences)}")
+    lengths = torch.tensor([0, *(len(s) for s in sequences)], device=sequences[0].device)
+    return Packed(torch.cat(list(sequences)), lengths.cumsum(0))

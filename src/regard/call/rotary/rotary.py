@@ -1,0 +1,208 @@
+"""The position of a token as an angle by which query and key are turned.
+
+    rotary = Rotary(dim=64)
+    query, key = rotary.rotate(query, offset=S - T), rotary.rotate(key)
+    attention(query, key, value)
+
+Turning a query at p and a key at p' changes the angle between them by p - p' times the frequency, so that their score
+depends on the distance alone. Slower frequencies reach a longer context than the one in training. A `Scaling`, which
+is passed in, computes them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.call.rotary.layouts import Half, Layout
+from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
+from regard.errors import ArgumentError, ShapeError
+from regard.tensors.guards import KeptPlace, where_kept
+
+MOST_KEPT = 4_096
+"""Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    r"""Turn plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.
+
+    $(x, y) \mapsto (x \cos p\theta_i - y \sin p\theta_i, \; y \cos p\theta_i + x \sin p\theta_i)$, so that
+    $q_p \cdot k_{p'}$ depends on p - p' alone.
+
+    Source: Su et al. 2021 (arXiv:2104.09864), equations 14, 15 and 34: their d is our R.
+
+    Raises:
+        ArgumentError: no dimension or an odd number of them is rotated, or the fraction lies outside (0, 1].
+
+    >>> rotary = Rotary(2)
+    >>> rotary.rotate(torch.tensor([[1.0, 0.0]] * 3))
+    tensor([[ 1.0000,  0.0000],
+            [ 0.5403,  0.8415],
+            [-0.4161,  0.9093]])
+    """
+
+    dim: int
+    """D: the width of a head."""
+    base: float = 10_000.0
+    """The slowest plane turns once in about 2 pi base positions."""
+    layout: Layout = Half()
+    """Which dimensions form a plane: `Half()` or `Interleaved()`. A checkpoint fits only one of them."""
+    scaling: Scaling | None = None
+    """How the frequencies are slowed: `PositionInterpolation`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
+    fraction: float = 1.0
+    """The part of the dimensions that is turned: the first R = int(fraction D). The others are left unchanged."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fraction <= 1.0:
+            raise ArgumentError(f"the rotated fraction must be in (0, 1], got {self.fraction}")
+        if self.rotated < 2 or self.rotated % 2:
+            raise ArgumentError(
+                f"rotary positions turn pairs of dimensions: the rotated part of dim {self.dim} must be even and "
+                f"at least 2, got {self.rotated}"
+            )
+
+    @property
+    def rotated(self) -> int:
+        """R: the number of dimensions that are turned."""
+        return int(self.dim * self.fraction)
+
+    def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:
+        """The angle per position of each plane, for a sequence of this length; float64 if the device has it."""
+        if self.scaling is None:
+            return plain_frequencies(self.base, self.rotated, torch.device(device))
+        return self.scaling.frequencies(self.base, self.rotated, torch.as_tensor(length, device=device))
+
+    def cos_sin(self, positions: Int[Tensor, "*shape"], length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine (..., R / 2) of the angles at some positions, multiplied by the scaling's magnitude.
+
+        Args:
+            positions: of any shape.
+            length: of the sequence; `DynamicNTK` and `LongRoPE` use it. None means the last position plus 1.
+
+        If many layers use the same positions, compute them once and `turn` the query and key of each layer. The angles
+        are float64 if the device has it. In float32 their relative error would be 6e-8.
+        """
+        if length is None:
+            length = positions.max() + 1 if self.scaling is not None and positions.numel() else 1
+        angles = positions[..., None] * self.frequencies(length, positions.device)
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude()
+        return angles.cos() * magnitude, angles.sin() * magnitude
+
+    def turn(self, x: Float[Tensor, "*shape D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "*shape D"]:
+        """Turn vectors by angles whose cosine and sine (..., R / 2) broadcast against them.
+
+        The computation is in at least float32, and the result has the input's dtype.
+
+        Raises:
+            ShapeError: x is not D wide.
+        """
+        if x.shape[-1] != self.dim:
+            raise ShapeError(f"Rotary({self.dim}) turns vectors of width {self.dim}, got {tuple(x.shape)}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = cos.to(dtype), sin.to(dtype)
+        # (A slice of everything would cost a copy in the backward pass.)
+        first, second = self.layout.split((x if self.rotated == self.dim else x[..., : self.rotated]).to(dtype))
+        turned = self.layout.join(first * cos - second * sin, second * cos + first * sin).to(x.dtype)
+        return turned if self.rotated == self.dim else torch.cat([turned, x[..., self.rotated :]], dim=-1)
+
+    def rotate(
+        self,
+        x: Float[Tensor, "*shape T D"],
+        offset: int | Int[Tensor, "*batch"] = 0,
+        *,
+        positions: Int[Tensor, "*batch T"] | None = None,
+        length: int | Tensor | None = None,
+    ) -> Float[Tensor, "*shape T D"]:
+        """Turn queries or keys, each by its position.
+
+        Args:
+            x: (batch..., H, T, D), (batch, T, D) or (T, D).
+            offset: vector t stands at position offset + t. With a key-value cache, the query needs the offset S - T. A
+                tensor of the batch's shape gives each sequence its own offset.
+            positions: (T,), or (batch..., T), instead of an offset.
+            length: see `cos_sin`. Query and key of one call need the same length.
+
+        Returns:
+            the turned x, in its own shape and dtype.
+
+        Raises:
+            ShapeError: x is not D wide, or offset or positions do not fit it.
+            ArgumentError: both an offset and positions are given.
+
+        >>> rotary, x = Rotary(4), torch.randn(2, 3, 5, 4)
+        >>> torch.equal(rotary.rotate(x, offset=2)[..., 0, :], rotary.rotate(x[..., :1, :], offset=2)[..., 0, :])
+        True
+        """
+        kept = self._cos_sin_of(x, offset, length) if positions is None else None
+        if kept is not None:
+            return self.turn(x, *kept)
+        where = self._where(x, offset, positions)
+        if length is None and positions is None and isinstance(offset, int):
+            length = offset + x.shape[-2]  # This needs no value from the device.
+        cos, sin = self.cos_sin(where, length)
+        has_heads = x.dim() >= 4 and where.dim() > 1
+        return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
+
+    def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """The cosine and sine that all layers ask for, for queries and for keys; None if they are not kept."""
+        # In a graph that is traced, to compare a length would fix it.
+        if not isinstance(offset, int) or isinstance(length, Tensor) or x.dim() < 2:
+            return None
+        place = where_kept(x)
+        if place is None:
+            return None
+        if x.shape[-2] > MOST_KEPT or not self._is_fixed():
+            return None
+        end, dtype = offset + x.shape[-2], torch.promote_types(x.dtype, torch.float32)
+        length = end if length is None else length
+        return _kept(self.base, self.rotated, self.scaling, offset, end, length, dtype, place)
+
+    def _is_fixed(self) -> bool:
+        """Whether the angles can never change, because they follow from numbers alone.
+
+        A scaling of the user may change between two calls, and a tensor among the settings may learn.
+        """
+        if type(self) is not Rotary or not isinstance(self.base, int | float):
+            return False
+        return self.scaling is None or has_fixed_numbers(self.scaling)
+
+    def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
+        """The positions, (T,) or (batch..., T)."""
+        if x.dim() < 2:
+            raise ShapeError(f"rotate() takes (..., T, D) with D = {self.dim}, got {tuple(x.shape)}")
+        batch, steps = x.shape[: -3 if x.dim() >= 4 else -2], x.shape[-2]
+        if positions is not None:
+            if not (isinstance(offset, int) and offset == 0):
+                raise ArgumentError("rotate() takes an offset or positions, not both: add the offset to the positions")
+            if tuple(positions.shape) not in ((steps,), (*batch, steps)):
+                expected = f"({steps},) or {(*batch, steps)}"
+                raise ShapeError(f"positions must have shape {expected}, got {tuple(positions.shape)}")
+            return positions
+        steps_of = torch.arange(steps, device=x.device)
+        if isinstance(offset, int):
+            return steps_of + offset
+        if offset.dim() and offset.shape != batch:
+            raise ShapeError(
+                f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
+            )
+        return offset.to(x.device)[..., None] + steps_of
+
+
+@lru_cache(maxsize=8)
+def _kept(
+    base: float,
+    dim: int,
+    scaling: Scaling | None,
+    start: int,
+    stop: int,
+    length: int,
+    dtype: torch.dtype,
+    place: KeptPlace,
+) -> tuple[Tensor, Tensor]:
+    # A tensor that is made for inference alone could not be used in training later. The default device may be another.
+    with torch.inference_mode(False):
+        cos, sin = Rotary(dim, base, scaling=scaling).cos_sin(torch.arange(start, stop, device=place.device), length)
+        return cos.to(dtype), sin.to(dtype)

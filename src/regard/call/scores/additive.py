@@ -1,0 +1,141 @@
+"""Additive scores (Bahdanau)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.call.scores.additive_kernel import KERNEL, has_additive_kernel, pulled_by_kernel, scores_by_kernel
+from regard.call.scores.base import Score, ScorePull
+from regard.errors import ShapeError
+from regard.tensors.triton_use import or_else, runs_triton
+
+SWEEP = 1 << 18
+"""The numbers in the buffer of an additive score: 1 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Additive(Score):
+    r"""$s_{ij} = v^\top \tanh(W_q q_i + W_k k_j)$.
+
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our
+    `vector`, `query_weight` and `key_weight`.
+
+    Leave out a weight if the query or key is already projected (keys that are projected once and attended to many
+    times, as in a decoder). The projections run once. Only the sum, the tanh and the product with v run for each pair.
+
+    >>> score = Additive(torch.ones(2), query_weight=torch.eye(2), key_weight=torch.zeros(2, 3))
+    >>> q, k = score.prepare(torch.ones(1, 2), torch.ones(4, 3))
+    >>> score.block(q, k)
+    tensor([[1.5232, 1.5232, 1.5232, 1.5232]])
+    """
+
+    vector: Float[Tensor, " A"]
+    """v: one weight for each hidden unit."""
+    query_weight: Float[Tensor, "A Dq"] | None = None
+    """W_q; None if the query already has the width A."""
+    key_weight: Float[Tensor, "A Dk"] | None = None
+    """W_k; None if the key already has the width A."""
+
+    @classmethod
+    def concat(cls, vector: Float[Tensor, " A"], weight: Float[Tensor, "A width"], query_dim: int) -> "Additive":
+        r"""$v^\top \tanh(W [q; k])$: the same score, with $W = [W_q\; W_k]$ in one matrix.
+
+        Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("concat").
+        """
+        return cls(vector, query_weight=weight[:, :query_dim], key_weight=weight[:, query_dim:])
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """Project query and key to the A hidden units."""
+        query = self._project(query, self.query_weight, "query")
+        key = self._project(key, self.key_weight, "key")
+        return query, key
+
+    def _project(self, vectors: Tensor, weight: Tensor | None, name: str) -> Tensor:
+        hidden = self.vector.shape[-1]
+        expected = hidden if weight is None else weight.shape[-1]
+        if vectors.shape[-1] != expected or (weight is not None and weight.shape[0] != hidden):
+            shape = None if weight is None else tuple(weight.shape)
+            raise ShapeError(
+                f"additive score with {hidden} hidden units and {name}_weight {shape} "
+                f"needs a {name} of width {expected}, got {vectors.shape[-1]}"
+            )
+        return vectors if weight is None else torch.nn.functional.linear(vectors, weight)
+
+    def block(
+        self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """Scores of a block. It holds (t, s, A) numbers while it runs, or fewer if no gradient is needed."""
+        takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
+        if not takes_gradient and has_additive_kernel(query):
+            return or_else(KERNEL, lambda: scores_by_kernel(query, key, self.vector), lambda: self._block(query, key))
+        return self._block(query, key, takes_gradient=takes_gradient)
+
+    def _block(self, query: Tensor, key: Tensor, *, takes_gradient: bool = False) -> Tensor:
+        if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
+            return self._swept(query, key)
+        # In place: nothing else needs the sum, and neither does its gradient.
+        hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
+        return hidden @ self.vector.to(hidden.dtype)
+
+    def _swept(self, query: Tensor, key: Tensor) -> Tensor:
+        """The same, through one small buffer that stays in the cache."""
+        *batch, t, dim = query.shape
+        s = key.shape[-2]
+        scores = query.new_empty(*batch, t, s)
+        rows, vector = max(1, SWEEP // (s * dim)), self.vector.to(query.dtype)
+        hidden = query.new_empty(min(rows, t), s, dim)
+        whole = (x.reshape(-1, *x.shape[-2:]) for x in (query, key.expand(*batch, s, dim), scores))
+        for q, k, answers in zip(*whole, strict=True):
+            for some, answer in zip(q.split(rows), answers.split(rows), strict=True):
+                buffer = hidden[: len(some)]
+                torch.add(some[:, None], k, out=buffer).tanh_()
+                torch.mv(buffer.flatten(0, 1), vector, out=answer.view(-1))
+        return scores
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
+        """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
+        if has_additive_kernel(query):
+            return or_else(
+                KERNEL,
+                lambda: self._linearize_by_kernel(query, key),
+                lambda: self._linearize(query, key),
+            )
+        return self._linearize(query, key)
+
+    def _linearize_by_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor, ScorePull]:
+        vector = self.vector.detach()
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            d_query, d_key, d_vector = pulled_by_kernel(query, key, vector, grad, finds_vector=bool(totals))
+            for total in totals:
+                total += d_vector
+            return d_query, d_key
+
+        return scores_by_kernel(query, key, vector), pull
+
+    def _linearize(self, query: Tensor, key: Tensor) -> tuple[Tensor, ScorePull]:
+        hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
+        vector = self.vector.detach().to(hidden.dtype)
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            for total in totals:
+                total += grad.flatten() @ hidden.flatten(0, -2)
+            slope = hidden.square_().sub_(1).mul_(grad[..., None])
+            return slope.sum(-2) * -vector, slope.sum(-3) * -vector
+
+        return hidden @ vector, pull
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The vector v. The projections are not listed: `prepare` has applied them."""
+        return (self.vector,)
+
+    def pair_width(self, dim: int) -> int:
+        """One number for each hidden unit, or one in all where a kernel keeps these in registers."""
+        by_kernel = self.vector.dtype != torch.float64 and runs_triton(self.vector.device, KERNEL)
+        return 1 if by_kernel else self.vector.shape[-1]
+
+    def __str__(self) -> str:
+        return f"additive score with {self.vector.shape[-1]} hidden units"

@@ -1,0 +1,280 @@
+"""Scores: functions of a query and a key that give one number.
+
+A score is an object with two steps. `prepare` runs once on the whole query and key (a projection, a normalization
+of their length). `block` turns any block of prepared queries and keys into scores. If a score is a scaled dot
+product after `prepare`, its `dot_scale` says so, and the fused kernels can run it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.call.block_gradient import pull_through_graph
+from regard.errors import ArgumentError, ShapeError
+from regard.tensors.precision import widest_dtype
+
+ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+"""From the gradient of a block of scores to the gradients of the block's queries and keys.
+
+It may overwrite its first argument, and adds the gradients of the learned tensors to those in its second argument.
+It is called once.
+"""
+
+
+class Score(ABC):
+    """The interface of a score."""
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """Transform the whole query and key once, in memory linear in their lengths."""
+        return (query, key) if query.shape[-1] == key.shape[-1] else same_width(self, query, key)
+
+    @abstractmethod
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """Scores of a block of prepared queries against a block of prepared keys."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether `learned` names every tensor through which `block` takes a gradient."""
+        return True
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensors that `block` reads besides query and key, and that may take a gradient."""
+        return ()
+
+    def select(self, heads: Tensor) -> "Score":
+        """The score of some heads, each as a batch row of one head. A score without heads returns itself."""
+        return self
+
+    def pair_width(self, dim: int) -> int:
+        """The numbers that `block` holds for each pair while it runs."""
+        return 1
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
+        """`block` without a graph, as scores that may be overwritten, and the function that takes their gradient back.
+
+        `learned` are the tensors of `learned()` that take a gradient, of the score that this score was selected from.
+        Autograd does the work, unless a subclass knows a shorter way.
+        """
+        scale = self.dot_scale(query.shape[-1])
+        return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
+
+    def dot_scale(self, dim: int) -> float | None:
+        """The factor c, if the score is c * (query . key) for prepared vectors of width dim; else None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDot(Score):
+    r"""$s_{ij} = c \, q_i \cdot k_j$, with $c = 1/\sqrt{D}$ unless c is given.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1; their $d_k$ is our D.
+
+    >>> ScaledDot().block(torch.ones(1, 4), torch.ones(2, 4))
+    tensor([[2., 2.]])
+    """
+
+    scale: float | None = None
+    """c; None means 1/sqrt(D)."""
+
+    def dot_scale(self, dim: int) -> float:
+        """The factor c for vectors of width dim."""
+        return dim**-0.5 if self.scale is None else self.scale
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """`c * query @ key^T`."""
+        return (query * self.dot_scale(query.shape[-1])) @ key.mT
+
+    def __str__(self) -> str:
+        return "scaled dot product" if self.scale is None else f"dot product times {self.scale:g}"
+
+
+def Dot() -> ScaledDot:
+    r"""$s_{ij} = q_i \cdot k_j$: `ScaledDot` with the factor 1.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("dot").
+
+    >>> Dot().block(torch.ones(1, 4), torch.ones(2, 4))
+    tensor([[4., 4.]])
+    """
+    return ScaledDot(scale=1.0)
+
+
+class PreparedDot(Score):
+    """A score that is the dot product of the vectors that `prepare` makes. Subclasses define `prepare`."""
+
+    def dot_scale(self, dim: int) -> float:
+        """The factor 1, because the prepared vectors contain every other factor."""
+        return 1.0
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """query @ key^T of the prepared vectors."""
+        return query @ key.mT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cosine(PreparedDot):
+    r"""$s_{ij} = \tau \, \frac{q_i}{\lVert q_i \rVert} \cdot \frac{k_j}{\lVert k_j \rVert}$.
+
+    Source: Henry et al. 2020 (arXiv:2010.04245), equation 6, whose learned g is our `temperature`.
+
+    >>> Cosine(10.0).prepare(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]))
+    (tensor([[6., 8.]]), tensor([[0., 1.]]))
+    """
+
+    temperature: float | Float[Tensor, "..."] = 1.0
+    """tau: a number, a learned scalar, or one number for each head (H,)."""
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """A query of length tau and a key of length 1. A zero vector stays zero."""
+        query, key = same_width(self, query, key)
+        # In half precision, squares of small vectors vanish, and those of large ones overflow.
+        dtype, precise = query.dtype, torch.promote_types(query.dtype, torch.float32)
+        query, key = (torch.nn.functional.normalize(x.to(precise), dim=-1) for x in (query, key))
+        return (query * per_head(self.temperature, query).to(precise)).to(dtype), key.to(dtype)
+
+    def __str__(self) -> str:
+        return "cosine"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bilinear(PreparedDot):
+    r"""$s_{ij} = q_i^\top W k_j$.
+
+    Source: Luong et al. 2015 (arXiv:1508.04025), equation 8 ("general"): their $W_a$ is our `weight`.
+
+    >>> q, k = Bilinear(torch.ones(2, 3)).prepare(torch.ones(1, 2), torch.ones(4, 3))
+    >>> q @ k.mT
+    tensor([[6., 6., 6., 6.]])
+    """
+
+    weight: Float[Tensor, "Dq Dk"]
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """Project the query to the key's width, once."""
+        if (query.shape[-1], key.shape[-1]) != tuple(self.weight.shape):
+            raise ShapeError(
+                f"bilinear score with a weight {tuple(self.weight.shape)} needs query and key of these widths, "
+                f"got {query.shape[-1]} and {key.shape[-1]}"
+            )
+        return query @ self.weight, key
+
+    def __str__(self) -> str:
+        return "bilinear score"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftCapped(Score):
+    r"""$c \tanh(s_{ij} / c)$ for another score s.
+
+    Source: Gemma Team 2024 (arXiv:2408.00118), section 2 (logit soft-capping).
+
+    >>> SoftCapped(Dot(), cap=2.0).block(torch.ones(1, 4), torch.ones(1, 4))
+    tensor([[1.9281]])
+    """
+
+    score: Score
+    cap: float
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0:
+            raise ArgumentError(f"cap must be above 0, got {self.cap}")
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """The vectors that the inner score prepares."""
+        return self.score.prepare(query, key)
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the inner score is declared."""
+        return self.score.is_declared
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The learned tensors of the inner score."""
+        return self.score.learned()
+
+    def select(self, heads: Tensor) -> "Score":
+        """The selected inner score, capped in the same way."""
+        return SoftCapped(self.score.select(heads), self.cap)
+
+    def pair_width(self, dim: int) -> int:
+        """The pair width of the inner score."""
+        return self.score.pair_width(dim)
+
+    def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
+        """The derivative of the inner score, times 1 - tanh^2."""
+        inner, pull_inner = self.score.linearize(query, key, learned)
+        capped = inner.div_(self.cap).tanh_()
+
+        def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            return pull_inner(grad.mul_(1 - capped.square()), totals)
+
+        return self.cap * capped, pull
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """c tanh(score / c)."""
+        return self.cap * torch.tanh(self.score.block(query, key) / self.cap)
+
+    def __str__(self) -> str:
+        return f"{self.score}, soft-capped at {self.cap:g}"
+
+
+def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
+    """A block of scaled dot products, and the function that takes its gradient back."""
+    query = query * scale
+
+    def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return (grad @ key) * scale, grad.mT @ query
+
+    return query @ key.mT, pull
+
+
+def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
+    """A block of scores, and the function that takes its gradient back by autograd."""
+    query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+    with torch.enable_grad():
+        scores = score.block(query, key)
+
+    def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return pull_through_graph(scores, grad, (query, key), learned, totals)
+
+    # Autograd has saved these scores, so a copy is returned, which may be overwritten.
+    return scores.detach().clone(), pull
+
+
+def per_head(value: float | Tensor, query: Tensor) -> Tensor:
+    """Shape a number, or one number for each head (H,), so that it multiplies (..., H, T, D).
+
+    Raises:
+        ShapeError: there is neither one number nor one number for each head.
+    """
+    # As float64, a Python number keeps all its digits until it is multiplied.
+    wide = widest_dtype(query.device)
+    tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=wide, device=query.device)
+    if tensor.dim() != 1:
+        return tensor
+    if len(tensor) not in (1, query.shape[-3]):
+        raise ShapeError(f"expected one number, or one for each of {query.shape[-3]} heads; got {len(tensor)}")
+    return tensor[:, None, None]
+
+
+def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return query and key if they have the same width.
+
+    Raises:
+        ShapeError: their widths differ.
+    """
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeError(f"{score} needs query and key of one width, got {query.shape[-1]} and {key.shape[-1]}")
+    return query, key

@@ -1,0 +1,73 @@
+"""A score that is any function of a block of queries and a block of keys."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.call.scores.base import Score
+from regard.errors import ArgumentError, ShapeError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Custom(Score):
+    """A score defined by the caller: any function from (..., t, D) queries and (..., s, D) keys to (..., t, s) scores.
+
+    It runs on `reference` and `tiled`, with gradients, which also reach tensors that the function closes over.
+    `regard.attention(..., score=function)` makes such a score. The function is called on blocks, so it must treat
+    every query and every key alike.
+
+    >>> import torch
+    >>> Custom(lambda q, k: -torch.cdist(q, k, p=1.0)).block(torch.zeros(1, 2), torch.ones(3, 2))
+    tensor([[-2., -2., -2.]])
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
+        """Query and key unchanged. The function decides which widths it accepts."""
+        return query, key
+
+    @property
+    def is_declared(self) -> bool:
+        """False, because the tensors that a function closes over cannot be seen from outside."""
+        return False
+
+    def pair_width(self, dim: int) -> int:
+        """An estimate: scores that use differences hold D numbers for each pair."""
+        return dim
+
+    def block(
+        self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
+    ) -> Float[Tensor, "*batch t s"]:
+        """The scores that the function returns.
+
+        Raises:
+            ShapeError: the function does not return one score for each pair.
+        """
+        scores = self.function(query, key)
+        expected = (*query.shape[:-1], key.shape[-2])
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(
+                f"a score must answer (..., t, s) for queries (..., t, D) and keys (..., s, D): "
+                f"expected {expected}, got {got}"
+            )
+        return scores
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__).replace("<lambda>", "custom score")
+
+
+def as_score(score: object) -> Score:
+    """The score for what the caller gave.
+
+    Raises:
+        ArgumentError: it is neither a score nor a function.
+    """
+    if isinstance(score, Score):
+        return score
+    if not callable(score):
+        raise ArgumentError(f"score= takes a regard score or a function of (query, key), got {score!r}")
+    return Custom(score)

@@ -1,0 +1,285 @@
+"""The legend of shapes, and the one place where query, key, value and bias are checked.
+
+    B  batch (any number of dimensions)     T  queries       D  query/key dim
+    H  query heads                          S  keys          E  value dim
+    G  key/value heads (G divides H)
+
+The layout is `(batch..., H, T, D)`; 3-D input is `(B, T, D)` with one head, and 2-D input is `(T, D)`. Inside the
+package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` remembers the rank of the
+input, so that outputs, masks, biases and maps follow it.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.tensors.guards import State, autocast_dtype, is_autocasting, look
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of one attention call, in the letters of the legend."""
+
+    batch: tuple[int, ...]
+    """The batch dimensions as the caller gave them; () for 2-D input."""
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    has_heads: bool
+    """Whether the input had a dimension of heads (4-D and above)."""
+
+    @property
+    def flat_batch(self) -> int:
+        """B: the product of the batch dimensions."""
+        product = 1
+        for size in self.batch:
+            product *= size
+        return product
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The dimensions before (T, ...) in the caller's layout."""
+        return (*self.batch, self.heads) if self.has_heads else self.batch
+
+    @property
+    def map_shape(self) -> tuple[int, ...]:
+        """The shape of the weights in the caller's layout: (batch..., H, T, S)."""
+        return (*self.leading, self.queries, self.keys)
+
+
+def canonical(
+    query: Tensor, key: Tensor, value: Tensor, *, state: State | None = None
+) -> tuple[Tensor, Tensor, Tensor, Sizes]:
+    """Check query, key and value against each other and give them four dimensions.
+
+    Returns query `(B, H, T, Dq)`, key `(B, G, S, Dk)`, value `(B, G, S, E)` and their `Sizes`. Batch
+    dimensions broadcast, as views. The score decides whether Dq must equal Dk.
+
+    Raises:
+        ShapeError: ranks, lengths, heads, dtypes or devices do not fit each other, or a sequence is empty.
+
+    >>> q, k, v, sizes = canonical(torch.ones(5, 4), torch.ones(7, 4), torch.ones(7, 3))
+    >>> q.shape, sizes.map_shape
+    (torch.Size([1, 1, 5, 4]), (5, 7))
+    """
+    state = look(query) if state is None else state
+    _check_kinds(query, key, value)
+    shapes = query.shape, key.shape, value.shape
+    # In a graph or a trace, lengths may be symbols or tensors: nothing of them is cached.
+    sizes = _cached_sizes(*shapes) if state.is_plain else sizes_from_shapes(*shapes)
+    if sizes.has_heads and len(sizes.batch) == 1 and query.shape[0] == key.shape[0] == value.shape[0]:
+        return query, key, value, sizes
+    return _flatten(query, sizes), _flatten(key, sizes), _flatten(value, sizes), sizes
+
+
+def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
+    """The sizes of a call, from the shapes of its tensors.
+
+    Raises:
+        ShapeError: ranks, lengths or heads do not fit each other, or a sequence is empty.
+
+    >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
+    (2, 4, 5, 7)
+    """
+    rank = len(query)
+    if not len(key) == len(value) == rank or rank < 2:
+        raise ShapeError(
+            "query, key and value must share one rank: (batch..., heads, length, dim), (batch, length, dim) "
+            f"or (length, dim); got {_named(query, key, value)}"
+        )
+    has_heads = rank >= 4
+    lead = -3 if has_heads else -2
+    sizes = Sizes(
+        batch=_common_batch(query, key, value, lead),
+        heads=query[-3] if has_heads else 1,
+        kv_heads=key[-3] if has_heads else 1,
+        queries=query[-2],
+        keys=key[-2],
+        has_heads=has_heads,
+    )
+    if key[-2] != value[-2]:
+        raise ShapeError(f"key and value must have the same length, got {_named(query, key, value)}")
+    if has_heads and key[-3] != value[-3]:
+        raise ShapeError(f"key and value must have the same number of heads, got {_named(query, key, value)}")
+    if 0 in query[lead:] or 0 in key[lead:] or 0 in value[lead:]:
+        raise ShapeError(
+            f"heads, lengths and dims must be at least 1, got {_named(query, key, value)}: "
+            "drop the empty sequences from the batch, or mask them with lengths()"
+        )
+    if sizes.heads % sizes.kv_heads:
+        raise ShapeError(
+            f"the query's heads must be a multiple of the key's heads, got {sizes.heads} and {sizes.kv_heads}"
+        )
+    return sizes
+
+
+_cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype that autocast has for them, as F.scaled_dot_product_attention takes them.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
+    [torch.bfloat16, torch.float64]
+    """
+    # A later check names the argument that is not a tensor.
+    kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not is_autocasting(kind):
+        return tensors
+    return tuple(t.to(autocast_dtype(t.dtype, kind)) if isinstance(t, Tensor) else t for t in tensors)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """A context in which nothing is cast on the device of this tensor."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
+
+
+def restore(output: Tensor, sizes: Sizes) -> Tensor:
+    """Give a canonical `(B, H, T, E)` output the caller's leading dimensions."""
+    return output.reshape(*sizes.leading, *output.shape[-2:])
+
+
+def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
+    """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
+
+    The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
+
+    Raises:
+        ShapeError: the shape is another; the message says which shapes fit. Or the tensor is nested or sparse.
+    """
+    require_dense(tensor, name)
+    full = sizes.map_shape
+    fits = tensor.dim() == len(full) and all(n in (1, m) for n, m in zip(tensor.shape, full, strict=True))
+    plain = tensor.dim() == 2 and all(n in (1, m) for n, m in zip(tensor.shape, full[-2:], strict=True))
+    if not (fits or plain):
+        raise ShapeError(
+            f"{name} must have the rank of the input with each dimension full or 1, here {full}, "
+            f"or be 2-D {full[-2:]}; got {tuple(tensor.shape)}{_meant(tuple(tensor.shape), sizes, name)}"
+        )
+    if not fits:
+        return tensor[None, None]
+    lead = tensor.shape[: len(sizes.batch)]
+    if all(n == 1 for n in lead):
+        tensor = tensor.reshape(1, *tensor.shape[len(lead) :])
+    else:
+        tensor = tensor.expand(*sizes.batch, *tensor.shape[len(lead) :]).flatten(0, len(lead) - 1)
+    return tensor if sizes.has_heads else tensor.unsqueeze(1)
+
+
+def _meant(shape: tuple[int, ...], sizes: Sizes, name: str) -> str:
+    """What other libraries take, said in our words; empty if the shape is none of these."""
+    if name == "mask" and shape == (*sizes.batch, sizes.keys):
+        return ": the keys of each sequence that may be attended go in as regard.padding(mask)"
+    if sizes.has_heads and shape == (*sizes.batch, sizes.queries, sizes.keys):
+        return f": for all heads alike it is {name}[..., None, :, :]"
+    if sizes.has_heads and shape == (sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys):
+        return f": with sequences and heads apart it is {name}.unflatten(0, {(*sizes.batch, sizes.heads)})"
+    return ""
+
+
+def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: str) -> Tensor:
+    """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`.
+
+    Raises:
+        ShapeError: the shape is another, or the tensor is nested or sparse.
+    """
+    require_dense(tensor, name)
+    expected = (*sizes.batch, *trailing)
+    if tensor.dim() != len(expected) or any(n not in (1, m) for n, m in zip(tensor.shape, expected, strict=True)):
+        raise ShapeError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
+    return tensor.expand(expected).reshape(sizes.flat_batch, *trailing)
+
+
+def take_pairs(tensor: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+    """A block of a (B or 1, H or 1, T or 1, S or 1) tensor; dimensions of size 1 are left as they are."""
+    if tensor.shape[-2] > 1:
+        tensor = take(tensor, rows)
+    if tensor.shape[-1] > 1:
+        tensor = take(tensor.mT, columns).mT
+    return tensor
+
+
+def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
+    """Rows of the second-to-last dimension: a view for a range, a copy for an index tensor."""
+    if isinstance(rows, range):
+        return tensor if len(rows) == tensor.shape[-2] else tensor[..., rows.start : rows.stop, :]
+    return tensor.index_select(-2, rows)
+
+
+def _common_batch(query: Dims, key: Dims, value: Dims, lead: int) -> tuple[int, ...]:
+    batches = query[:lead], key[:lead], value[:lead]
+    # They are nearly always equal, and torch.broadcast_shapes takes as long as all the other checks.
+    if batches[0] == batches[1] == batches[2]:
+        return tuple(batches[0])
+    try:
+        return tuple(torch.broadcast_shapes(*batches))
+    except RuntimeError as error:
+        raise ShapeError(
+            f"the batch dimensions of query, key and value must be equal or 1, got {_named(query, key, value)}"
+        ) from error
+
+
+def _flatten(tensor: Tensor, sizes: Sizes) -> Tensor:
+    if not sizes.has_heads:
+        tensor = tensor.unsqueeze(-3)
+    if len(sizes.batch) == 1 and tensor.shape[0] == sizes.batch[0]:
+        return tensor
+    tail = tensor.shape[-3:]
+    return tensor.expand(*sizes.batch, *tail).reshape(sizes.flat_batch, *tail)
+
+
+def _named(query: Dims, key: Dims, value: Dims) -> str:
+    return f"query {tuple(query)}, key {tuple(key)}, value {tuple(value)}"
+
+
+def require_dense(tensor: Tensor, name: str) -> None:
+    """Check that a tensor is neither nested nor sparse.
+
+    Raises:
+        ShapeError: it is; the message says what to do.
+
+    >>> require_dense(torch.eye(3).to_sparse(), "query")
+    Traceback (most recent call last):
+    regard.errors.ShapeError: query must be dense, got a tensor of layout torch.sparse_coo: use to_dense()
+    """
+    if tensor.is_nested:
+        how = "pad it (torch.nested.to_padded_tensor) and mask by regard.lengths, or put it in one row by regard.pack"
+        raise ShapeError(f"{name} must not be nested: {how}")
+    if tensor.layout != torch.strided:
+        raise ShapeError(f"{name} must be dense, got a tensor of layout {tensor.layout}: use to_dense()")
+
+
+def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            require_dense(tensor, name)
+        if not tensor.is_floating_point():
+            raise ShapeError(f"{name} must be of a floating-point dtype, got {tensor.dtype}: embed or cast it")
+    if not query.dtype == key.dtype == value.dtype:
+        kinds = ", ".join(f"{name} {t.dtype}" for name, t in tensors.items())
+        raise ShapeError(f"query, key and value must share one dtype, got {kinds}")
+    if not query.device == key.device == value.device:
+        devices = ", ".join(f"{name} {t.device}" for name, t in tensors.items())
+        raise ShapeError(f"query, key and value must be on one device, got {devices}")
+
+
+def index_tensor(where: range | Tensor, device: torch.device) -> Tensor:
+    """Positions as a tensor of indices.
+
+    >>> index_tensor(range(2, 5), torch.device("cpu"))
+    tensor([2, 3, 4])
+    """
+    return torch.arange(where.start, where.stop, device=device) if isinstance(where, range) else where

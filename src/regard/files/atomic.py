@@ -1,0 +1,186 @@
+"""Files that are replaced in one step: after any failure a file is either the old one or the new one, and whole."""
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from regard.errors import FileError, RunFolderError
+from regard.files.untrusted import parse_json
+
+OPENS_FOLDERS = os.name != "nt"
+"""Whether the system opens a folder as it opens a file, so that it can be synced and locked; Windows refuses to."""
+PATIENCE_S = 2.0
+"""How long Windows is asked again to replace a file: it refuses while anybody, such as a virus scanner, reads it."""
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces `path` in one step when the block has ended without an error.
+
+    A reader sees the old file or the new one, also after a power cut. The bytes are written under a temporary name in
+    the same folder and forced to the disk (fsync); then the file is renamed, and the folder is synced last, so that
+    the new name survives too. If anything fails, the temporary file is removed and the file at `path` stays as it
+    was. A process that is killed leaves the temporary file, which `is_temporary` recognises by its name.
+
+    Raises:
+        OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
+            system names no file.
+    """
+    target = Path(path)
+    with naming(target):
+        temporary, file = _temporary(target)
+    try:
+        with naming(target), file:
+            yield file
+            to_disk(file)
+        rename(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside the target. A file or a link that has its name already is somebody's, and stays as it is."""
+    # No two threads on the machine have the same number; the number of the first thread is that of its process.
+    number = threading.get_native_id()
+    while True:
+        path = target.with_name(f".{target.name}.{number}.tmp")
+        try:
+            return path, path.open("xb")
+        except FileExistsError:
+            number = int.from_bytes(os.urandom(7), "big")
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Put `content` at `path` in one step, as `replacing` does; text is encoded in UTF-8.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written to.
+    """
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def to_disk(file: BinaryIO) -> None:
+    """Return when everything that was written to the file is on the disk.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file, which is whole and on the disk, a new name in the same folder. A file of that name is replaced.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    with naming(target):
+        _replace(source, target)
+        _sync(target.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name of a file to errors without one: the system reports a full disk without naming a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say which file cannot be written, and why, where the system refuses in the block.
+
+    Raises:
+        FileError: there is no such folder, it may not be written to, the disk is full, or the name cannot be one.
+    """
+    if "\0" in os.fspath(path):
+        raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(
+            f"cannot write {os.fspath(path)!r}: {reason}; check the path, and that there is space"
+        ) from error
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file, by its name, is a temporary file that a killed process left behind.
+
+    >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
+    (True, False)
+    """
+    return temporary_of(path) is not None
+
+
+def temporary_of(path: Path) -> str | None:
+    """The name of the file that a temporary file was to become; None if the file, by its name, is not temporary.
+
+    >>> temporary_of(Path("run/.config.json.4711.tmp"))
+    'config.json'
+    """
+    named = _TEMPORARY.fullmatch(path.name)
+    return named[1] if named else None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` as indented JSON, atomically.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written to.
+    """
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that `write_json` wrote.
+
+    Raises:
+        RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing: {path.parent} is not what regard wrote there") from None
+    except ValueError as error:
+        raise RunFolderError(f"{path} is not whole JSON ({error}): cut short, or another program's") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _replace(source: Path, target: Path) -> None:
+    deadline = time.monotonic() + (0.0 if OPENS_FOLDERS else PATIENCE_S)
+    while True:
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable: a rename changes the folder, not the file."""
+    if not OPENS_FOLDERS:  # NTFS keeps a journal of its names
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""Files that are ours to write to or to remove. A link may lead to a file of somebody else, so it is never followed."""
+
+import os
+from pathlib import Path
+from typing import IO
+
+from regard.errors import RunFolderError
+from regard.files.atomic import write_atomically
+
+
+def refuse_links(*paths: Path) -> None:
+    """Check that no path is a symbolic link, before something is written or removed there.
+
+    Raises:
+        RunFolderError: a path is a link; the message names the first one and where it leads.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "last").symlink_to("/srv/models")
+    ...     refuse_links(Path(folder, "last"))
+    Traceback (most recent call last):
+    regard.errors.RunFolderError: ...last is a link to /srv/models, and regard writes to ... only its own files: ...
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise RunFolderError(
+                f"{path} is a link to {os.readlink(path)}, and regard writes to and removes only its own files: "
+                "put what it leads to in its place, or remove the link"
+            )
+
+
+def refuse_links_in(path: Path) -> None:
+    """Check a file or folder, and all that is in the folder, as `refuse_links` does. What is absent has no links.
+
+    Raises:
+        RunFolderError: there is a link; the message names one.
+    """
+    refuse_links(path)
+    for folder, folders, files in os.walk(path):
+        refuse_links(*(Path(folder, name) for name in sorted([*folders, *files])))
+
+
+def is_file_below(name: str) -> bool:
+    """Whether a relative name, as a file has it, is that of a file below the folder in which the file is.
+
+    >>> [is_file_below(name) for name in ("data/train.tokens", "../x", "/etc/passwd", "", ".", "a/../../b")]
+    [True, False, False, False, False, False]
+    """
+    parts = name.split("/")
+    return not {"", ".", ".."} & set(parts) and "\0" not in name and "\\" not in name
+
+
+def appended_to(path: Path) -> IO[str]:
+    """Open a text file to append to. If it has other names (hard links), they keep the content of before.
+
+    Raises:
+        RunFolderError: it is a link.
+        OSError: it cannot be written to.
+    """
+    refuse_links(path)
+    part_from_other_names(path)
+    return path.open("a", encoding="utf-8")
+
+
+def part_from_other_names(path: Path) -> None:
+    """Give a file with several names (hard links) a content of its own, so that writing to it changes no other.
+
+    Raises:
+        OSError: it cannot be read, or the disk is full.
+    """
+    if path.exists() and path.stat().st_nlink > 1:
+        write_atomically(path, path.read_bytes())
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if there is nothing in it; a folder that is absent needs no removing.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,75 @@
+"""The backends that compute attention, and the choice among them."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.kernels.base import Backend, Call
+from regard.kernels.flex import Flex
+from regard.kernels.fused import Fused
+from regard.kernels.reference import Reference
+from regard.kernels.short_sequences import SHORT_SEQUENCES
+from regard.kernels.tiled import Tiled
+from regard.tensors.guards import is_recorded
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
+"""All backends by name, in the order in which `backend=None` asks them."""
+WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
+"""Every way to compute attention, which the contract tests run against the reference; "fused" takes the last ones."""
+
+
+def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and the row state of the call's own normalization; the backend itself runs the base of it."""
+    output, state = run(backend, call, value)
+    return output, row_state(call) if state is None else state
+
+
+def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same, but the row state is None if the kernel does not return it and the output does not need it."""
+    if not call.normalization.has_base:
+        return backend.run(call, value)
+    call_ = replace(call, normalization=call.normalization.base)
+    output, state = backend.run(call_, value)
+    return call.normalization.finish(output, row_state(call_) if state is None else state)
+
+
+def row_state(call: Call) -> Tensor:
+    """The row state of a call whose kernel returned none, or none that is exact, from a second pass over the scores.
+
+    It is computed in the compute dtype, and has a gradient if gradients are recorded.
+    """
+    grad = is_recorded()
+    # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
+        call = replace(call, query=query, key=key, dropout=0.0)
+        # Any values would do, so the keys are passed as values.
+        return execute(choose_backend(call, None), call, key)[1]
+
+
+def reader(backend: Backend, call: Call) -> Backend:
+    """The backend that computes products with the map of a call that `backend` ran."""
+    return choose_backend(call, None) if backend.only_by_name else backend
+
+
+def choose_backend(call: Call, name: str | None) -> Backend:
+    """The named backend, or the first that runs the call.
+
+    Raises:
+        ArgumentError: no backend has that name.
+        BackendError: the named backend cannot run the call; no other backend takes its place silently.
+    """
+    if call.normalization.has_base:
+        call = replace(call, normalization=call.normalization.base)
+    if name is not None and name not in BACKENDS:
+        raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
+    if name is not None and not BACKENDS[name].why_not(call):
+        return BACKENDS[name]
+    for first in BACKENDS.values():
+        if first.only_by_name is None and not first.why_not(call):
+            break
+    if name is not None:
+        BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
+    return first.unnamed()

@@ -1,0 +1,190 @@
+"""The frozen call, and the interface of all backends."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask, render
+from regard.call.masks.selection import SelectedMask
+from regard.call.normalizations import Normalization
+from regard.call.scores.base import Score
+from regard.call.shapes import Sizes, take
+from regard.errors import BackendError, ShapeError
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Call:
+    """One attention call, checked and canonical. Every backend gets it, and an `AttentionMap` keeps it.
+
+    `score.prepare` has already been applied to `query` (B, H, T, D) and `key` (B, G, S, D); `mask` and `bias`
+    are bound.
+    """
+
+    query: Tensor
+    key: Tensor
+    score: Score
+    normalization: Normalization
+    mask: Mask | None
+    bias: Bias | None
+    dropout: float
+    sizes: Sizes
+
+    @property
+    def group(self) -> int:
+        """H / G: how many query heads share a key/value head."""
+        return self.sizes.heads // self.sizes.kv_heads
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """At least float32: the dtype of scores, weights and row states."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def scores(self, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
+        query, key = take(self.query, rows), take(self.key, columns)
+        dtype = self.compute_dtype
+        if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
+            query, key = query.to(dtype), key.to(dtype)
+        return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
+
+    def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The same scores, from the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
+        scores = self.score.block(query, key)
+        # A tensor is changed in place only if nobody else needs it: a function of the caller may return a tensor that
+        # it keeps, and autograd may have saved a tensor that it has recorded.
+        is_ours = self.score.is_declared and not scores.requires_grad
+        if self.bias is not None:
+            bias = self.bias.block(rows, columns, query=query, key=key, sizes=self.sizes).to(scores.dtype)
+            scores = scores.add_(bias) if is_ours and not bias.requires_grad else scores + bias
+            is_ours = is_ours and not bias.requires_grad
+        return self.masked_(scores, rows, columns) if is_ours else self.masked(scores, rows, columns)
+
+    def masked(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The scores of some rows and columns, with -inf for the pairs that the mask excludes."""
+        if self.mask is None or _is_covered(self.mask, rows, columns):
+            return scores
+        return scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
+
+    def masked_(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """Do the same in place."""
+        if self.mask is None or _is_covered(self.mask, rows, columns):
+            return scores
+        return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
+
+    def expanded(self) -> "Call":
+        """The call in its compute dtype, with key heads repeated for every query head."""
+        return replace(
+            self,
+            query=self.query.to(self.compute_dtype),
+            key=self.key.to(self.compute_dtype).repeat_interleave(self.group, dim=1),
+            sizes=replace(self.sizes, kv_heads=self.sizes.heads),
+        )
+
+    def pair_scores(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The scores (B, H, N) of the N pairs (rows[n], columns[n])."""
+        query = self.query[:, :, rows].to(self.compute_dtype).movedim(2, 0)
+        key = self.key[:, :, columns].to(self.compute_dtype).movedim(2, 0).repeat_interleave(self.group, dim=2)
+        query, key = query[..., None, :], key[..., None, :]
+        scores = self.score.block(query, key)
+        if self.bias is not None:
+            bias = self.bias.pairs(rows, columns, query=query, key=key, sizes=self.sizes)
+            scores = scores + bias.to(scores.dtype)
+        scores = scores[..., 0, 0].movedim(0, -1)
+        if self.mask is not None:
+            batch = torch.arange(self.sizes.flat_batch, device=scores.device)[:, None, None]
+            head = torch.arange(self.sizes.heads, device=scores.device)[:, None]
+            scores = scores.masked_fill(~self.mask.allowed(batch, head, rows, columns), -torch.inf)
+        return scores
+
+    def for_values(self, value: Tensor, leading: tuple[int, ...]) -> tuple["Call", Tensor]:
+        """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values.
+
+        Raises:
+            ShapeError: the values' leading dimensions do not fit.
+        """
+        sizes, tail = self.sizes, value.shape[-2:]
+        # As in the call itself, a batch dimension of the values may be 1.
+        is_grouped = value.dim() == len(leading) + 2 and sizes.has_heads and value.shape[-3] == sizes.kv_heads
+        heads = sizes.kv_heads if value.dim() == 2 or is_grouped else sizes.heads
+        target = (*leading[:-1], heads) if sizes.has_heads else leading
+        try:
+            value = value.expand(*target, *tail).reshape(sizes.flat_batch, heads, *tail)
+        except RuntimeError as error:
+            raise ShapeError(f"values of shape {tuple(value.shape)} do not broadcast to {(*leading, *tail)}") from error
+        if heads != sizes.kv_heads:
+            return replace(self.expanded(), dropout=0.0), value.to(self.compute_dtype)
+        query, key = self.query.to(self.compute_dtype), self.key.to(self.compute_dtype)
+        return replace(self, query=query, key=key, dropout=0.0), value.to(self.compute_dtype)
+
+    def allowed(self, mask: Mask, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+        """The boolean block of a bound mask for some rows and columns."""
+        return render(mask, rows, columns, sizes=self.sizes, device=self.query.device)
+
+    def select(self, flat_heads: Tensor) -> "Call":
+        """The call on some (batch, head) pairs, as flat indices b * H + h. Each becomes a sequence of one head."""
+        batches, heads = flat_heads // self.sizes.heads, flat_heads % self.sizes.heads
+        # With one head the parameters belong to sequences: an earlier selection has made its heads into sequences.
+        owners = batches if self.sizes.heads == 1 else heads
+        return replace(
+            self,
+            query=self.query[batches, heads].unsqueeze(1),
+            key=self.key[batches, heads // self.group].unsqueeze(1),
+            score=self.score.select(owners),
+            normalization=self.normalization.select(owners),
+            mask=None if self.mask is None else SelectedMask(self.mask, batches, heads),
+            bias=None if self.bias is None else self.bias.select(batches, heads),
+            sizes=replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False),
+        )
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The tensors besides query, key and value that need a gradient: those of the score, then those of the bias."""
+        bias = () if self.bias is None else self.bias.learned()
+        return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
+
+
+def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bool:
+    return isinstance(rows, range) and isinstance(columns, range) and mask.covers(rows, columns)
+
+
+class Backend(ABC):
+    """One way to compute attention. A backend runs a call exactly, or says in a sentence why it cannot."""
+
+    name: ClassVar[str]
+    only_by_name: ClassVar[str | None] = None
+    """The reason why `backend=None` never chooses this backend, also not to read a map; None if it may."""
+
+    @abstractmethod
+    def why_not(self, call: Call) -> str | None:
+        """None if this backend runs the call; otherwise the reason why it cannot."""
+
+    @abstractmethod
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T).
+
+        The state is None if the kernel does not return it; it is then computed when somebody needs it.
+        """
+
+    def unnamed(self) -> "Backend":
+        """This backend for a caller who named none; it may leave to others what it cannot do itself."""
+        return self
+
+    def has_exact_state(self, call: Call) -> bool:
+        """Whether the row state that `run` returns is as exact as the call's compute dtype; a map keeps no other."""
+        return True
+
+    def remark(self, call: Call) -> str | None:
+        """A remark that `explain` adds when this backend runs the call."""
+        return None
+
+    def require(self, call: Call, others: str) -> None:
+        """Raise an error if this backend, which the caller named, cannot run the call.
+
+        Raises:
+            BackendError: the backend cannot run the call; the message gives the reason and `others`.
+        """
+        if reason := self.why_not(call):
+            raise BackendError(f"backend {self.name!r} cannot run this call: {reason}; {others}")

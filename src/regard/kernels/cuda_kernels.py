@@ -1,0 +1,273 @@
+"""torch's fused kernels for CUDA, each called within the contract of its operator, which torch does not check itself.
+
+What the sources of torch 2.11 to 2.15 say of the operators:
+
+- The flash kernel has no additive mask. Its causal flag is aligned with the last key: row i sees the keys up to
+  i + S - T. The memory-efficient kernel and the kernel of the CPU align theirs with the first key.
+- The flash kernel reads the log-sum-exp in its backward from a pointer, as if it were contiguous.
+- The memory-efficient kernel pads the log-sum-exp to a multiple of 32 rows with +inf, and its backward relies on that.
+- Its backward of half precision reads the output from a pointer, with rows that are heads times width apart: those of
+  a contiguous (B, T, H, E). It takes the strides of sequences and heads from the tensor, and copies a gradient of the
+  output that lies in another way.
+- It takes an additive mask only in the dtype of the query, with strides that are multiples of 8.
+- cuDNN's kernel takes widths up to 128 and more than one key, aligns its flag with the first key, and gives the
+  log-sum-exp with one more dimension. torch prefers it on Hopper and Blackwell, from cuDNN 9.15.1 on.
+- All need widths that are multiples of 8, and rows that begin at multiples of 16 bytes. Where they do not, the
+  memory-efficient kernel says so, flash ends the process, and cuDNN's makes wrong numbers (seen on an H200).
+- Flash takes widths of at most 256, and goes back through widths of 193 to 224 on data-centre GPUs alone. Flash and
+  cuDNN's take grouped heads as they are, the memory-efficient kernel takes them repeated.
+- A grid of blocks has at most 65,535 sequences and heads, and no kernel takes an empty batch.
+"""
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import Sizes
+from regard.kernels.fused_kernels import Extras, Kernel, Residuals, repeated, summed
+from regard.kernels.fused_plan import Plan
+from regard.tensors.devices import capability_of
+from regard.tensors.readable import row_contiguous
+from regard.tensors.torch_private import (
+    cudnn_cuda,
+    cudnn_cuda_backward,
+    efficient_cuda,
+    efficient_cuda_backward,
+    flash_cuda,
+    flash_cuda_backward,
+    missing,
+)
+
+NEWEST = (9, 0)
+"""The compute capability that is taken for granted where there is no GPU to ask."""
+MOST_IN_GRID = 65_535
+"""The most sequences, and the most heads, that one call of a kernel takes."""
+WIDEST_FLASH = 256
+WIDEST_CUDNN = 128
+CUDNN_AFTER = 91_500
+"""torch prefers cuDNN's kernel from the version after this one, on the capabilities that follow."""
+CUDNN_MAJOR = (9, 10)
+BACKWARD_OF_DATA_CENTRES = range(193, 225)
+"""Widths through which flash goes back on GPUs of capability 8.0, 9.0 and 10.x, but not on those of desktops."""
+FEWEST_OF_CUDNN = 1_024
+"""cuDNN builds a plan for each new shape, in 40 ms, and in 46 ms for the backward: what it saves over flash in hundreds
+of calls of fewer queries (docs/design/gpu.md). Steps of a generation and batches of sentences all have new shapes."""
+ALIGNED_BYTES = 16
+LSE_ROWS = 32
+"""The memory-efficient kernel pads the log-sum-exp to a multiple of so many rows."""
+
+
+def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
+    """The kernel for a query on CUDA; None if torch has none that returns its log-sum-exp.
+
+    Args:
+        query: the query.
+        width: the width of the vectors.
+        covering: how the mask is covered; None takes the kernel that runs any plan.
+    """
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    capability = capability_of(query.device) or NEWEST
+    if not (half or query.dtype == torch.float32) or (query.dtype == torch.bfloat16 and capability < (8, 0)):
+        return None
+    has_flash = capability >= (8, 0) and torch.backends.cuda.is_flash_attention_available()
+    width += -width % CudaKernel.multiple
+    has_flash = has_flash and missing(*CudaFlash.operators) is None
+    if not half or covering is None or not covering.is_square:
+        return CudaEfficient()
+    if width <= WIDEST_CUDNN and capability[0] in CUDNN_MAJOR and _is_for_cudnn(covering):
+        return CudaCudnn()
+    return CudaFlash() if has_flash and width <= WIDEST_FLASH else CudaEfficient()
+
+
+def _is_for_cudnn(covering: Plan) -> bool:
+    """Whether one call of cuDNN's kernel is worth its plan, and torch itself takes it on a GPU for which it is made."""
+    block, *others = covering.every
+    if others or len(block.rows) < FEWEST_OF_CUDNN or len(block.columns) < 2:
+        return False
+    # (ROCm's builds call MIOpen cuDNN, with versions of its own.)
+    is_off = torch.version.hip is not None or not torch.backends.cuda.cudnn_sdp_enabled()
+    if is_off or torch.are_deterministic_algorithms_enabled():
+        return False
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return version is not None and version > CUDNN_AFTER and missing(*CudaCudnn.operators) is None
+
+
+class CudaKernel(Kernel):
+    """What the kernels of CUDA have in common."""
+
+    multiple = 8
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Rows that begin at multiples of 16 bytes: of others cuDNN makes wrong numbers, and flash ends the process."""
+        tensor = row_contiguous(tensor)
+        rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+        places = (tensor.storage_offset(), *(stride for stride, length in rows if length > 1))
+        if all(place * tensor.itemsize % ALIGNED_BYTES == 0 for place in places):
+            return tensor
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def refuses(self, sizes: Sizes) -> str | None:
+        """An empty batch, and more sequences or heads than a grid has blocks."""
+        if sizes.flat_batch == 0:
+            return "the kernels of CUDA take no empty batch"
+        if max(sizes.flat_batch, sizes.heads) > MOST_IN_GRID:
+            return f"the kernels of CUDA take at most {MOST_IN_GRID:,} sequences and as many heads"
+        return None
+
+
+class CudaEfficient(CudaKernel):
+    """`_scaled_dot_product_efficient_attention`: the memory-efficient kernel, for any additive mask."""
+
+    name = "memory-efficient, CUDA"
+    operators = (efficient_cuda, efficient_cuda_backward)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """The extras keep the length of the padded log-sum-exp for the backward."""
+        dtype, queries = query.dtype, query.shape[-2]
+        query, key, value = _as_precise_as(additive, query, repeated(query, key), repeated(query, value))
+        output, lse, seed, offset = efficient_cuda(
+            query, key, value, _aligned(additive, query, key), True, 0.0, is_causal, scale=scale
+        )
+        return output.to(dtype), lse[..., :queries], (lse.shape[-1], seed, offset)
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The operator's own backward; gradients of repeated heads are summed."""
+        query, key, value, output, lse = saved
+        dtype, (length, seed, offset) = query.dtype, extras
+        padded = torch.nn.functional.pad(lse, (0, length - lse.shape[-1]), value=torch.inf).contiguous()
+        grad, q, k, v, output = _as_precise_as(
+            additive, grad, query, repeated(query, key), repeated(query, value), output
+        )
+        dq, dk, dv, _ = efficient_cuda_backward(
+            grad, q, k, v, _aligned(additive, q, k), _heads_within_rows(output), padded, seed, offset, 0.0,
+            [True, True, True, False], is_causal, scale=scale,
+        )  # fmt: skip
+        return dq.to(dtype), summed(dk, key).to(dtype), summed(dv, value).to(dtype)
+
+
+def _heads_within_rows(output: Tensor) -> Tensor:
+    """An output (B, H, t, E) whose heads lie side by side in memory, row after row."""
+    return output.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+class CudaCudnn(CudaKernel):
+    """`_scaled_dot_product_cudnn_attention`: for half precision, with the masks of flash; torch's choice on Hopper."""
+
+    name = "cuDNN, CUDA"
+    operators = (cudnn_cuda, cudnn_cuda_backward)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """Grouped heads are passed as they are. The extras keep the rank of the log-sum-exp for the backward."""
+        assert additive is None, "the plan has said so"
+        assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
+        output, lse, *rest = cudnn_cuda(query, key, value, None, True, 0.0, is_causal, False, scale=scale)
+        cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
+        return output, lse.reshape(query.shape[:-1]), (lse.dim(), cum_q, cum_k, max_q, max_k, seed, offset)
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The operator's own backward; that of flash for the columns that pass its width."""
+        query, key, value, output, lse = saved
+        rank, cum_q, cum_k, max_q, max_k, seed, offset = extras
+        if query.shape[-1] > WIDEST_CUDNN:
+            of_flash = (cum_q, cum_k, max_q, max_k, seed, offset)
+            return CudaFlash().backward(grad, saved, of_flash, additive=None, is_causal=is_causal, scale=scale)
+        lse = lse.contiguous()
+        dq, dk, dv = cudnn_cuda_backward(
+            grad, query, key, value, output, lse if rank == lse.dim() else lse[..., None], seed, offset, None,
+            cum_q, cum_k, max_q, max_k, 0.0, is_causal, scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+class CudaFlash(CudaKernel):
+    """`_scaled_dot_product_flash_attention`: for half precision. Its one mask is the flag, for as many keys as rows."""
+
+    name = "flash, CUDA"
+    operators = (flash_cuda, flash_cuda_backward)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """Grouped heads are passed as they are."""
+        assert additive is None, "the plan has said so"
+        assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
+        output, lse, *rest = flash_cuda(query, key, value, 0.0, is_causal, False, scale=scale)
+        cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
+        return output, lse, (cum_q, cum_k, max_q, max_k, seed, offset)
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The operator's own backward; for widths that it does not take, that of the memory-efficient kernel."""
+        query, key, value, output, lse = saved
+        if not _goes_back(query):
+            rows = query.shape[-2]
+            length = rows if torch.version.hip else rows + -rows % LSE_ROWS
+            unused = torch.zeros((), dtype=torch.int64)  # of dropout, which is 0
+            return CudaEfficient().backward(
+                grad, saved, (length, unused, unused), additive=None, is_causal=is_causal, scale=scale
+            )
+        cum_q, cum_k, max_q, max_k, seed, offset = extras
+        dq, dk, dv = flash_cuda_backward(
+            grad, query, key, value, output, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal,
+            seed, offset, scale=scale,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+def _goes_back(query: Tensor) -> bool:
+    """Whether flash has a backward for this width, to which the gradient of the log-sum-exp may have added columns."""
+    width = query.shape[-1]
+    if width not in BACKWARD_OF_DATA_CENTRES:
+        return width <= WIDEST_FLASH
+    major, minor = capability_of(query.device) or NEWEST
+    return (major, minor) == (8, 0) or major in (9, 10)
+
+
+def _as_precise_as(additive: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype of a bias that is more precise than they are.
+
+    The kernel takes both in one dtype. A bias in half precision would err by several nats: that of ALiBi counts to
+    thousands, and bf16 has eight bits.
+    """
+    if additive is None:
+        return tensors
+    dtype = torch.promote_types(tensors[0].dtype, additive.dtype)
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _aligned(additive: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Expand a mask to (B, H, T, S), in a storage whose rows are padded to a multiple of 16 numbers."""
+    if additive is None:
+        return None
+    length = key.shape[-2]
+    padded = torch.nn.functional.pad(additive.to(query.dtype), (0, -length % 16)).contiguous()
+    return padded[..., :length].expand(query.shape[0], query.shape[1], query.shape[2], length)

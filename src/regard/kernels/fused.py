@@ -1,0 +1,336 @@
+"""torch's fused kernels, with the log-sum-exp that they compute anyway."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask
+from regard.call.normalizations import Normalization, Softmax, any_coarse
+from regard.call.scores.base import ScaledDot
+from regard.call.shapes import Sizes
+from regard.errors import BackendError
+from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
+from regard.kernels.base import Backend, Call
+from regard.kernels.cuda_kernels import cuda_kernel
+from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
+from regard.kernels.fused_plan import Block, Plan, plan
+from regard.kernels.kernel_arguments import kernel_tensors
+from regard.kernels.short_sequences import SHORT_SEQUENCES, ShortSequences
+from regard.kernels.tiled import Tiled
+from regard.tensors.guards import can_look, in_transform, is_compiling, is_recorded, look
+from regard.tensors.torch_private import missing
+
+
+class Fused(Backend):
+    """Softmax of scaled dot products at the speed of the kernels; no tensor of T x S numbers is ever allocated.
+
+    The row state is the log-sum-exp, -inf for rows with no key, and it has a gradient. The kernels have no second
+    derivative: a caller who named no backend gets it from the tiles.
+    """
+
+    name = "fused"
+
+    def __init__(self, second: Backend | None = None, kernel: ShortSequences | None = None) -> None:
+        self._second = second
+        """The backend of second derivatives, which the kernels do not have; None to refuse them."""
+        self._kernel = kernel
+        """The kernel that runs every call; None to choose it."""
+
+    def unnamed(self) -> Backend:
+        """The same with second derivatives from the tiles."""
+        return _WITH_SECOND
+
+    def why_not(self, call: Call) -> str | None:
+        """It runs scaled dot products under softmax, without dropout and without a learned bias."""
+        width, state = call.query.shape[-1], look(call.query)
+        if call.score.dot_scale(width) is None:
+            return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
+        if not isinstance(call.normalization, Softmax):
+            return f"torch's fused kernels normalise by softmax, not by {call.normalization}"
+        if state.has_tangents:
+            return "torch's fused kernels have no forward-mode derivative"
+        if state.is_traced:
+            return "torch.jit.trace would keep the blocks of this call's lengths for calls of other lengths"
+        if state.is_transformed and in_transform("Vmap", "Grad"):
+            return "torch.vmap and torch.func have no rule for torch's fused kernels"
+        if call.dropout > 0:
+            return "the fused kernels have no dropout whose weights could be read"
+        if call.bias is not None and call.bias.reads_vectors:
+            return "the bias reads the vectors of queries and keys, which torch's fused kernels do not let it"
+        if call.bias is not None and state.is_recorded and any(t.requires_grad for t in call.bias.learned()):
+            return "torch's fused kernels give no gradient to a bias"
+        kernel = kernel_for(call.query, width=width, covering=None)
+        if kernel is None:
+            return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
+        problem = missing(*kernel.operators) or kernel.refuses(call.sizes)
+        return problem if self._kernel is None else problem or self._kernel.why_not(call)
+
+    def has_exact_state(self, call: Call) -> bool:
+        """Not for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
+
+        That of the kernels of CUDA errs by 2e-6; but its gradient is rounded to half precision.
+        """
+        takes_gradient = call.query.requires_grad or call.key.requires_grad
+        return call.query.dtype == call.compute_dtype or (call.query.is_cuda and not takes_gradient)
+
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
+        covering = plan(call)
+        width = max(call.query.shape[-1], value.shape[-1])
+        kernel = self._kernel or kernel_for(call.query, width=width, covering=covering)
+        scale = call.score.dot_scale(call.query.shape[-1])
+        assert kernel is not None, "why_not has said so"
+        assert scale is not None, "why_not has said so"
+        query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple, kernel.laid_out)
+        again = None
+        needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
+        if needs_gradient:
+            if kernel is CPU_FLASH and SHORT_SEQUENCES.why_not(call) is None:
+                kernel = SHORT_SEQUENCES
+            if self._second is not None and not is_compiling():
+                again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
+        whole = covering.whole
+        if whole is not None and not (needs_gradient and covering.bias is not None):
+            is_bare = len(whole.factors) == 0 and covering.bias is None
+            added = NOTHING_ADDED if is_bare else covering.additive(whole, Buffer())
+            one = OneBlock(kernel, scale, whole.is_causal, added)
+            if needs_gradient:
+                output, lse = _WholeCall.apply(one, again, query, key, value_)
+            else:
+                output, lse, _ = one.forward(query, key, value_)
+        elif needs_gradient:
+            output, lse = _FusedBlocks.apply(kernel, covering, scale, again, query, key, value_)
+        else:
+            output, lse, _ = _forward_blocks(kernel, covering, scale, query, key, value_)
+        if covering.per_row is not None:
+            lse = lse + covering.per_row.to(lse.dtype)
+        if output.shape[-1] != value.shape[-1] or output.dtype != value.dtype:
+            output = output[..., : value.shape[-1]].to(value.dtype)
+        return output, lse
+
+
+def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
+    """The kernel for a device and dtype, or None if torch has none that returns its log-sum-exp."""
+    if query.is_cpu:
+        return CPU_FLASH if query.dtype in CPU_DTYPES else None
+    return cuda_kernel(query, width=width, covering=covering) if query.device.type == "cuda" else None
+
+
+CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WITH_SECOND = Fused(Tiled())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Again:
+    """A call whose gradients another backend computes, so that they can be differentiated again.
+
+    It holds neither query nor key: autograd saves them, and hands them back.
+    """
+
+    backend: Backend
+    scale: float
+    normalization: Normalization
+    mask: Mask | None
+    bias: Bias | None
+    sizes: Sizes
+
+    def gradients(
+        self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the query, the key and the value that the kernel got."""
+        query, key, value = vectors
+        call = Call(
+            query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
+            bias=self.bias, dropout=0.0, sizes=self.sizes,
+        )  # fmt: skip
+        output, lse = self.backend.run(call, value)
+        assert lse is not None, "it has a row state"
+        outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
+        inputs = [t for t in vectors if t.requires_grad]
+        found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
+        return tuple(next(found) if t.requires_grad else None for t in vectors)
+
+
+NO_SECOND = "backend 'fused' has no second derivative; backend='tiled' has, in linear memory"
+
+
+class _WholeCall(torch.autograd.Function):
+    """A block that is all of a call: (query, key, value) -> (output, lse), both with gradients.
+
+    The block holds what was added to the scores, so that lengths may change in place before the way back.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: OneBlock, again: Again | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output, lse, extras = block.forward(query, key, value)
+        ctx.block, ctx.again, ctx.extras = block, again, extras
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(saved[3])
+        if is_recorded():
+            if ctx.again is None:
+                raise BackendError(NO_SECOND)
+            return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
+        grad_output = ctx.block.kernel.laid_out(grad_output)
+        return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
+
+
+class _FusedBlocks(torch.autograd.Function):
+    """A kernel over the blocks of a plan: (query, key, value) -> (output, lse), both with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: Kernel,
+        covering: Plan,
+        scale: float,
+        again: Again | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        output, lse, extras = _forward_blocks(kernel, covering, scale, query, key, value)
+        ctx.kernel, ctx.covering, ctx.scale, ctx.extras, ctx.again = kernel, covering, scale, extras, again
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.set_materialize_grads(False)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if is_recorded() and ctx.again is None:
+            raise BackendError(NO_SECOND)
+        query, key, value, output, lse = ctx.saved_tensors
+        if grad_output is None:
+            grad_output = torch.zeros_like(output)
+        if is_recorded() or _lost_sums(ctx, lse):
+            with torch.enable_grad():
+                found = ctx.again.gradients((query, key, value), grad_output, grad_lse)
+            return None, None, None, None, *found
+        grad_output = ctx.kernel.laid_out(grad_output)
+        blocks = ctx.covering.every
+        is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
+        grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))
+        buffer = Buffer()
+        for number, block in enumerate(blocks):
+            if not block.columns:
+                continue
+            rows, columns = block.rows, block.columns
+            its = (lse, grad_output, grad_lse)
+            lse_, grad_output_, grad_lse_ = its if number >= len(ctx.covering.blocks) else _without(ctx.covering, *its)
+            places = ((query, rows), (key, columns), (value, columns), (output, rows), (lse_, rows))
+            saved = tuple(_part(tensor, where, block) for tensor, where in places)
+            grad_rows = None if grad_lse_ is None else _part(grad_lse_, block.rows, block)
+            one = OneBlock(ctx.kernel, ctx.scale, block.is_causal, ctx.covering.additive(block, buffer))
+            pieces = one.backward(saved, ctx.extras[number], _part(grad_output_, block.rows, block), grad_rows)
+            if is_whole:
+                return None, None, None, None, *(_whole(piece, block) for piece in pieces)
+            for grad, where, piece in zip(grads, (rows, columns, columns), pieces, strict=True):
+                _add_part(grad, where, block, piece)
+        return None, None, None, None, *grads
+
+
+def _lost_sums(ctx: Any, lse: Tensor) -> bool:
+    """Whether biases far from 0 left the log-sum-exp of a row no digits for its sum.
+
+    The kernels make the weights of the backward pass of it, and torch's own gradients are wrong there. Only rows on the
+    CPU are looked at: on a GPU that would wait for the device.
+    """
+    return ctx.again is not None and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
+
+
+def _without(
+    covering: Plan, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same without the queries that run anew: with lse = +inf their weights are 0, and no gradient comes in."""
+    if not covering.anew:
+        return lse, grad_output, grad_lse
+    gone = torch.zeros(lse.shape[-1], dtype=torch.bool, device=lse.device)
+    for block in covering.anew:
+        gone[block.rows.start : block.rows.stop] = True
+    grad_lse = None if grad_lse is None else grad_lse.masked_fill(gone, 0.0)
+    return lse.masked_fill(gone, torch.inf), grad_output.masked_fill(gone[:, None], 0.0), grad_lse
+
+
+def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
+    """The rows of a tensor (B, H, length, ...) that a block reads; for joined blocks (B * count, H, rows, ...)."""
+    if block.count == 1:
+        return tensor[:, :, where.start : where.stop]
+    end = where.stop + len(block.rows) * (block.count - 1)
+    # This is a view (B, H, count, ..., rows). For one sequence the result below is a view too.
+    parts = tensor[:, :, where.start : end].unfold(2, len(where), len(block.rows))
+    return parts.movedim(-1, 3).transpose(1, 2).flatten(0, 1)
+
+
+def _whole(tensor: Tensor, block: Block) -> Tensor:
+    """The rows (B * count, H, rows, ...) of joined blocks, put back in order as (B, H, count * rows, ...)."""
+    if block.count == 1:
+        return tensor
+    return tensor.unflatten(0, (-1, block.count)).transpose(1, 2).flatten(2, 3)
+
+
+def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
+    """Add `piece` to the rows that `_part` reads. Joined blocks may share keys, so one row may get several terms."""
+    step = len(block.rows)
+    if len(where) <= step:
+        end = where.stop + step * (block.count - 1)
+        rows = total[:, :, where.start : end].unfold(2, len(where), step).movedim(-1, 3)
+        rows += piece.unflatten(0, (-1, block.count)).transpose(1, 2)
+        return
+    for number, part in enumerate(piece.unflatten(0, (-1, block.count)).unbind(1)):
+        total[:, :, where.start + number * step : where.stop + number * step] += part
+
+
+def _forward_blocks(
+    kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """The output and the lse of all blocks, and the extras of each block."""
+    blocks, buffer, end = covering.every, Buffer(), 0
+    results: tuple[Tensor, ...] = ()
+    extras: list[tuple[Any, ...]] = []
+    for number, block in enumerate(blocks):
+        *pieces, extra = _forward_block(kernel, covering, block, scale, query, key, value, buffer)
+        extras.append(extra)
+        if len(covering.blocks) == 1 and not number:
+            results = (pieces[0], pieces[1])
+            continue
+        # If each block left small tensors behind, the allocator would keep the memory of every mask between them.
+        results = results or tuple(t.new_empty(*t.shape[:2], query.shape[2], *t.shape[3:]) for t in pieces)
+        start, end = end, end + pieces[0].shape[2]
+        if number >= len(covering.blocks):
+            start, end = block.rows.start, block.rows.stop
+        for result, piece in zip(results, pieces, strict=True):
+            result[:, :, start:end] = piece
+    return results[0], results[1], tuple(extras)
+
+
+def _forward_block(
+    kernel: Kernel,
+    covering: Plan,
+    block: Block,
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buffer: Buffer,
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """The output, the lse (-inf on rows with no key) and the kernel's extras, for one block or for joined blocks."""
+    query = _part(query, block.rows, block)
+    if not block.columns:
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        return torch.zeros_like(query), query.new_full(query.shape[:-1], -torch.inf, dtype=dtype), ()
+    key, value = _part(key, block.columns, block), _part(value, block.columns, block)
+    one = OneBlock(kernel, scale, block.is_causal, covering.additive(block, buffer))
+    output, lse, extras = one.forward(query, key, value)
+    return _whole(output, block), _whole(lse, block), extras

@@ -1,0 +1,203 @@
+"""What a fused kernel of torch is: a forward that returns the log-sum-exp, and a backward that takes its gradient.
+
+The kernel of the CPU is here, those of CUDA are in `regard.kernels.cuda_kernels`.
+
+torch's public function hides the log-sum-exp (lse) that its kernels compute, and accepts no gradient for it. Here
+each kernel is called through the operator that returns the lse. The gradient of the lse goes through the kernel's
+own backward as one more column: with q and k extended by 0, v by 1, out by 0 and grad_out by dlse, the operator
+computes dS = P * (dO v^T - delta) + P * dlse.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import Sizes
+from regard.kernels.additive_masks import AdditiveMask
+from regard.tensors.guards import is_compiling
+from regard.tensors.readable import row_contiguous
+from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
+
+Extras = tuple[Any, ...]
+"""What a kernel's forward returns for its own backward, besides output and lse."""
+Residuals = tuple[Tensor, ...]
+"""The saved tensors: query, key, value, output and lse."""
+HALF = (torch.float16, torch.bfloat16)
+SHORT = 256
+"""Up to so many queries the backward of half precision takes less time in float32 (docs/design/choices.md)."""
+
+
+class Kernel(ABC):
+    """A fused kernel: `forward` returns the output, the lse, and what else `backward` needs."""
+
+    name: ClassVar[str]
+    operators: ClassVar[tuple[Any, ...]]
+    """Those of torch that it calls."""
+    multiple: ClassVar[int] = 1
+    """The widths of the vectors must be multiples of this."""
+    reads_output: ClassVar[bool] = True
+    """Whether `backward` takes the sum of a row's weights times their gradients from the output and its gradient, so
+    that a further column of both can carry the gradient of the lse."""
+
+    def refuses(self, sizes: Sizes) -> str | None:
+        """The reason why it does not take calls of these sizes; None if it does."""
+        return None
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """Vectors (..., D) as the kernel takes for granted that they stand in memory: the same tensor, or a copy."""
+        return tensor if tensor.is_contiguous() else row_contiguous(tensor)
+
+    @abstractmethod
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """The output (B, H, t, E), the lse (B, H, t), and the kernel's own extras."""
+
+    @abstractmethod
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of query, key and value, from saved = (query, key, value, output, lse)."""
+
+
+class CpuFlash(Kernel):
+    """`_scaled_dot_product_flash_attention_for_cpu`: the kernel of F.scaled_dot_product_attention on CPU."""
+
+    name = "flash, CPU"
+    operators = (flash_cpu, flash_cpu_backward)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """Grouped heads are passed as they are, if the kernel of this torch takes them."""
+        if not CPU_TAKES_GROUPS:
+            key, value = repeated(query, key), repeated(query, value)
+        # torch's own binding takes half the time of the operator's, which a graph needs.
+        flash = flash_cpu if is_compiling() else flash_cpu_alone
+        output, lse = flash(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
+        return output, lse, ()
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Call the operator's own backward; short blocks of half precision go in float32, which takes less time."""
+        if not CPU_TAKES_GROUPS:
+            query, key, value, *rest = saved
+            saved = (query, repeated(query, key), repeated(query, value), *rest)
+            dq, dk, dv = self._in_its_dtype(grad, saved, additive, is_causal, scale)
+            return dq, summed(dk, key), summed(dv, value)
+        return self._in_its_dtype(grad, saved, additive, is_causal, scale)
+
+    def _in_its_dtype(
+        self, grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = saved[0].dtype
+        if dtype in HALF and saved[0].shape[-2] <= SHORT:
+            # On 110 sentences of 17 tokens the operator takes 15 ms in bf16, and 1.7 ms in float32 including the casts.
+            grad, *saved_ = (t.float() for t in (grad, *saved))
+            additive = None if additive is None else additive.float()
+            grads = self._backward(grad, tuple(saved_), additive, is_causal, scale)
+            return grads[0].to(dtype), grads[1].to(dtype), grads[2].to(dtype)
+        return self._backward(grad, saved, additive, is_causal, scale)
+
+    @staticmethod
+    def _backward(
+        grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return flash_cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale)
+
+
+CPU_FLASH = CpuFlash()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneBlock:
+    """What a kernel is told of a block besides its vectors."""
+
+    kernel: Kernel
+    scale: float
+    is_causal: bool
+    added: AdditiveMask
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Extras]:
+        """The output, the lse (-inf on rows with no key) and the kernel's extras."""
+        output, lse, extras = self.kernel.forward(
+            query, key, value, additive=self.added.tensor, is_causal=self.is_causal, scale=self.scale
+        )
+        live = self.added.live
+        if live is not None:
+            # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask tells which these are.
+            lse = lse.masked_fill(~live, -torch.inf)
+            output = output if isinstance(self.kernel, CpuFlash) else output.masked_fill(~live[..., None], 0.0)
+        return output, lse, extras
+
+    def backward(
+        self, saved: Residuals, extras: Extras, grad_output: Tensor, grad_lse: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The gradients of the query, key and value, from saved = (query, key, value, output, lse)."""
+        query, key, value, output, lse = saved
+        dim = query.shape[-1]
+        if self.added.live is not None:
+            dead = lse == -torch.inf
+            # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.
+            lse = lse.masked_fill(dead, torch.inf)
+            grad_output = grad_output.masked_fill(dead[..., None], 0.0)
+            grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
+        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CPU_FLASH
+        if grad_lse is not None:
+            extra = kernel.multiple
+            query, key, output = (wider(t, extra) for t in (query, key, output))
+            value = wider(wider(value, 1, 1.0), extra - 1)
+            grad_output = wider(torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1), extra - 1)
+        grads = kernel.backward(
+            grad_output,
+            (query, key, value, output, lse),
+            extras,
+            additive=self.added.tensor,
+            is_causal=self.is_causal,
+            scale=self.scale,
+        )
+        return grads if grad_lse is None else tuple(g[..., :dim] for g in grads)
+
+
+def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
+    """A tensor (..., D) with more columns, which follow one another in memory, as the kernels take for granted.
+
+    torch pads what may be read as channels-last, as one column of many heads may, into memory of that kind.
+    """
+    return row_contiguous(torch.nn.functional.pad(tensor, (0, columns), value=value))
+
+
+def repeated(query: Tensor, tensor: Tensor) -> Tensor:
+    """Keys or values with a head for each head of the query, for a kernel that does not take grouped heads."""
+    group = query.shape[1] // tensor.shape[1]
+    return tensor.repeat_interleave(group, dim=1) if group > 1 else tensor
+
+
+def summed(grad: Tensor, tensor: Tensor) -> Tensor:
+    """The gradient of keys or values, from that of the `repeated` ones."""
+    return grad if grad.shape[1] == tensor.shape[1] else grad.unflatten(1, (tensor.shape[1], -1)).sum(2)

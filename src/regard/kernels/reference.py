@@ -1,0 +1,28 @@
+"""The specification: dense, readable, for any dtype. All other backends are checked against it in float64."""
+
+import torch
+from torch import Tensor
+
+from regard.kernels.base import Backend, Call
+
+
+class Reference(Backend):
+    """$O = \\mathrm{drop}(P) V$, where P exists in full: T x S numbers for each head.
+
+    Scores and weights are computed in at least float32 and the output is returned in the input's dtype.
+    """
+
+    name = "reference"
+
+    def why_not(self, call: Call) -> str | None:
+        """Return None: this backend runs every call."""
+        return None
+
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the scores, the weights, the dropout and the weighted sum."""
+        scores = call.scores(range(call.sizes.queries), range(call.sizes.keys))
+        weights, state = call.normalization.normalize(scores)
+        weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
+        dtype = value.dtype
+        value = value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
+        return (weights @ value).to(dtype), state

@@ -1,0 +1,130 @@
+"""The kernel for short sequences on a CPU, in training and for the sources of a file: compiled code."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.kernels.base import Call
+from regard.kernels.fused_kernels import CpuFlash, Extras, Residuals
+from regard.kernels.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
+from regard.kernels.side_by_side import memory_like
+from regard.tensors.guards import in_transform, is_compiling, is_observed, is_readable
+from regard.tensors.readable import DTYPES, is_installed
+from regard.tensors.thread_team import run_in_threads
+
+LONGEST = 128
+"""The most queries and keys: with more, torch's kernel is no slower."""
+WIDEST = 128
+"""The widest heads: with wider ones, what belongs to one head does not stay in the cache."""
+LEAST = 1 << 16
+"""Queries of fewer numbers are left to torch's kernel: to load numba takes longer than they do."""
+STEP = 16
+"""The width of the heads is a multiple of this, the numbers of one vector."""
+
+
+class ShortSequences(CpuFlash):
+    """Compiled code for batches of short sequences, and torch's kernel for all others.
+
+    It computes in float32, so that half precision is rounded once where torch's kernel also rounds the weights.
+    """
+
+    name = "short sequences, CPU"
+    reads_output = False
+
+    def why_not(self, call: Call) -> str | None:
+        """None for batches of many short sequences, whose gradients this code computes faster; else the reason."""
+        return why_not_vectors(call.query, call.key)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Extras]:
+        """The output and the lse, which is -inf in rows without a key."""
+        if not _takes(query, key, value, additive):
+            return super().forward(query, key, value, additive=additive, is_causal=is_causal, scale=scale)
+        (output,) = memory_like(query)
+        lse = torch.empty(query.shape[:-1], dtype=torch.float32, device="cpu")
+        _run(FORWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse)
+        return output, lse, ()
+
+    def backward(
+        self,
+        grad: Tensor,
+        saved: Residuals,
+        extras: Extras,
+        *,
+        additive: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients; each stands in memory as a product of the heads takes it, head beside head."""
+        query, key, value, output, lse = saved
+        # Whoever packs what is saved may have changed its dtype.
+        is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
+        if not is_known or not _takes(query, key, value, additive, output, lse, grad):
+            return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
+        of_query, of_key, of_value = memory_like(query, key, value)
+        _run(
+            BACKWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
+            grad_query=of_query, grad_key=of_key, grad_value=of_value,
+        )  # fmt: skip
+        return of_query, of_key, of_value
+
+
+SHORT_SEQUENCES = ShortSequences()
+
+
+def why_not_vectors(query: Tensor, key: Tensor) -> str | None:
+    """The same of the vectors of a call.
+
+    >>> why_not_vectors(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))
+    'the kernel for short sequences takes queries of at least 65536 elements'
+    """
+    if max(query.shape[-2], key.shape[-2]) > LONGEST:
+        return f"the kernel for short sequences takes at most {LONGEST} queries and keys"
+    if query.numel() < LEAST:
+        return f"the kernel for short sequences takes queries of at least {LEAST} elements"
+    if not query.is_cpu or query.dtype not in DTYPES:
+        return f"the kernel for short sequences knows no {query.dtype} on {query.device.type}"
+    if is_compiling():
+        return "torch.compile cannot trace the kernel for short sequences"
+    return None if is_installed() else "the kernel for short sequences needs numba: pip install 'regard[fast]'"
+
+
+def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *others: Tensor) -> bool:
+    """Whether compiled code can read these tensors."""
+    given = [t for t in (query, key, value, additive, *others) if t is not None]
+    return (
+        min(query.shape[-2], key.shape[-2]) > 0
+        and query.shape[-1] % STEP == 0
+        and query.shape[-1] <= WIDEST
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and query.dtype == key.dtype == value.dtype
+        # Scores are kept key by key: what is added to them may differ between keys, and not between queries.
+        and (additive is None or additive.shape[-2] == 1)
+        and not in_transform("Grad", "Jvp")
+        # A mode that counts what torch's operators do would not see compiled code.
+        and not is_observed()
+        and is_readable(*given)
+        and all(t.stride(-1) == 1 for t in given)  # It is told of all other strides.
+    )
+
+
+def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:
+    """One call of the compiled loop, by as many threads as torch has."""
+    from regard.kernels.short_attention_loop import attend  # numba compiles here, or takes what the disk has
+
+    query, key = given["query"], given["key"]
+    batch, heads, queries, width = query.shape
+    if additive is not None:
+        given["added"] = additive.float().expand(batch, heads, 1, key.shape[-2])
+    counter = np.zeros(1, np.int64)
+    work = np.zeros(1, WORK)
+    work["kind"], work["counter"], work["scale"] = kind, counter.ctypes.data, scale
+    work["batch"], work["heads"], work["queries"], work["keys"] = batch, heads, queries, key.shape[-2]
+    work["width"], work["is_causal"], work["is_half"] = width, is_causal, query.dtype == torch.bfloat16
+    for name in TENSORS:
+        if name in given:
+            work[name] = given[name].data_ptr()
+            for axis, stride in zip(AXES, given[name].stride(), strict=False):
+                work[f"{name}_{axis}"] = stride
+    run_in_threads(attend, work.ctypes.data, torch.get_num_threads())

@@ -1,0 +1,1 @@
+"""The usual statistics of softmax weights by one compiled loop over rows."""

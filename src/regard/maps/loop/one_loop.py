@@ -1,0 +1,229 @@
+"""The usual statistics of softmax weights by one loop over rows of scores, if numba is installed.
+
+`regard.maps.statistics.tiles` reads a tile of weights once for each statistic. The loop of
+`regard.maps.loop.row_loop` makes the weights of a few rows and reads them while they are in the processor's
+registers and caches, which for long rows takes less time than the fused kernel that the attention itself ran. As
+many threads as torch has share flat_heads and rows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.call.normalizations import Softmax
+from regard.kernels.base import Call
+from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
+from regard.maps.sources.source import Scores, Source, Statistic
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.pooling import Bins, Grid
+from regard.tensors import thread_team
+from regard.tensors.guards import can_look, in_forward_mode
+from regard.tensors.readable import is_installed, row_contiguous
+
+SMALL = 1 << 20
+"""Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
+SHARES = 4
+"""The shares of a thread, if there are not as many flat_heads: rows see different numbers of keys."""
+MOST_RANKED = 64
+"""For more keys of each query than this, torch's selection is faster."""
+
+
+def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:
+    return dtype == torch.float32 and weights >= SMALL
+
+
+def said_of(call: Call) -> str | None:
+    """The line of `explain` for the statistics of a call's weights; None if the loop cannot compute them."""
+    sizes = call.sizes
+    weights = sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys
+    is_dot = isinstance(call.normalization, Softmax) and call.score.dot_scale(call.query.shape[-1]) is not None
+    if not is_dot or call.query.device.type != "cpu" or not _is_worth_it(call.compute_dtype, weights):
+        return None
+    loop = "by one loop over each row"
+    return loop if is_installed() else f"by tiles; with numba (pip install 'regard[fast]') {loop}"
+
+
+def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
+    """The answers (flat_heads, ...) of several statistics, as `regard.maps.statistics.tiles.one_pass` gives them.
+
+    Returns None if they are not all among those of the loop, if the weights are not a softmax of dot products in
+    float32 on the CPU, if a gradient is asked, if an element is not finite, or if a kernel's row state turns out to be
+    wrong: then tiles answer.
+    """
+    weights = math.prod(source.shape)
+    if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
+        return None
+    wanted = _Wanted.of(statistics)
+    if wanted is None or in_forward_mode():
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
+        return None
+    if not all(map(can_look, source.tensors())):
+        return None
+    with torch.no_grad():
+        scores = source.dot_scores()
+        return None if scores is None else _read(source, scores, wanted, statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The answers that the loop is asked for."""
+
+    ranked: int
+    """k: how many of the largest weights of each query."""
+    grid: Grid | None
+    """The blocks of the one picture."""
+    pictures: frozenset[str]
+    """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
+
+    @classmethod
+    def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
+        """The answers for these statistics; None if the loop does not compute one of them."""
+        ranked, grids, pictures = 0, set[Grid](), set[str]()
+        for statistic in statistics:
+            match statistic:
+                case st.Received() | st.Entropy():
+                    pass
+                case st.Largest() | st.ArgLargest():
+                    ranked = max(ranked, 1)
+                case st.TopWeights(k):
+                    ranked = max(ranked, k)
+                case st.Pooled(grid, how):
+                    grids.add(grid)
+                    pictures.add(how)
+                case _:
+                    return None
+        if ranked > MOST_RANKED or len(grids) > 1:
+            return None
+        return cls(ranked, next(iter(grids), None), frozenset(pictures))
+
+
+class _Answered:
+    """The memory for the answers of all flat_heads."""
+
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+        from regard.tensors.reused_memory import reused_memory
+
+        flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
+        self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
+        self.received = reused_memory((flat_heads, pieces, width), torch.float64)
+        self.entropy = reused_memory((flat_heads, queries), torch.float32)
+        self.top = reused_memory((flat_heads, queries, wanted.ranked), torch.float32)
+        self.places = reused_memory((flat_heads, queries, wanted.ranked), torch.int64)
+        rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
+        self.sums = reused_memory(
+            (flat_heads, rows, columns if wanted.pictures & {"mean", "sum"} else 0), torch.float32
+        )
+        columns = columns if "max" in wanted.pictures else 0
+        self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays by the names that the loop knows them by."""
+        names = ("received", "entropy", "top", "places", "sums", "peaks")
+        return {name: getattr(self, name) for name in names}
+
+    def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
+        """The answers (flat_heads, ...) of a statistic."""
+        match statistic:
+            case st.Received():
+                whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
+                return (whole[:, : self._keys].float(),)
+            case st.Entropy():
+                return (self.entropy,)
+            case st.Largest():
+                return (self.top[..., 0].clone(),)
+            case st.ArgLargest():
+                return (self.places[..., 0].clone(),)
+            case st.TopWeights(k):
+                # Fewer than were ranked are copied, so that the others are not held in memory.
+                return self.top[..., :k].contiguous(), self.places[..., :k].contiguous()
+            case st.Pooled(grid, how):
+                blocks = self.peaks if how == "max" else self.sums
+                return (blocks / grid.areas(blocks.device) if how == "mean" and self._has_sums else blocks,)
+        raise AssertionError(statistic)
+
+
+def _read(
+    source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
+) -> list[tuple[Tensor, ...]] | None:
+    from regard.maps.loop.row_loop import prepare, read_rows
+    from regard.tensors.vector_code import PANEL
+
+    threads, grid = torch.get_num_threads(), wanted.grid
+    pieces = 1 if source.flat_heads >= SHARES * threads else -(-SHARES * threads // source.flat_heads)
+    panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
+    query, key = (row_contiguous(t) for t in (scores.query, scores.key))
+    found = _Answered(source, wanted, pieces, panels * PANEL)
+    arrays = {
+        **found.arrays(),
+        "counter": np.zeros(1, np.int64),
+        "not_finite": np.zeros(1, np.int64),
+        "misses": np.full(source.flat_heads, np.inf, np.float32),
+        "query": query,
+        "key": key,
+        # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
+        "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
+        "lse": (lse := scores.state.contiguous()),
+        "state": torch.empty_like(lse),
+        "piece_edges": _piece_edges(source.queries, pieces, grid),
+        "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
+        "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
+        "row_shares": np.ones(1, np.float32) if grid is None else _shares(grid.rows, has_sums),
+        "column_shares": np.ones(0, np.float32) if grid is None else _shares(grid.columns, has_sums),
+    }
+    told = {
+        **addresses(**arrays), "batch": query.shape[0], "heads": query.shape[1], "key_heads": key.shape[1],
+        "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
+        "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
+        "column_bins": 0 if grid is None else grid.columns.count,
+        "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
+        **_strides("query", query), **_strides("key", key), "scale": scores.scale,
+    }  # fmt: skip
+    work = np.array([tuple(told.get(name, 0) for name in FIELDS)], WORK)
+    thread_team.run_in_threads(prepare, work.ctypes.data, threads)
+    if arrays["not_finite"][0]:
+        return None
+    for number, (tiles, added) in enumerate(batches_of(source, scores, PANEL)):
+        places = addresses(tiles=tiles, added=added)
+        work["is_first"] = number == 0
+        work["tiles"], work["tile_count"], work["added"] = places["tiles"], len(tiles), places["added"]
+        arrays["counter"][:] = 0
+        thread_team.run_in_threads(read_rows, work.ctypes.data, threads)
+    if scores.is_right is not None and not scores.is_right(max(arrays["misses"].tolist())):
+        return None
+    return [found.answer(statistic) for statistic in statistics]
+
+
+def _strides(name: str, tensor: Tensor) -> dict[str, int]:
+    batch, head, row, _ = tensor.stride()
+    return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name}_stride": row}
+
+
+@lru_cache
+def _edges(bins: Bins) -> Any:
+    """Where bins begin, and where the last one ends."""
+    size, extra = divmod(bins.length, bins.count)
+    index = np.arange(bins.count + 1, dtype=np.int64)
+    return index * size + np.minimum(index, extra)
+
+
+@lru_cache
+def _shares(bins: Bins, has_sums: bool) -> Any:
+    """The factors of sums: 1, or 1 / size of the bin for means."""
+    sizes = np.diff(_edges(bins))
+    return np.ones(bins.count, np.float32) if has_sums else (1 / sizes).astype(np.float32)
+
+
+@lru_cache
+def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
+    """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
+    places = [queries * piece // pieces for piece in range(pieces)]
+    if grid is not None:
+        places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]
+    return np.array([*places, queries], np.int64)

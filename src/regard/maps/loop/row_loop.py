@@ -1,0 +1,415 @@
+"""One loop over the rows of a map that finds everything the usual statistics want of its weights; needs numba.
+
+The tiles of `regard.maps.statistics.tiles` are read once for each statistic, from memory that is larger than the
+cache. Here the weights of a few rows are made by `regard.maps.loop.weights_block`, summed while they are in
+registers, and pooled and ranked while they are in the cache.
+"""
+
+import inspect
+from typing import Any
+from zlib import crc32
+
+import numba
+import numpy as np
+from numba import types
+from numba.np.numpy_support import carray
+
+from regard.maps.loop import picture_blocks, row_ranks, row_tiles, weights_block
+from regard.maps.loop.picture_blocks import (
+    max_1,
+    max_2,
+    max_4,
+    max_8,
+    max_16,
+    max_32,
+    sum_1,
+    sum_2,
+    sum_4,
+    sum_8,
+    sum_16,
+    sum_32,
+)
+from regard.maps.loop.row_ranks import rank, room_for
+from regard.maps.loop.row_tiles import TILE, WORK
+from regard.maps.loop.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
+from regard.maps.sources import dot_scores
+from regard.tensors import vector_code
+from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_function, next_of, pointers_to, transpose
+
+LN_2 = np.float32(0.6931471805599453)
+ZERO, NEVER = np.float32(0), np.float32(dot_scores.NEVER)
+TOGETHER = 4
+"""The most queries whose weights are made together."""
+FLUSHED = 64
+"""Sums by key are float32 for so many rows, and only then added to those in float64."""
+# Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.loop.one_loop`
+# looks first.
+FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
+
+
+_floats, _doubles, _longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
+_tiles: Any = pointers_to(numba.from_dtype(TILE))
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _pool(
+    total: Any,
+    peak: Any,
+    columns: int,
+    edges: Any,
+    first_key: int,
+    row_share: Any,
+    shares: Any,
+    sums: Any,
+    largest: Any,
+) -> None:
+    """Add the sums of some rows of one bin, by key, to the blocks of the picture."""
+    column = np.searchsorted(edges, first_key, side="right") - 1
+    bins, j = edges.size - 1, 0
+    wider = edges[bins] % bins  # So many bins come first and have one key more than the others.
+    while j < columns:
+        width, count = edges[column + 1] - first_key - j, 1
+        # Whole blocks of one width are pooled together.
+        if edges[column] - first_key == j:
+            count = min((wider if column < wider else bins) - column, (columns - j) // width)
+        if count == 0:
+            count = 1
+        width = min(width, columns - j)  # The last keys may end within a block.
+        done, share = count // LANES * LANES, row_share * shares[column]
+        if sums.size:
+            done = _sum_vectors(total.ctypes.data + 4 * j, width, done, share, sums.ctypes.data + 4 * column)
+        if largest.size:
+            done = _max_vectors(peak.ctypes.data + 4 * j, width, done, largest.ctypes.data + 4 * column)
+        first, last, key = column + done, column + count, j + done * width
+        _pool_blocks(total[key:], peak[key:], width, share, sums[first:last], largest[first:last])
+        j, column = j + width * count, column + count
+
+
+@numba.njit(nogil=True)
+def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
+    """Add whole vectors of blocks, given by addresses; return how many blocks, 0 if no kernel is for their width."""
+    if width == 1:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_1((numbers + place, picture + place), share)
+    elif width == 2:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_2((numbers + 2 * place, picture + place), share)
+    elif width == 4:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_4((numbers + 4 * place, picture + place), share)
+    elif width == 8:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_8((numbers + 8 * place, picture + place), share)
+    elif width == 16:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_16((numbers + 16 * place, picture + place), share)
+    elif width == 32:
+        for place in range(0, 4 * count, 4 * LANES):
+            sum_32((numbers + 32 * place, picture + place), share)
+    else:
+        return 0
+    return count
+
+
+@numba.njit(nogil=True)
+def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
+    """The same for maxima."""
+    if width == 1:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_1((numbers + place, picture + place))
+    elif width == 2:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_2((numbers + 2 * place, picture + place))
+    elif width == 4:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_4((numbers + 4 * place, picture + place))
+    elif width == 8:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_8((numbers + 8 * place, picture + place))
+    elif width == 16:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_16((numbers + 16 * place, picture + place))
+    elif width == 32:
+        for place in range(0, 4 * count, 4 * LANES):
+            max_32((numbers + 32 * place, picture + place))
+    else:
+        return 0
+    return count
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, largest: Any) -> None:
+    # Two loops, because LLVM gives up on one that has so many arrays which might overlap.
+    for column in range(sums.size):
+        added = ZERO
+        for j in range(column * width, (column + 1) * width):
+            added += total[j]
+        sums[column] += added * share
+    for column in range(largest.size):
+        best = ZERO
+        for j in range(column * width, (column + 1) * width):
+            best = max(best, peak[j])
+        largest[column] = max(largest[column], best)
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _entropy(spread: Any) -> Any:
+    """The entropy in nats of sums of w log2 w."""
+    total = ZERO
+    for lane in range(LANES):
+        total += spread[lane]
+    return -total * LN_2
+
+
+@numba.njit(nogil=True)
+def _pack(work: Any, head: int) -> bool:
+    """Write the keys of one key head as panels (depth, PANEL), with zeros in place of keys beyond the last.
+
+    Returns whether they are finite.
+    """
+    batch, group = divmod(head, work.key_heads)
+    start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
+    panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
+    panels = carray(_floats(panels_at), (work.panel_count, work.depth, PANEL))
+    total, row = ZERO, 4 * work.key_stride
+    for number in range(work.panel_count):
+        panel, first = panels[number], number * PANEL
+        count, depth = min(PANEL, work.keys - first), work.depth
+        rows, columns = count // LANES * LANES, depth // LANES * LANES
+        if count < PANEL:
+            panel[:] = ZERO
+        for j in range(0, rows, LANES):
+            for d in range(0, columns, LANES):
+                place = start + (first + j) * row + 4 * d
+                transpose(place, work.key_stride, panel.ctypes.data + 4 * (d * PANEL + j), PANEL)
+        for j in range(count):
+            key = carray(_floats(start + (first + j) * row), depth)
+            for d in range(columns if j < rows else 0, depth):
+                panel[d, j] = key[d]
+        total += _sum(panel.reshape(depth * PANEL))
+    return np.isfinite(total)
+
+
+@numba.njit(fastmath={"reassoc"}, nogil=True)
+def _sum(numbers: Any) -> Any:
+    """A sum, which is finite only if all elements are."""
+    total = ZERO
+    for j in range(numbers.size):
+        total += numbers[j]
+    return total
+
+
+@numba.njit(nogil=True)
+def _take_rows(work: Any, flat_head: int) -> bool:
+    """Write the states of one flat_head to base 2; returns whether they and the queries are finite."""
+    batch, head = divmod(flat_head, work.heads)
+    start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
+    given = carray(_floats(work.lse + 4 * flat_head * work.queries), work.queries)
+    state = carray(_floats(work.state + 4 * flat_head * work.queries), work.queries)
+    for i in range(work.queries):
+        state[i] = NEVER if given[i] == -np.inf else given[i] / LN_2
+    total = _sum(state)
+    for i in range(work.queries):
+        total += _sum(carray(_floats(start + 4 * i * work.query_stride), work.depth))
+    return np.isfinite(total)
+
+
+@numba.njit(nogil=True)
+def _room_of(work: Any) -> Any:
+    """The memory in which a thread works: it is handed on as an address, see `regard.maps.loop.row_ranks.room_for`."""
+    width = work.panel_count * PANEL
+    ranks = room_for(width if work.ranked else 0)
+    return aligned_numbers(TOGETHER * (3 * width + 2 * LANES) + width), ranks
+
+
+@numba.njit(nogil=True)
+def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int) -> None:
+    """Read some rows of one flat_head, in every tile."""
+    width, ranked = work.panel_count * PANEL, work.ranked
+    # The weights of a few rows, their maxima, and sums and maxima over the rows of each bin.
+    weights_at, total_at = memory, memory + 4 * TOGETHER * width
+    peak_at = total_at + 4 * TOGETHER * width
+    maxima_at = peak_at + 4 * TOGETHER * width
+    spread_at = maxima_at + 4 * TOGETHER * LANES
+    total, peak = (carray(_floats(total_at), (TOGETHER, width)), carray(_floats(peak_at), (TOGETHER, width)))
+    maxima, spread = carray(_floats(maxima_at), TOGETHER * LANES), carray(_floats(spread_at), (TOGETHER, LANES))
+    held = carray(_floats(spread_at + 4 * TOGETHER * LANES), width)
+    held[:] = ZERO
+    batch, head = divmod(flat_head, work.heads)
+    key_head = batch * work.key_heads + head // (work.heads // work.key_heads)
+    query = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
+    panels = work.panels + 4 * key_head * width * work.depth
+    state = work.state + 4 * flat_head * work.queries
+    rows = carray(_longs(work.piece_edges), work.pieces + 1)
+    bins = carray(_longs(work.row_edges), work.row_bins + 1)
+    edges = carray(_longs(work.column_edges), work.column_bins + 1)
+    row_shares = carray(_floats(work.row_shares), work.row_bins)
+    shares = carray(_floats(work.column_shares), work.column_bins)
+    received = carray(_doubles(work.received + 8 * (flat_head * work.pieces + piece) * width), width)
+    entropy = carray(_floats(work.entropy + 4 * flat_head * work.queries), work.queries)
+    sums_at, peaks_at = (
+        work.sums + 4 * flat_head * work.row_bins * work.sum_bins,
+        work.peaks + 4 * flat_head * work.row_bins * work.peak_bins,
+    )
+    sums = carray(_floats(sums_at), (work.row_bins, work.sum_bins))
+    peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
+    tiles, misses = carray(_tiles(work.tiles), work.tile_count), carray(_floats(work.misses), work.batch * work.heads)
+    if work.is_first:
+        _clear(work, flat_head, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
+    for number in range(work.tile_count):
+        tile = tiles[number]
+        row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
+        if row >= end or tile.first_panel >= tile.stop_panel:
+            continue
+        added = work.added + 4 * (tile.added + batch * tile.batch_stride + head * tile.head_stride)
+        first_key = tile.first_panel * PANEL
+        seen = tile.stop_panel * PANEL - first_key
+        columns = min(seen, work.keys - first_key)
+        bin_of = np.searchsorted(bins, row, side="right") - 1
+        begun = flushed = row
+        while row < end:
+            together, bins_together = _rows_together(bins, bin_of, row, end, row == begun)
+            spread[:] = ZERO
+            maxima[:] = ZERO
+            query_at, state_at = query + 4 * row * work.query_stride, state + 4 * row
+            added_at = added + 4 * (row - tile.start) * tile.row_stride
+            for panel in range(tile.first_panel, tile.stop_panel):
+                here = 4 * (panel - tile.first_panel) * PANEL
+                more_at = added_at + 4 * (panel - tile.added_panel) * PANEL if panel >= tile.added_panel else 0
+                at = (
+                    query_at, work.query_stride, panels + 4 * panel * PANEL * work.depth, work.depth, state_at,
+                    more_at, tile.row_stride, weights_at + here, width, total_at + here, peak_at + here,
+                    np.int64(row == begun), spread_at, maxima_at,
+                )  # fmt: skip
+                if together < TOGETHER:
+                    _weigh_few(at, together, work.scale)
+                elif bins_together == 1:
+                    weigh_4(at, work.scale)
+                elif bins_together == 2:
+                    weigh_2_2(at, work.scale)
+                else:
+                    weigh_1_1_1_1(at, work.scale)
+            for i in range(together):
+                entropy[row + i] = _entropy(spread[i])
+                if ranked:
+                    row_at = (flat_head * work.queries + row + i) * ranked
+                    rank(
+                        weights_at + 4 * i * width, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
+                        first_key, maxima_at + 4 * i * LANES, room_at,
+                    )  # fmt: skip
+            if row + together == work.queries:
+                last = weights_at + 4 * (together - 1) * width
+                misses[flat_head] = np.float32(abs(np.log(_sum(carray(_floats(last), seen)))))
+            row += together
+            is_bin_done = row == bins[bin_of + bins_together]
+            if row == end or row - flushed >= FLUSHED or (is_bin_done and work.column_bins > 0):
+                for one in range(bins_together):
+                    for j in range(columns):
+                        held[j] += total[one, j]
+                    if work.column_bins:
+                        to = bin_of + one
+                        share = row_shares[to]
+                        _pool(total[one], peak[one], columns, edges, first_key, share, shares, sums[to], peaks[to])
+                begun = row
+            if row == end or row - flushed >= FLUSHED:
+                for j in range(columns):
+                    received[first_key + j] += held[j]
+                held[:columns] = ZERO
+                flushed = row
+            if is_bin_done:
+                bin_of += bins_together
+
+
+@numba.njit(nogil=True)
+def _clear(
+    work: Any, flat_head: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
+) -> None:
+    """Write the initial answers, before anything is read.
+
+    Each share does so itself: the memory is still in the cache when it is added to.
+    """
+    received[:] = 0.0
+    entropy[first:last] = ZERO
+    first_ranked, count = (flat_head * work.queries + first) * work.ranked, (last - first) * work.ranked
+    carray(_floats(work.top + 4 * first_ranked), count)[:] = ZERO
+    carray(_longs(work.places + 8 * first_ranked), count)[:] = -1
+    first_bin, last_bin = np.searchsorted(bins, first), np.searchsorted(bins, last)
+    sums[first_bin:last_bin] = ZERO
+    peaks[first_bin:last_bin] = ZERO
+
+
+@numba.njit(nogil=True, inline="always")
+def _rows_together(bins: Any, bin_of: int, row: int, end: int, is_begun: bool) -> tuple[int, int]:
+    """For how many rows the weights are made together from here on, and in how many whole bins these are.
+
+    A panel of keys that is read for four rows takes about as long as for two. Four rows are in one bin, in two bins of
+    two rows, or in four.
+    """
+    left = min(bins[bin_of + 1], end) - row
+    if left >= TOGETHER:
+        return TOGETHER, 1
+    if is_begun and left < 3 and row + TOGETHER <= end:
+        count = TOGETHER // left
+        if bin_of + count < bins.size and bins[bin_of + count] == row + TOGETHER:
+            return TOGETHER, count
+    return left, 1
+
+
+@numba.njit(nogil=True)
+def _weigh_few(at: Any, rows: int, scale: Any) -> None:
+    if rows == 3:
+        weigh_3(at, scale)
+    elif rows == 2:
+        weigh_2(at, scale)
+    else:
+        weigh_1(at, scale)
+
+
+def _compiled(version: int) -> tuple[Any, Any]:
+    """The two functions that threads call.
+
+    numba keeps compiled code by the file of the function and by its closure. These two close over the
+    version of the other files that they are made of, so that no code of an older version is taken.
+    """
+    kind = types.void(types.CPointer(numba.from_dtype(WORK)))
+
+    @compiled_function(kind)
+    def prepare(pointer: Any) -> None:
+        """Pack the keys, write the states to base 2, and look whether all elements are finite.
+
+        Threads that call it at once share the heads.
+        """
+        _ = version
+        work = carray(pointer, 1)[0]
+        heads, flat_heads = work.batch * work.key_heads, work.batch * work.heads
+        one = next_of(work.counter)
+        while one < heads + flat_heads:
+            is_finite = _pack(work, one) if one < heads else _take_rows(work, one - heads)
+            if not is_finite:
+                next_of(work.not_finite)
+            one = next_of(work.counter)
+
+    @compiled_function(kind)
+    def read_rows(pointer: Any) -> None:
+        """Read shares until no share is left; threads that call it at once share them.
+
+        The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
+        """
+        _ = version
+        work = carray(pointer, 1)[0]
+        flat_heads = work.batch * work.heads
+        memory, room = _room_of(work)
+        share = next_of(work.counter)
+        while share < flat_heads * work.pieces:
+            _read_share(
+                work, share % flat_heads, work.pieces - 1 - share // flat_heads, memory.ctypes.data, room.ctypes.data
+            )
+            share = next_of(work.counter)
+        # An address does not hold its memory, which is freed after the last line that names it.
+        memory[0] = room[0] = ZERO
+
+    return prepare, read_rows
+
+
+_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_tiles)
+prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

@@ -1,0 +1,1 @@
+"""The sources of weights, from which a map is read."""

@@ -1,0 +1,488 @@
+"""The weights of one attention call, computed from its queries, its keys and one normalizer for each row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.basic import Causal
+from regard.call.normalizations import Softmax
+from regard.call.shapes import Sizes, take
+from regard.errors import OverwrittenError, ShapeError
+from regard.kernels import choose_backend, execute, row_state
+from regard.kernels.base import Backend, Call
+from regard.maps.sources.derived import WeightedSource
+from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
+from regard.maps.sources.row_shift import RowShift
+from regard.maps.sources.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.maps.sources.values import NOTHING, CallValues, of_heads
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.of_softmax import DotSoftmax
+from regard.tensors.guards import is_compiling
+from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
+from regard.tensors.torch_private import counted_version, version_counter
+
+
+class CallFactors(Protocol):
+    """The factors from which the weights of a call are computed. A watch has its own kind, which may share tensors with
+    the model."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the call, which are known without reading it."""
+
+    @property
+    def call(self) -> Call:
+        """The call. It is checked at each access, so that no caller keeps it."""
+
+    @property
+    def state(self) -> Tensor:
+        """The normalizer of each row (B, H, T), such as the log-sum-exp."""
+
+    @property
+    def known_state(self) -> Tensor | None:
+        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of shifted rows where the bias is far from 0."""
+
+    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
+        """The same, and a function if the row state is a kernel's and not checked yet.
+
+        It says whether the row state is right, for the largest |ln of a sum of weights| of the last queries.
+        """
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are held in memory now."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallFactors":
+        """The same with the tensors changed."""
+
+
+class Unwritten:
+    """The tensors that a call reads, with their versions when it ran: a map holds the caller's tensors, not copies."""
+
+    __slots__ = ("_tensors", "_versions")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """What a call reads that runs now, as `tensors_of_call` gives it."""
+        self._tensors = tensors
+        # While compiling there are no versions, and an inference tensor has none.
+        self._versions = () if is_compiling() else (*map(counted_version, tensors),)
+
+    def check(self) -> None:
+        """Check that the tensors are unchanged since then.
+
+        A part of something larger passes, because the rest may have been written to: a cache with room for more keys.
+
+        Raises:
+            OverwrittenError: one was written to.
+        """
+        for place, (tensor, version) in enumerate(zip(self._tensors, self._versions, strict=False)):
+            if version is not None and version_counter(tensor) != version and not _is_part(tensor):
+                name = NAMES[place] if place < len(NAMES) else "tensors of the mask, the bias or the score"
+                raise OverwrittenError(
+                    f"the {name} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
+                    f"holds them, not a copy: hand the call a clone(), or read the map before"
+                )
+
+
+NAMES = ("queries", "keys")
+
+
+def needs_gradient(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of the tensors needs a gradient."""
+    return True in [one.requires_grad for one in tensors]
+
+
+def tensors_of_call(call: Call) -> list[Tensor]:
+    """The tensors that the weights of a call are computed from: query and key first."""
+    return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
+class GivenFactors:
+    """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
+
+    __slots__ = ("__weakref__", "_call", "_row_shift", "_state", "_unwritten")
+
+    def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
+        """Without `unwritten`, the versions of the tensors are read now."""
+        self._call = call
+        self._state = state
+        self._row_shift = None if call.bias is None else RowShift()
+        if unwritten is None:
+            unwritten = Unwritten(tensors_of_call(call))
+        self._unwritten = unwritten
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) has tensors of its own."""
+        return GivenFactors, (self.call, self.known_state)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
+        return self._call.sizes
+
+    @property
+    def call(self) -> Call:
+        """The call.
+
+        Raises:
+            OverwrittenError: a tensor that it reads was written to.
+        """
+        self._unwritten.check()
+        return self._call
+
+    @property
+    def state(self) -> Tensor:
+        """The normalizer of each row (B, H, T)."""
+        if self._state is None:
+            # The first reader may want no gradient, and a later one may.
+            with torch.enable_grad():
+                self._state = row_state(self.call)
+        return self._state
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of shifted rows where the bias is far from 0."""
+        call, state = self.call, self.state
+        if self._row_shift is None:
+            return call, state
+        with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
+            return self._row_shift.applied(call, state)
+
+    def unchecked(self) -> tuple[Call, Tensor, None]:
+        """The same: the row state is right."""
+        return *self.reading, None
+
+    @property
+    def known_state(self) -> Tensor | None:
+        """The row state, if nothing has to be computed for it."""
+        return self._state
+
+    def tensors(self) -> list[Tensor]:
+        """Queries, keys and the row state."""
+        return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
+        """The same with the tensors changed; a row state that was not computed stays so."""
+        return GivenFactors(*tensors_mapped((self.call, self._state), change))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallSource(Source):
+    """The weights of an attention call, from its scores and row state; it may have values too."""
+
+    factors: CallFactors
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+    chosen: Backend | None = None
+    """The backend that reads it; None for the first that is able to."""
+    may_be_beside: CallValues | None = None
+    """The values of the call, and the gradient of its output, as far as they were kept."""
+    name: str = ""
+    """The name of the weights in `repr`, if it is not the call's."""
+    mixed: str = ""
+    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
+    keeps_heads: bool | None = None
+    """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
+
+    # -- properties -----------------------------------------------------------------------------------
+
+    @property
+    def beside(self) -> CallValues:
+        """Values and gradient of the call. None stands for an empty object, which torch.compile cannot make."""
+        return NOTHING if self.may_be_beside is None else self.may_be_beside
+
+    @property
+    def call(self) -> Call:
+        """The call."""
+        return self.factors.call
+
+    @property
+    def state(self) -> Tensor:
+        """The row state (B, H, T)."""
+        return self.factors.state
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that computes products with the weights."""
+        return choose_backend(self.call, None) if self.chosen is None else self.chosen
+
+    @property
+    def shape(self) -> torch.Size:
+        sizes = self.factors.sizes
+        return torch.Size((*self.layout, sizes.queries, sizes.keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.factors.call.compute_dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.factors.call.query.device
+
+    @property
+    def width(self) -> int:
+        """How many elements the score computes for each pair."""
+        call = self.factors.call
+        return call.score.pair_width(call.query.shape[-1])
+
+    @property
+    def has_heads(self) -> bool:
+        return self.factors.sizes.has_heads if self.keeps_heads is None else self.keeps_heads
+
+    @property
+    def value(self) -> Tensor | None:
+        """Values for each flat_head, (flat_heads, S, E), if they were kept."""
+        return None if self.beside.value is None else self.beside.value()
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the factors, and those that a watch holds for values and gradients."""
+        return [*self.factors.tensors(), *self.beside.held()]
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        call = self.call
+        mask = "" if call.mask is None else f", {call.mask}"
+        return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
+
+    # -- gradients of weights --------------------------------------------------------------------------
+
+    def gradient(self, grad_output: Tensor | None) -> WeightedSource:
+        return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
+
+    def attribution(self, grad_output: Tensor | None) -> WeightedSource:
+        return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
+
+    def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
+        """The weights, dO and V. A kept gradient has no graph, and so has nothing that it is multiplied with."""
+        if grad_output is None and any(tensor.requires_grad for tensor in self.tensors()):
+            return self.mapped(Tensor.detach)._sides(asked, None)
+        value = self.beside.values_for(asked)
+        expected = (*self.leading, self.queries, value.shape[-1])
+        if grad_output is None:
+            grad_output = self.beside.gradient_for(asked)
+        elif tuple(grad_output.shape) != expected:
+            raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
+        return self, grad_output.reshape(self.flat_heads, *expected[-2:]).to(self.dtype), value.to(self.dtype)
+
+    # -- tiles -----------------------------------------------------------------------------------------
+
+    def columns(self, rows: range) -> range:
+        call = self.factors.call
+        return range(call.sizes.keys) if call.mask is None else call.mask.key_range(rows, call.sizes)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        call, state = self.factors.reading
+        scale = None if scratch is None else _dot_scale(call)
+        if scratch is not None and scale is not None:
+            return BufferedPart(call, scale, scratch.of(self, lambda: DotFactors(call, state)), flat_heads)
+        if len(flat_heads) < state.shape[0] * state.shape[1]:
+            call = call.select(torch.arange(flat_heads.start, flat_heads.stop, device=state.device))
+            state = state.flatten(0, 1)[flat_heads.start : flat_heads.stop, None]
+        return partial(_weights, call, state)
+
+    def dot_scores(self) -> DotScores | None:
+        """The scores, if the weights are a softmax of dot products."""
+        call, state, is_right = self.factors.unchecked()
+        scale = _dot_scale(call)
+        return None if scale is None else DotScores(call, state, scale, is_right)
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call, with its row state, unless a kernel of half precision finds it as soon as it is asked to."""
+        call = self.call
+        if not isinstance(call.normalization, Softmax):
+            return None
+        may_be_found = type(call.normalization) is Softmax and call.query.dtype != call.compute_dtype
+        return SoftmaxCall(call, self.factors.known_state if may_be_found else self.state)
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The weights of single pairs, for which only the scores of these pairs are computed."""
+        call, state = self.factors.reading
+        scores = call.pair_scores(rows, columns)
+        return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
+
+    def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The weights of single points all at once, each as a sequence of one query and one key."""
+        call, heads = self.call, self.call.sizes.heads
+        if call.bias is not None:
+            return Source.points(self, flat_heads, rows, columns)
+        batch, head = flat_heads // heads, flat_heads % heads
+        owners = batch if heads == 1 else head  # as in `Call.select`
+        query, key = call.query[batch, head, rows], call.key[batch, head // call.group, columns]
+        score = call.score.select(owners)
+        scores = score.block(query[:, None, None].to(self.dtype), key[:, None, None].to(self.dtype))
+        if call.mask is not None:
+            scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns)[:, None, None, None], -torch.inf)
+        state = self.state[batch, head, rows][:, None, None]
+        return call.normalization.select(owners).weights(scores, state).flatten()
+
+    def row_anew(self, row: Rows) -> Tensor:
+        """The weights of one query (flat_heads, S), normalised without the stored row state."""
+        normalization = self.call.normalization
+        weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
+        return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
+
+    # -- without tiles ---------------------------------------------------------------------------------
+
+    def product(self, x: Tensor) -> Tensor:
+        """One run of the backend; x may also be (batch..., G, S, N)."""
+        return self.laid_out(self._product_by_flat_heads(x))
+
+    def _product_by_flat_heads(self, x: Tensor) -> Tensor:
+        call, value = self.call.for_values(x, self.layout)
+        return execute(self.backend, call, value)[0].flatten(0, 1)
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """The statistics that products with the map give, and those that a softmax of dot products gives by itself."""
+        match statistic:
+            case st.Product(x):
+                return (self._product_by_flat_heads(self.laid_out(self._for_flat_heads(x))),)
+            case st.Distance(offset):
+                return self._distance(offset)
+            case st.Pooled():
+                return self._pooled(statistic)
+        if statistic.needs_tiles:
+            return None
+        form = DotSoftmax.of(*self.factors.reading, self.backend)
+        if form is None:
+            return None
+        found: tuple[Tensor, ...]
+        match statistic:
+            case st.Received():
+                found = (form.received(),)
+            case st.Entropy():
+                found = (form.entropy(),)
+            case st.ParticipationRatio():
+                found = form.participation_ratio()
+            case st.Squares():
+                found = (form.squares(),)
+            case st.TransposedProduct(x):
+                found = (form.transposed(self._for_flat_heads(x).unflatten(0, self.state.shape[:2])).mT,)
+            case _:
+                return None
+        return tuple(answer.flatten(0, 1) for answer in found)
+
+    def _for_flat_heads(self, x: Tensor) -> Tensor:
+        return x.expand(self.flat_heads, *x.shape[1:])
+
+    def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
+        """A picture of few columns, as one product with their indicators, which costs less than tiles."""
+        rows, columns = picture.grid.rows, picture.grid.columns
+        if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
+            return None
+        indicators = torch.nn.functional.one_hot(columns.owners(self.device), columns.count)
+        by_columns = self._product_by_flat_heads(indicators.to(self.dtype))
+        return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
+
+    def _distance(self, offset: int) -> tuple[Tensor] | None:
+        """The distance as a difference of two means, if no query sees a key after it."""
+        mask, sizes = self.call.mask, self.call.sizes
+        factors = () if mask is None else mask.factors()
+        if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
+            return None
+        j = torch.arange(sizes.keys, device=self.device, dtype=self.dtype)
+        found = self._product_by_flat_heads(torch.stack([torch.ones_like(j), j], -1))
+        i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
+        return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
+
+    # -- other sources ---------------------------------------------------------------------------------
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
+        """The call on some flat_heads; each of them becomes a batch row of one head."""
+        if flat_heads is None:
+            return replace(self, layout=leading)
+        factors = GivenFactors(self.call.select(flat_heads), self.state.flatten(0, 1)[flat_heads].unsqueeze(1))
+        beside = self.beside.choose(flat_heads)
+        return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
+
+    def told_heads(self, has_heads: bool) -> "CallSource":
+        return replace(self, keeps_heads=has_heads)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
+        """The call with its tensors changed, and a backend that can read the changed ones."""
+        factors, backend = self.factors.mapped(change), self.backend
+        # Another device may have no kernel for this dtype.
+        backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
+        return CallSource(
+            factors, self.layout, backend, self.beside.mapped(change), self.name, self.mixed, self.keeps_heads
+        )
+
+    def with_value(self, value: Tensor) -> "CallSource":
+        """The call together with values (batch..., G or H, S, E).
+
+        Raises:
+            ShapeError: the leading dimensions of the values do not fit.
+        """
+        call = self.call
+        _, value = call.for_values(value, self.layout)
+        return replace(self, may_be_beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
+
+
+def source_of_call(source: Source, asked: str) -> CallSource:
+    """Check that a source is that of one call, and return it.
+
+    Raises:
+        NotKeptError: only statistics were kept of it.
+        ArgumentError: it is made of other maps.
+    """
+    return source if isinstance(source, CallSource) else source.refuse(asked)
+
+
+def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
+    state, scale = take_rows(state, rows), _dot_scale(call)
+    if scale is not None and call.bias is None and call.group == 1:
+        logs = _dot_logs(call, state, scale, rows, columns)
+        return Piece(logs.exp(), logs)
+    scores = call.scores(rows, columns)
+    if not isinstance(call.normalization, Softmax):
+        return Piece(call.normalization.weights(scores, state).flatten(0, 1))
+    logs = (scores - _never_if_no_key(state)[..., None]).flatten(0, 1)
+    return Piece(logs.exp(), logs)
+
+
+def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
+    """The logarithms (flat_heads, t, s) of weights that are a softmax of plain dot products, in few steps."""
+    dtype = call.compute_dtype
+    query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
+    logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
+    if call.mask is None:
+        return logs
+    masked = call.masked if logs.requires_grad else call.masked_
+    return masked(logs.unflatten(0, call.query.shape[:2]), rows, columns).flatten(0, 1)
+
+
+def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
+    """The logarithms (flat_heads, T, S) of the softmax of scaled dot products.
+
+    Args:
+        query: (flat_heads, T, D).
+        key: (flat_heads, S, D).
+        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row with no key.
+        scale: multiplies the dot products.
+    """
+    less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
+    return torch.baddbmm(less, query, key.mT, beta=-1, alpha=scale)
+
+
+def _never_if_no_key(state: Tensor) -> Tensor:
+    """The log-sum-exp with +inf in place of -inf, so that the weights of a row with no key are exp(-inf) = 0.
+
+    A row may have none without a mask too: a compact kernel with no key near it, a function that hides keys, an
+    infinite query.
+    """
+    return torch.nan_to_num(state, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+
+
+def _dot_scale(call: Call) -> float | None:
+    return call.score.dot_scale(call.query.shape[-1]) if isinstance(call.normalization, Softmax) else None

@@ -1,0 +1,263 @@
+"""Maps joined into a larger one, added, and multiplied by factors, all of them lazy."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.maps.sources.derived import SameShapeSource
+from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.pooling import Grid
+from regard.maps.statistics.tiles import ask
+
+Answer = tuple[Tensor, ...]
+
+
+class SeveralSource(Source):
+    """A source made of several with as many queries and keys."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if any(part.dtype == torch.float64 for part in self.parts) else torch.float32
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        found = self.parts[0].answer_dtype
+        for part in self.parts[1:]:
+            found = torch.promote_types(found, part.answer_dtype)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether weights of one of them may be below 0."""
+        return any(part.has_signs for part in self.parts)
+
+    @property
+    def has_blocks(self) -> bool:
+        return all(part.has_blocks for part in self.parts)
+
+    @property
+    def mixed(self) -> str:
+        return next((part.mixed for part in self.parts if part.mixed), "")
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for part in self.parts for tensor in part.tensors()]
+
+    def columns(self, rows: range) -> range:
+        """The smallest range that holds theirs. With signs it is all keys: a 0 beyond may be the largest."""
+        if self.has_signs:
+            return range(self.keys)
+        found = [columns for part in self.parts if (columns := part.columns(rows))]
+        return range(min(c.start for c in found), max(c.stop for c in found)) if found else range(0)
+
+    def refuse(self, asked: str) -> NoReturn:
+        """The first that did not keep its weights says what it kept."""
+        for part in self.parts:
+            if not part.has_blocks:
+                part.refuse(asked)
+        super().refuse(asked)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedSource(SeveralSource):
+    """The flat_heads of several sources, one source after the other, laid out as `layout`."""
+
+    parts: tuple[Source, ...]
+    layout: tuple[int, ...]
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The flat_head after the last of each source."""
+        return list(accumulate(part.flat_heads for part in self.parts))
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.layout, *self.parts[0].shape[-2:]))
+
+    @property
+    def width(self) -> int:
+        return max(part.width for part in self.parts)
+
+    def __str__(self) -> str:
+        return f"{len(self.parts)} maps joined, the first of them {self.parts[0]}"
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        for part in self.parts:
+            wanted = part.grid(wanted, how)
+        return wanted
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """The weights of the flat_heads, source by source. Buffers are used if all flat_heads are of one source."""
+        found = list(self._found(flat_heads))
+        if len(found) == 1:
+            (number, inner) = found[0]
+            return self.parts[number].part(inner, scratch)
+        parts = [self.parts[number].part(inner) for number, inner in found]
+        return lambda rows, columns: Piece(torch.cat([part(rows, columns).weights for part in parts]))
+
+    def at_once(self, statistic: Statistic) -> Answer | None:
+        """The answers of all sources, if each gives its own without tiles."""
+        answers, first = [], 0
+        for part, end in zip(self.parts, self.ends, strict=True):
+            answers.append(part.at_once(_of_flat_heads(statistic, range(first, end))))
+            first = end
+        known = [answer for answer in answers if answer is not None]
+        if len(known) < len(answers):
+            return None
+        return tuple(torch.cat(pieces) for pieces in zip(*known, strict=True))
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        """Some flat_heads: one source for each run of flat_heads of one source."""
+        if flat_heads is None:
+            return JoinedSource(self.parts, leading)
+        owners = [(bisect_right(self.ends, flat_head), flat_head) for flat_head in flat_heads.tolist()]
+        runs = []
+        for number, run in groupby(owners, key=lambda pair: pair[0]):
+            before = self.ends[number] - self.parts[number].flat_heads
+            inner = torch.tensor(
+                [flat_head - before for _, flat_head in run], dtype=torch.long, device=flat_heads.device
+            )
+            runs.append(self.parts[number].choose(inner, (len(inner),)))
+        if len(runs) == 1:
+            return runs[0].choose(None, leading)
+        return JoinedSource(tuple(runs), leading) if runs else self.parts[0].choose(flat_heads, leading)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "JoinedSource":
+        return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
+
+    def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
+        """The sources that flat_heads are in, and which of their flat_heads are meant."""
+        first = 0
+        for number, end in enumerate(self.ends):
+            inner = range(max(flat_heads.start, first) - first, min(flat_heads.stop, end) - first)
+            if inner:
+                yield number, inner
+            first = end
+
+
+def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
+    """The statistic of some flat_heads: those with a tensor for each flat_head take its part."""
+    if isinstance(statistic, st.Product | st.TransposedProduct) and len(statistic.x) > 1:
+        return type(statistic)(statistic.x[flat_heads.start : flat_heads.stop])
+    return statistic
+
+
+@dataclass(frozen=True, eq=False)
+class SumSource(SeveralSource):
+    """The sum of several sources of one shape."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parts[0].shape
+
+    @property
+    def width(self) -> int:
+        return sum(part.width for part in self.parts)
+
+    @property
+    def has_heads(self) -> bool:
+        return self.parts[0].has_heads
+
+    def __str__(self) -> str:
+        return f"the sum of {len(self.parts)} maps, the first of them {self.parts[0]}"
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        parts = [part.part(flat_heads) for part in self.parts]
+        return lambda rows, columns: Piece(torch.stack([part(rows, columns).weights for part in parts]).sum(0))
+
+    def at_once(self, statistic: Statistic) -> Answer | None:
+        if not is_linear(statistic):
+            return None
+        answers = [part.at_once(statistic) for part in self.parts]
+        known = [answer[0] for answer in answers if answer is not None]
+        return (torch.stack(known).sum(0),) if len(known) == len(answers) else None
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SumSource":
+        return SumSource(tuple(part.choose(flat_heads, leading) for part in self.parts))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SumSource":
+        return SumSource(tuple(part.mapped(change) for part in self.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledSource(SameShapeSource):
+    """The weights of a source times factors that broadcast: a scalar, one for each head, a mask of keys, ..."""
+
+    of: Source
+    factor: Tensor
+    """(flat_heads or 1, T or 1, S or 1)."""
+
+    @cached_property
+    def has_signs(self) -> bool:
+        """Whether the other's weights or a factor are below 0."""
+        return self.of.has_signs or bool((self.factor.detach() < 0).any())
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.of.tensors(), self.factor]
+
+    def __str__(self) -> str:
+        return f"{self.of}, times factors {tuple(self.factor.shape)}"
+
+    def columns(self, rows: range) -> range:
+        """The other's. With signs it is all keys: a 0 beyond may be the largest."""
+        return range(self.keys) if self.has_signs else self.of.columns(rows)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
+        factor = self.factor[flat_heads.start : flat_heads.stop] if len(self.factor) > 1 else self.factor
+
+        def block(rows: Rows, columns: Rows) -> Piece:
+            chosen = factor if factor.shape[1] == 1 else take_rows(factor.mT, rows).mT
+            chosen = chosen if factor.shape[2] == 1 else take_rows(chosen, columns)
+            return Piece(inner(rows, columns).weights * chosen)
+
+        return block
+
+    def at_once(self, statistic: Statistic) -> Answer | None:
+        """Linear statistics are multiplied by the factor of a flat_head; a factor of keys goes into x."""
+        flat_heads_only = self.factor.shape[1:] == (1, 1)
+        if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
+            return self.of.at_once(st.Product(self.factor.mT * statistic.x))
+        if not is_linear(statistic) or not flat_heads_only:
+            return None
+        found = self.of.at_once(statistic)
+        return None if found is None else (found[0] * self.factor.view(-1, *[1] * (found[0].dim() - 1)),)
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "ScaledSource":
+        factor = self.factor if flat_heads is None or len(self.factor) == 1 else self.factor[flat_heads]
+        return ScaledSource(self.of.choose(flat_heads, leading), factor)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "ScaledSource":
+        return ScaledSource(self.of.mapped(change), change(self.factor))
+
+
+def is_linear(statistic: Statistic) -> bool:
+    """Whether a statistic of a sum is the sum of the statistics."""
+    if isinstance(statistic, st.Pooled):
+        return not statistic.of_largest
+    return isinstance(statistic, st.Received | st.Product | st.TransposedProduct | st.Distance)
+
+
+def row_sums(source: Source) -> Tensor:
+    """sum_j P_ij, (batch..., H, T)."""
+    ones = torch.ones(1, source.keys, 1, dtype=source.dtype, device=source.device)
+    return source.laid_out(ask(source, st.Product(ones))[0][..., 0])
+
+
+def side_by_side(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:
+    """Several sources as one; a single one is laid out anew."""
+    return sources[0].choose(None, layout) if len(sources) == 1 else JoinedSource(tuple(sources), layout)

@@ -1,0 +1,383 @@
+"""Sources made of one other source: averages, choices of rows and columns, and weights times values."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.pooling import Grid
+from regard.tensors.guards import has_values
+
+
+class DerivedSource(Source):
+    """A source made of one other source, with its device and its dtype."""
+
+    of: Source
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.of.dtype
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        return self.of.answer_dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.of.device
+
+    @property
+    def has_signs(self) -> bool:
+        return self.of.has_signs
+
+    @property
+    def mixed(self) -> str:
+        return self.of.mixed
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.of.has_blocks
+
+    def tensors(self) -> list[Tensor]:
+        return list(self.of.tensors())
+
+    def refuse(self, asked: str) -> NoReturn:
+        """If the other source did not keep its weights, it says what it kept."""
+        if not self.of.has_blocks:
+            self.of.refuse(asked)
+        super().refuse(asked)
+
+
+class SameShapeSource(DerivedSource):
+    """A source with the shape and the heads of another, and other weights."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.of.shape
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    @property
+    def has_heads(self) -> bool:
+        return self.of.has_heads
+
+
+@dataclass(frozen=True, eq=False)
+class AverageSource(DerivedSource):
+    """The mean of a source over its last leading dimension, or its sum with factors."""
+
+    of: Source
+    shares: Tensor | None = None
+    """The factors: for a mean they sum to 1."""
+
+    @property
+    def count(self) -> int:
+        """The size of that dimension."""
+        return self.of.leading[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
+
+    @property
+    def width(self) -> int:
+        """All that one is made of are made together."""
+        return self.of.width * self.count
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether the other's weights or a share are below 0."""
+        shares = self.shares
+        return self.of.has_signs or (shares is not None and has_values(shares) and bool((shares.detach() < 0).any()))
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.of.tensors(), *(() if self.shares is None else (self.shares,))]
+
+    def columns(self, rows: range) -> range:
+        """The other's. With signs it is all keys: a 0 beyond may be the largest."""
+        return range(self.keys) if self.has_signs else self.of.columns(rows)
+
+    def __str__(self) -> str:
+        kind = "mean" if self.shares is None else "weighted sum"
+        return f"the {kind} over {self.count} of a map {tuple(self.of.shape)}: {self.of}"
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        return self.of.grid(wanted, how)
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """Sums and products are the means of those of the heads."""
+        match statistic:
+            case st.Product(x) | st.TransposedProduct(x) if len(x) > 1:
+                statistic = replace(statistic, x=x.repeat_interleave(self.count, 0))
+            case st.Pooled() if statistic.of_largest:
+                return None
+            case st.Product() | st.TransposedProduct() | st.Received() | st.Distance() | st.Pooled():
+                pass
+            case _:
+                return None
+        found = self.of.at_once(statistic)
+        return None if found is None else (self._as_one(found[0]),)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(range(flat_heads.start * self.count, flat_heads.stop * self.count), scratch)
+        return lambda rows, columns: Piece(self._as_one(inner(rows, columns).weights))
+
+    def _as_one(self, answer: Tensor) -> Tensor:
+        answer = answer.unflatten(0, (-1, self.count))
+        return answer.mean(1) if self.shares is None else torch.einsum("cn...,n->c...", answer, self.shares)
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "AverageSource":
+        if flat_heads is not None:
+            flat_heads = (
+                flat_heads[:, None] * self.count + torch.arange(self.count, device=flat_heads.device)
+            ).reshape(-1)
+        return replace(self, of=self.of.choose(flat_heads, (*leading, self.count)))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "AverageSource":
+        return AverageSource(self.of.mapped(change), None if self.shares is None else change(self.shares))
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionSource(DerivedSource):
+    """Some queries and keys of a source. The weights are not changed, so that rows may sum to less than 1."""
+
+    of: Source
+    rows: Rows
+    chosen: Rows
+    """Which keys."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
+
+    @property
+    def has_heads(self) -> bool:
+        return self.of.has_heads
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    def __str__(self) -> str:
+        return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """The columns of the other source, if the chosen rows and columns are neighbours."""
+        if not isinstance(self.rows, range) or not isinstance(self.chosen, range):
+            return range(self.keys)
+        inner = self.of.columns(range(self.rows.start + rows.start, self.rows.start + rows.stop))
+        start = max(inner.start, self.chosen.start)
+        stop = max(start, min(inner.stop, self.chosen.stop))
+        return range(start - self.chosen.start, stop - self.chosen.start)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """The other source's, asked for the rows and columns meant."""
+        inner = self.of.part(flat_heads, scratch)
+        return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """Sums and products are those of the other source with 0 for all rows and columns that are not chosen.
+
+        This pays only if most of its weights are chosen: of a few rows a tile is made sooner.
+        """
+        if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
+            return None
+        match statistic:
+            case st.Product(x):
+                found = self.of.at_once(st.Product(_spread(x, self.chosen, self.of.keys)))
+                return None if found is None else (take_rows(found[0].mT, self.rows).mT,)
+            case st.TransposedProduct(x):
+                found = self.of.at_once(st.TransposedProduct(_spread(x, self.rows, self.of.queries)))
+                return None if found is None else (take_rows(found[0], self.chosen),)
+            case st.Received():
+                ones = torch.ones(1, len(self.rows), 1, dtype=self.dtype, device=self.device)
+                found = self.at_once(st.TransposedProduct(ones))
+                return None if found is None else (found[0][:, 0],)
+        return None
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
+        return replace(self, of=self.of.choose(flat_heads, leading))
+
+    def gradient(self, grad_output: Tensor | None) -> Source:
+        """The same rows and columns of the other's, for the gradient that was kept of the whole output."""
+        return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
+
+    def attribution(self, grad_output: Tensor | None) -> Source:
+        """The same rows and columns of the other's, in the same way."""
+        if grad_output is not None:
+            return super().attribution(grad_output)
+        return replace(self, of=self.of.attribution(None))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SelectionSource":
+        rows, chosen = (i if isinstance(i, range) else change(i) for i in (self.rows, self.chosen))
+        return SelectionSource(self.of.mapped(change), rows, chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedSource(DerivedSource):
+    """The weights of a source times a_i . b_j, or a_i . b_j alone."""
+
+    of: Source
+    left: Tensor | None
+    """a (flat_heads, T, E); None for 1."""
+    right: Tensor
+    """b (flat_heads, S, E)."""
+    name: str
+    alone: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.of.shape
+
+    @property
+    def width(self) -> int:
+        return 1 if self.alone else self.of.width
+
+    @property
+    def has_heads(self) -> bool:
+        return self.of.has_heads
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether the factors may be below 0: norms are not, products may be."""
+        return self.left is not None
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.of.tensors(), self.right, *(() if self.left is None else (self.left,))]
+
+    def __str__(self) -> str:
+        return f"{self.name} of a map {tuple(self.of.shape)}: {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """All keys if the products have signs, because a 0 that is left out may be the largest."""
+        return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
+
+    def support(self, rows: range) -> range:
+        return range(self.keys) if self.alone else self.of.support(rows)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        where = slice(flat_heads.start, flat_heads.stop)
+        inner = None if self.alone else self.of.part(flat_heads, scratch)
+        right = self.right[where]
+        left = None if self.left is None else self.left[where]
+
+        def weights(rows: Rows, columns: Rows) -> Piece:
+            factor = take_rows(right.mT, columns)
+            if left is not None:
+                factor = take_rows(left.mT, rows).mT @ factor
+            return Piece(factor if inner is None else inner(rows, columns).weights * factor)
+
+        return weights
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "WeightedSource":
+        left, right = ((t if t is None or flat_heads is None else t[flat_heads]) for t in (self.left, self.right))
+        assert right is not None
+        return replace(self, of=self.of.choose(flat_heads, leading), left=left, right=right)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "WeightedSource":
+        left = None if self.left is None else change(self.left)
+        return replace(self, of=self.of.mapped(change), left=left, right=change(self.right))
+
+
+@dataclass(frozen=True, eq=False)
+class PositiveSource(SameShapeSource):
+    """The positive part of a source: max(0, weight)."""
+
+    of: Source
+
+    @property
+    def has_signs(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"the positive part of {self.of}"
+
+    def columns(self, rows: range) -> range:
+        """Where the other is 0, so is its positive part, and no weight is below it."""
+        return self.of.support(rows)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
+        return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
+        return PositiveSource(self.of.choose(flat_heads, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
+        return PositiveSource(self.of.mapped(change))
+
+
+def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
+    """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
+    positive = PositiveSource(source.attribution(grad_output))
+    return average(positive, -3, None) if source.has_heads else positive
+
+
+def sum_over(of: Source, dim: int) -> AverageSource:
+    """The sum over a leading dimension.
+
+    Raises:
+        ArgumentError: the dimension is not one of those before queries and keys.
+    """
+    place = _leading_place(of, dim, "sum()")
+    return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
+
+
+def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
+    """The mean over a leading dimension. See `AttentionMap.average`.
+
+    Raises:
+        ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
+            is 0 or not finite.
+    """
+    place = _leading_place(of, dim, "average()")
+    shares = None
+    if weights is not None:
+        shares, count = torch.as_tensor(weights, dtype=of.dtype, device=of.device), of.leading[place]
+        if shares.shape != (count,):
+            raise ArgumentError(f"average() needs one weight for each of {count}, got {tuple(shares.shape)}")
+        whole = shares.sum()
+        if has_values(whole) and not (bool(whole.isfinite()) and bool(whole)):
+            raise ArgumentError(f"average() divides its weights by their sum, which is {float(whole)}")
+        shares = shares / whole
+    return _over(of, place, shares)
+
+
+def _leading_place(of: Source, dim: int, asked: str) -> int:
+    of.require_heads(asked)
+    place = dim + len(of.shape) if dim < 0 else dim
+    if not 0 <= place < len(of.leading):
+        raise ArgumentError(
+            f"a map {tuple(of.shape)} can be averaged over the dimensions before queries and keys, got dim {dim}"
+        )
+    return place
+
+
+def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
+    if place == len(of.leading) - 1:
+        return AverageSource(of, shares)
+    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
+    return AverageSource(of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)), shares)
+
+
+def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
+    """Rows (flat_heads, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
+    places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
+    return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
+
+
+def _of(chosen: Rows, places: Rows) -> Rows:
+    """The positions in the other source of places among the chosen ones."""
+    if not isinstance(chosen, range):
+        return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
+    if isinstance(places, range):
+        return range(chosen.start + places.start, chosen.start + places.stop)
+    return places + chosen.start

@@ -1,0 +1,96 @@
+"""Weights that are a tensor, as the source of a map."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, take_rows
+
+
+class TensorSource(Source):
+    """A source whose weights are all there, in a tensor. They may be negative, and need not sum to 1."""
+
+    layout: tuple[int, ...]
+    """(batch..., H)."""
+
+    @property
+    @abstractmethod
+    def tensor(self) -> Tensor:
+        """The tensor (flat_heads, T, S), of which sizes and places are asked."""
+
+    @property
+    def weights(self) -> Tensor:
+        """The same tensor, to be read."""
+        return self.tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.layout, *self.tensor.shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.tensor.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
+
+    @property
+    def has_signs(self) -> bool:
+        return self.tensor.numel() > 0 and bool(self.weights.detach().min() < 0)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.tensor]
+
+    def columns(self, rows: range) -> range:
+        return range(self.keys)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        weights = self.weights[flat_heads.start : flat_heads.stop]
+
+        def block(rows: Rows, columns: Rows) -> Piece:
+            return Piece(take_rows(take_rows(weights.mT, rows).mT, columns).to(self.dtype))
+
+        return block
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.weights[:, rows, columns].to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenSource(TensorSource):
+    """The weights that a caller has given, laid out as `layout`."""
+
+    given: Tensor
+    """(flat_heads, T, S)."""
+    layout: tuple[int, ...]
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.given
+
+    def __str__(self) -> str:
+        return "given weights"
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
+        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
+        return replace(self, given=change(self.given))
+
+
+def given_weights(weights: Tensor) -> GivenSource:
+    """The source of given weights (batch..., H, T, S).
+
+    Raises:
+        ShapeError: the tensor has fewer than two dimensions, or is not of floating point.
+    """
+    if weights.dim() < 2 or not weights.is_floating_point():
+        raise ShapeError(
+            f"weights are floating-point numbers of shape (..., T, S), got {tuple(weights.shape)} of {weights.dtype}"
+        )
+    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), tuple(weights.shape[:-2]))

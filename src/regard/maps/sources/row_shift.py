@@ -1,0 +1,96 @@
+r"""Rows whose biases are so far from 0 that their log-sum-exp has no digits left for the weights.
+
+$\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one scalar. If the scores of a whole row are near $m = -10^9$, float32
+has steps of 64 there, and the sum is lost: each weight is read as 1. The weights are those of the scores less $m$:
+$P_j = \exp((s_j - m) - \mathrm{lse}')$ with $\mathrm{lse}' = \ln \sum_j \exp(s_j - m)$.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.call.biases.base import Bias
+from regard.call.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
+from regard.call.scores.base import Score
+from regard.call.shapes import Sizes
+from regard.kernels import row_state
+from regard.kernels.base import Call
+from regard.maps.sources.source import take_rows
+from regard.tensors.guards import has_values, in_transform
+
+
+class RowShift:
+    """The shift of the rows of one call, found when the weights are first read."""
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._peak: Tensor | None = None
+        self._state: Tensor | None = None
+
+    def applied(self, call: Call, state: Tensor) -> tuple[Call, Tensor]:
+        """The call and its row state, both of the shifted rows if there are any."""
+        normalization = call.normalization
+        if call.bias is None or not isinstance(normalization, Softmax):
+            return call, state
+        if not self._is_known:
+            if not has_values(state) or in_transform("Vmap"):
+                return call, state
+            if any_coarse(state):
+                self._peak = torch.where(coarse_rows(state), state, 0.0).detach()
+            self._is_known = True
+        if self._peak is None:
+            return call, state
+        # The weights of a softmax with a sink are made of its row state as those of a plain one are.
+        lowered = replace(call, bias=ShiftedBias(call.bias, call.score, self._peak), normalization=Softmax())
+        if self._state is None:
+            self._state = row_state(lowered)
+            if isinstance(normalization, SoftmaxWithSink):
+                self._state = torch.logaddexp(self._state, normalization.sink_of_rows(state) - self._peak)
+        return lowered, self._state
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShiftedBias(Bias):
+    """A bias b with which the scores s + b come out as (s + b) - m, where s + b is rounded as the kernels round it."""
+
+    bias: Bias
+    score: Score
+    """Of the call: it gives s."""
+    peak: Tensor
+    """m (B, H, T)."""
+    reads_vectors = True
+
+    def learned(self) -> tuple[Tensor, ...]:
+        """The learned tensors of the inner bias."""
+        return self.bias.learned()
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Never called: blocks and pairs are read from the inner bias."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """((s + b) - m) - s, to which a caller adds s."""
+        added = self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
+        return self._lowered(added, query, key, take_rows(self.peak, rows)[..., None])
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The same of the pairs."""
+        added = self.bias.pairs(rows, columns, query=query, key=key, sizes=sizes)
+        return self._lowered(added, query, key, self.peak[..., rows].movedim(-1, 0)[..., None, None])
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        """The same of those pairs of batch and head."""
+        owners = batches if self.peak.shape[1] == 1 else heads  # as in `Call.select`
+        peak = self.peak[batches, heads].unsqueeze(1)
+        return ShiftedBias(self.bias.select(batches, heads), self.score.select(owners), peak)
+
+    def _lowered(self, added: Tensor, query: Tensor, key: Tensor, peak: Tensor) -> Tensor:
+        # The caller adds s with its gradient.
+        with torch.no_grad():
+            scores = self.score.block(query, key)
+        added, peak = added.to(scores.dtype), peak.to(scores.dtype)
+        # A compact kernel has scores of -inf, and -inf - -inf is NaN.
+        return torch.where(scores.isfinite(), scores + added - peak - scores, added - peak)

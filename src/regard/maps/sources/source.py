@@ -1,0 +1,332 @@
+"""The two sides of a pass over a map: the source that makes the weights, and the statistic that reads them.
+
+All maps are of the class `AttentionMap`; they differ in their sources. A source gives the weights of any rows and
+columns, answers a question at once if it does not need them, and says in one place which statistics were kept of it:
+`has_blocks`, `keeps`, `grid` and `refuse`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.kernels.base import Call
+from regard.kernels.tiled import Tile
+from regard.maps.statistics.pooling import Grid
+
+PAIRS = 64
+"""How many single weights are read from the diagonal of one block, if a source has no faster way."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The weights (flat_heads, t, s) of a tile, and their logarithms if they are known."""
+
+    weights: Tensor
+    logs: Tensor | None = None
+    unit: float = 1.0
+    """How many nats a logarithm of 1 is: ln 2 if the logarithms are to base 2."""
+    is_scratch: bool = False
+    """Whether the logarithms are finite, and may be overwritten by the one statistic that reads them."""
+
+
+Rows = range | Tensor
+Part = Callable[[Rows, Rows], Piece]
+
+
+class Scores(Protocol):
+    """The scores whose weights are 2^(scale q k + added - state / ln 2), in float32 or float64."""
+
+    scale: float
+    query: Tensor
+    """(B, H, T, D)."""
+    key: Tensor
+    """(B, G, S, D); G divides H."""
+    state: Tensor
+    """The log-sum-exp of each row, (B, H, T); -inf for a row with no key."""
+    is_right: Callable[[float], bool] | None
+    """Whether a state that is not checked yet is right, for the largest |ln of a sum of weights| of the last
+    queries; None for a state that is right."""
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether the additions differ from query to query."""
+
+    @property
+    def breadth(self) -> int:
+        """How many pairs of sequence and head have an addition of their own."""
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the additions depend on key - query alone, so that all blocks on a diagonal are equal."""
+
+    @property
+    def kind(self) -> Hashable:
+        """A name for the additions of scores of equal sizes; None if they have none."""
+
+    def allows(self, rows: range, columns: range) -> bool:
+        """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
+
+    def added(self, rows: range, columns: range) -> Tensor:
+        """The additions to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftmaxCall:
+    """A call whose weights are a softmax of its scores."""
+
+    call: Call
+    state: Tensor | None
+    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and not computed yet."""
+
+
+class Scratch:
+    """Holds objects of sources, such as buffers, during one pass; it is handed to them, and dropped afterwards."""
+
+    def __init__(self) -> None:
+        self._held: dict[Source, Any] = {}
+
+    def of(self, owner: "Source", make: Callable[[], T]) -> T:
+        """The object that a source holds in this pass; it is made at the first call."""
+        if owner not in self._held:
+            self._held[owner] = make()
+        held: T = self._held[owner]
+        return held
+
+
+class Statistic(ABC):
+    """A statistic that is computed from tiles. `read` sees each tile once, and gradients flow through it."""
+
+    needs_tiles: ClassVar[bool] = False
+    """Whether products with the whole map cannot give it. It then needs a pass over tiles, which others may share."""
+    reads_shares: ClassVar[bool] = False
+    """Whether it reads the weights of a row as shares of a whole, so that it has no meaning for weights below 0."""
+
+    @abstractmethod
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
+        """The part of the statistic that comes from one tile."""
+
+    @abstractmethod
+    def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
+        """Add a tile to the total, which is None at first. Groups of flat_heads come one by one, rows ascending."""
+
+    @abstractmethod
+    def end(self, total: Any) -> tuple[Tensor, ...]:
+        """Turn the total into the answers (flat_heads, ...)."""
+
+
+class Source(ABC):
+    """The source of the weights of a map (batch..., H, T, S).
+
+    Cells are the flat indices of the dimensions before queries and keys.
+    """
+
+    # -- properties -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights: float32, or float64 for float64 input."""
+
+    @property
+    def answer_dtype(self) -> torch.dtype:
+        """The dtype in which answers are given."""
+        return self.dtype
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """(batch..., H)."""
+        return tuple(self.shape[:-2])
+
+    @property
+    def flat_heads(self) -> int:
+        """How many maps (T, S) it holds."""
+        return math.prod(self.leading)
+
+    @property
+    def queries(self) -> int:
+        """T."""
+        return self.shape[-2]
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """How many elements are held for each pair while a tile is made."""
+        return 1
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether weights may be below 0."""
+        return False
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the last dimension before queries and keys is that of the heads."""
+        return bool(self.leading)
+
+    @property
+    def mixed(self) -> str:
+        """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
+        return ""
+
+    def require_heads(self, asked: str) -> None:
+        """Check that a question about heads has an answer.
+
+        Raises:
+            ShapeError: sequences and heads are in one dimension, in an unknown order.
+        """
+        if self.mixed:
+            raise ShapeError(f"{asked} needs to know the heads of a map {tuple(self.shape)}: {self.mixed}")
+
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that it holds in memory."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """A short name."""
+
+    # -- kept statistics ------------------------------------------------------------------------------
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any block of weights can be computed; if not, there are only the answers that were kept."""
+        return True
+
+    @property
+    def kept(self) -> Mapping[str, Statistic]:
+        """The statistics that were kept in place of the weights, by name."""
+        return {}
+
+    def keeps(self, statistic: Statistic) -> bool:
+        """Whether a statistic can be answered."""
+        return self.has_blocks or self.at_once(statistic) is not None
+
+    def grid(self, wanted: Grid, how: str) -> Grid:
+        """The finest grid on which the weights can be pooled by `how`; it is never finer than the wanted one."""
+        return wanted
+
+    def refuse(self, asked: str) -> NoReturn:
+        """Raise the error that says why this source cannot answer.
+
+        Raises:
+            NotKeptError: only statistics were kept.
+            ArgumentError: the map is not that of one call.
+        """
+        raise ArgumentError(
+            f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
+        )
+
+    # -- gradients of weights --------------------------------------------------------------------------
+
+    def gradient(self, grad_output: Tensor | None) -> "Source":
+        """The source of dL/dP for a gradient dL/dO of the output; None takes the one that was kept.
+
+        Raises:
+            ArgumentError: the map is not that of one call, or its values or the gradient of its output were not kept.
+            GradientError: no backward pass has handed the gradient over.
+        """
+        self.refuse("gradient()")
+
+    def attribution(self, grad_output: Tensor | None) -> "Source":
+        """The source of P times dL/dP, in the same way."""
+        self.refuse("attribution()")
+
+    # -- tiles -----------------------------------------------------------------------------------------
+
+    def support(self, rows: range) -> range:
+        """The keys outside which the weights of these rows are 0, whatever their signs."""
+        return self.columns(rows)
+
+    @abstractmethod
+    def columns(self, rows: range) -> range:
+        """The keys outside which the weights of these rows are 0."""
+
+    @abstractmethod
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """A function that computes the weights of those flat_heads for any rows and columns.
+
+        With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
+        """
+
+    def dot_scores(self) -> Scores | None:
+        """The scores, if the weights are a softmax of dot products; None for other sources."""
+        return None
+
+    def softmax_call(self) -> SoftmaxCall | None:
+        """The call itself, if the weights are a softmax of its scores; None for other sources."""
+        return None
+
+    def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[..., rows[n], columns[n]], (flat_heads, N)."""
+        part = self.part(range(self.flat_heads))
+        blocks = (part(i, j).weights for i, j in zip(rows.split(PAIRS), columns.split(PAIRS), strict=True))
+        return torch.cat([block.diagonal(dim1=-2, dim2=-1) for block in blocks], -1)
+
+    def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The single weights P[flat_heads[n], rows[n], columns[n]], (N,)."""
+        places = [(flat_heads == flat_head).nonzero()[:, 0] for flat_head in flat_heads.unique()]
+        found = [self.choose(flat_heads[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
+        return torch.cat(found)[torch.cat(places).argsort()]
+
+    # -- without tiles ---------------------------------------------------------------------------------
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """A statistic's answers (flat_heads, ...) without tiles; None if it needs tiles, or cannot be answered."""
+        return None
+
+    def product(self, x: Tensor) -> Tensor | None:
+        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None if only tiles give it."""
+        return None
+
+    # -- other sources ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Source":
+        """The source of some flat_heads, or of all of them for None, laid out as `leading`."""
+
+    def told_heads(self, has_heads: bool) -> "Source":
+        """The same source, told whether the last dimension before queries and keys is still that of the heads."""
+        return self
+
+    @abstractmethod
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
+        """The source with its tensors changed: moved, or detached."""
+
+    # -- layout ----------------------------------------------------------------------------------------
+
+    def laid_out(self, answer: Tensor) -> Tensor:
+        """An answer (flat_heads, ...) with the leading dimensions, in the dtype of answers."""
+        if answer.is_floating_point():
+            answer = answer.to(self.answer_dtype)
+        return answer.reshape(*self.shape[:-2], *answer.shape[1:])
+
+
+def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """The bytes that tensors hold, by storage, so that a shared storage counts once."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+
+
+def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """Take rows from the last dimension."""
+    return tensor[..., rows.start : rows.stop] if isinstance(rows, range) else tensor[..., rows]

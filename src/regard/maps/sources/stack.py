@@ -1,0 +1,160 @@
+"""The source of several maps whose rows follow one another: the steps of a generation."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.tiles import ask
+
+
+@dataclass(frozen=True, eq=False)
+class StackSource(Source):
+    """Sources whose rows follow one another. Each knows a run of the keys; its weights of all others are 0."""
+
+    steps: tuple[Source, ...]
+    starts: tuple[int, ...]
+    """The place of each step's first key among the keys of the stack."""
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The query after the last of each step."""
+        return list(accumulate(step.queries for step in self.steps))
+
+    @property
+    def shape(self) -> torch.Size:
+        """All queries, and the keys up to the last of any step."""
+        keys = max(start + step.keys for start, step in zip(self.starts, self.steps, strict=True))
+        return torch.Size((*self.steps[0].leading, self.ends[-1], keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.steps[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.steps[0].device
+
+    @property
+    def width(self) -> int:
+        return max(step.width for step in self.steps)
+
+    @property
+    def has_signs(self) -> bool:
+        return any(step.has_signs for step in self.steps)
+
+    @property
+    def has_heads(self) -> bool:
+        return self.steps[0].has_heads
+
+    @property
+    def mixed(self) -> str:
+        return next((step.mixed for step in self.steps if step.mixed), "")
+
+    @property
+    def has_blocks(self) -> bool:
+        return all(step.has_blocks for step in self.steps)
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for step in self.steps for tensor in step.tensors()]
+
+    def __str__(self) -> str:
+        return f"{len(self.steps)} steps"
+
+    def refuse(self, asked: str) -> NoReturn:
+        """The first step that did not keep all says what it kept."""
+        for step in self.steps:
+            if not step.has_blocks:
+                step.refuse(asked)
+        super().refuse(asked)
+
+    def columns(self, rows: range) -> range:
+        """The range that covers those of the steps. With signs it is all keys: zeros beyond may be the largest."""
+        if self.has_signs:
+            return range(self.keys)
+        found = ((self.steps[n].columns(inner), self.starts[n]) for n, inner in self._found(rows))
+        ranges = [range(r.start + start, r.stop + start) for r, start in found if r]
+        return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """The weights of the steps, one below the other. No step gets the scratch, because it could overwrite the
+        weights of another step before all are joined."""
+        parts = [step.part(flat_heads) for step in self.steps]
+
+        def weights(rows: Rows, columns: Rows) -> Piece:
+            if not isinstance(rows, range):
+                pieces = [weights(range(i, i + 1), columns).weights for i in rows.tolist()]
+                return Piece(torch.cat(pieces, dim=1))
+            found = [
+                _within(parts[n], inner, columns, self.starts[n], self.steps[n].keys) for n, inner in self._found(rows)
+            ]
+            return Piece(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+
+        return weights
+
+    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
+        """Entropy, participation and squares of a query are those of its step."""
+        if not isinstance(statistic, st.Entropy | st.ParticipationRatio | st.Squares):
+            return None
+        found = [ask(step, statistic) for step in self.steps]
+        return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
+        return StackSource(tuple(step.choose(flat_heads, leading) for step in self.steps), self.starts)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
+        return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)
+
+    def _found(self, rows: range) -> list[tuple[int, range]]:
+        """The steps that rows are in, and which of their rows are meant."""
+        found, at = [], rows.start
+        while at < rows.stop:
+            step = bisect_right(self.ends, at)
+            begin, stop = self.ends[step] - self.steps[step].queries, min(rows.stop, self.ends[step])
+            found.append((step, range(at - begin, stop - begin)))
+            at = stop
+        return found
+
+
+def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[int, ...]:
+    """Check that sources can be the steps of one map; return the place of each one's first key.
+
+    Raises:
+        ArgumentError: there are no sources, or the starts are not one integer of at least 0 for each.
+        ShapeError: the sources are of several leading dimensions, dtypes or devices.
+    """
+    if not sources:
+        raise ArgumentError("stack() needs at least one map")
+    starts = (0,) * len(sources) if starts is None else tuple(starts)
+    if len(starts) != len(sources) or any(start < 0 for start in starts):
+        raise ArgumentError(
+            f"stack() needs for each of {len(sources)} maps the place of its first key, at least 0; got {starts}"
+        )
+    if len({(m.leading, m.dtype, m.device) for m in sources}) > 1:
+        shapes = ", ".join(sorted({f"{tuple(m.shape)} {m.dtype} on {m.device}" for m in sources}))
+        raise ShapeError(f"the steps of a stack must share leading dimensions, dtype and device; got {shapes}")
+    return starts
+
+
+def _within(part: Part, rows: range, columns: Rows, start: int, keys: int) -> Tensor:
+    """A block of a part that knows only the columns from `start` on; the weights of all others are 0."""
+    if not isinstance(columns, range):
+        inner = columns - start
+        beyond = (inner < 0) | (inner >= keys)
+        return part(rows, inner.clamp(0, keys - 1)).weights.masked_fill(beyond, 0.0)
+    before = min(max(start - columns.start, 0), len(columns))
+    known = range(max(columns.start - start, 0), min(columns.stop - start, keys))
+    if not known:
+        # One key is read for the shape, the dtype and the device.
+        weights = part(rows, range(1)).weights
+        return weights.new_zeros(*weights.shape[:-1], len(columns))
+    weights = part(rows, known).weights
+    return torch.nn.functional.pad(weights, (before, len(columns) - before - len(known)))

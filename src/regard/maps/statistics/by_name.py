@@ -1,0 +1,110 @@
+"""The statistics that are asked for by name, several together: names become statistics, and answers become results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Literal
+
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps.indexing import is_integer
+from regard.maps.sources.source import Source, Statistic
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.definitions import TopKeys
+from regard.maps.statistics.pooling import Grid
+
+How = Literal["mean", "sum", "max"]
+Summary = dict[str, Tensor | TopKeys]
+Answers = Mapping[Statistic, tuple[Tensor, ...]]
+STATISTICS = (
+    "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
+    "top_p_count", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
+)  # fmt: skip
+"""The names that `summary` knows."""
+USUAL = ("received", "entropy", "top_keys", "pooled")
+"""The names that are used if none is given."""
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Check that all names are names of statistics.
+
+    Raises:
+        ArgumentError: a name is not.
+    """
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
+
+
+def by_name(
+    names: Sequence[str], queries: int, keys: int, *, k: int, p: float, rows: int, columns: int, how: How
+) -> dict[str, Statistic]:
+    """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`.
+
+    Raises:
+        ArgumentError: a name is unknown, or a statistic refuses an argument.
+    """
+
+    def picture(kind: str) -> Statistic:
+        return pooled(rows, columns, queries, keys, kind)
+
+    makers: dict[str, Callable[[], Statistic]] = {
+        "received": st.Received,
+        "entropy": st.Entropy,
+        "participation_ratio": st.ParticipationRatio,
+        "distance": lambda: st.Distance(keys - queries),
+        "top_weight": st.Largest,
+        "top_key": st.ArgLargest,
+        "top_keys": lambda: top_weights(k, keys),
+        "top_p_count": lambda: top_p_count(p),
+        "pooled": lambda: picture(how),
+        **{f"pooled_{kind}": partial(picture, kind) for kind in ("mean", "sum", "max")},
+    }
+    check_names(names, "summary()")
+    return {name: makers[name]() for name in names}
+
+
+def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
+    """Turn the answers (flat_heads, ...) of named statistics into results, laid out as the map."""
+    return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
+
+
+def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopKeys:
+    """Turn the answers of one statistic into its result, laid out as the map."""
+    match statistic:
+        case st.TopWeights():
+            return TopKeys(*map(source.laid_out, answers))
+    return source.laid_out(answers[0])
+
+
+def top_weights(k: int, keys: int) -> Statistic:
+    """The k largest of each row.
+
+    Raises:
+        ArgumentError: k is not in [1, S].
+    """
+    if not is_integer(k) or not 1 <= k <= keys:
+        raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
+    return st.TopWeights(int(k))
+
+
+def top_p_count(p: float) -> Statistic:
+    """The fewest keys with the share p.
+
+    Raises:
+        ArgumentError: p is not in (0, 1].
+    """
+    if not isinstance(p, Real | Tensor) or not 0 < p <= 1:
+        raise ArgumentError(f"top_p_count needs a share p in (0, 1], got {p!r}")
+    return st.TopPCount(float(p))
+
+
+def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:
+    """A picture of at most rows x columns blocks.
+
+    Raises:
+        ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
+    """
+    if how not in ("mean", "sum", "max"):
+        raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
+    return st.Pooled(Grid.at_most(rows, columns, queries, keys), how)

@@ -1,0 +1,412 @@
+"""The statistics of a map, each as it is computed from tiles of weights.
+
+The smooth ones carry gradients. Rows with no key are exactly 0 in all of them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.kernels.tiled import Tile
+from regard.maps.sources.source import Piece, Source, Statistic
+from regard.maps.statistics.pooling import Grid
+from regard.tensors.guards import has_values
+from regard.tensors.precision import widest_dtype
+from regard.tensors.topk import Candidates, candidates, largest, places_of
+
+LOWEST_LOG = -1e4
+"""Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
+RANKED_ROWS = 512
+"""How many queries have their candidates ranked together: few calls on many rows are faster."""
+SORTED = 64
+"""How many keys are sorted first to find a share of the mass: most rows need no more."""
+MISSED = 1e-12
+"""A share of the mass that is missed by this share of itself counts as reached, so that rounding of sums in float64
+does not decide between one number of equal keys and the next."""
+
+
+class TopKeys(NamedTuple):
+    """The k largest weights of each query, from the largest down, and the keys that have them."""
+
+    values: Tensor
+    """(batch..., H, T, k)."""
+    indices: Tensor
+    """(batch..., H, T, k); -1 where no more keys have a weight."""
+
+
+class PerQuery(Statistic):
+    """One answer for each query; tiles are joined along the rows, and groups of flat_heads along the flat_heads."""
+
+    def add(
+        self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, list[tuple[Tensor, ...]]]:
+        """The tiles so far, by their first flat_head."""
+        total = {} if total is None else total
+        total.setdefault(tile.flat_heads.start, []).append(read)
+        return total
+
+    def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
+        """The tiles, put together."""
+        groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in total.values()]
+        return tuple(joined(group, 0) for group in zip(*groups, strict=True))
+
+
+class PerKey(Statistic):
+    """A sum over queries for each key, (flat_heads, ..., S) with the keys last."""
+
+    @abstractmethod
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sum over a tile's rows, (flat_heads, ..., s)."""
+
+    def add(
+        self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, Tensor]:
+        """The sums so far, over all keys, by the first flat_head."""
+        (sums,), columns, total = read, tile.columns, {} if total is None else total
+        before = total.get(tile.flat_heads.start)
+        if before is not None and not torch.is_grad_enabled():
+            before[..., _slice(columns)] += sums
+            return total
+        sums = torch.nn.functional.pad(sums, (columns.start, source.keys - columns.stop))
+        total[tile.flat_heads.start] = sums if before is None else before + sums
+        return total
+
+    def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
+        """The sums."""
+        return (joined(list(total.values()), 0),)
+
+
+@dataclass(frozen=True, slots=True)
+class Received(PerKey):
+    """sum_i P_ij: (flat_heads, S)."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sum of each column."""
+        return (piece.weights.sum(1),)
+
+    def __str__(self) -> str:
+        return "received()"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransposedProduct(PerKey):
+    """P^T x for x (flat_heads or 1, T, N), as (flat_heads, N, S)."""
+
+    x: Tensor
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """x^T P of the tile's rows."""
+        x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
+        return (x[:, _slice(tile.rows)].mT @ piece.weights,)
+
+    def __str__(self) -> str:
+        return "map.mT @ x"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product(PerQuery):
+    """P x for x (flat_heads or 1, S, N): (flat_heads, T, N)."""
+
+    x: Tensor
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The product with the tile's columns of P."""
+        x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
+        return (piece.weights @ x[:, _slice(tile.columns)],)
+
+    def __str__(self) -> str:
+        return "map @ x"
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy(PerQuery):
+    """-sum_j P_ij ln P_ij: (flat_heads, T)."""
+
+    reads_shares: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The entropy of each row, from the logarithms if they are known."""
+        weights = piece.weights
+        if piece.logs is not None:
+            if piece.is_scratch:
+                return (piece.logs.mul_(weights).sum(-1).mul_(-piece.unit),)
+            return (-piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
+        positive = weights > 0
+        return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
+
+    def __str__(self) -> str:
+        return "entropy()"
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipationRatio(PerQuery):
+    """(sum_j P_ij)^2 / sum_j P_ij^2, and sum_j P_ij: (flat_heads, T) each."""
+
+    reads_shares: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Both, with the largest weight as the unit: the squares of small weights would vanish."""
+        largest = piece.weights.detach().abs().amax(-1, keepdim=True)
+        dead = largest == 0
+        shares = piece.weights / largest.masked_fill(dead, 1.0)
+        squares = torch.linalg.vecdot(shares, shares)
+        ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)
+        return ratio, piece.weights.sum(-1)
+
+    def __str__(self) -> str:
+        return "participation_ratio()"
+
+
+@dataclass(frozen=True, slots=True)
+class Squares(PerQuery):
+    """sum_j P_ij^2: (flat_heads, T)."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sum of each row."""
+        return (torch.linalg.vecdot(piece.weights, piece.weights),)
+
+    def __str__(self) -> str:
+        return "squares()"
+
+
+@dataclass(frozen=True, slots=True)
+class Largest(PerQuery):
+    """max_j P_ij: (flat_heads, T)."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The largest of each row."""
+        return (piece.weights.amax(-1),)
+
+    def __str__(self) -> str:
+        return "top_weight()"
+
+
+@dataclass(frozen=True, slots=True)
+class ArgLargest(PerQuery):
+    """The first key that has the largest weight: (flat_heads, T)."""
+
+    names_zeros: bool = False
+    """Whether a key is named that has a weight of 0, in place of -1."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The key."""
+        values, indices = piece.weights.detach().max(-1)
+        keys = indices + tile.columns.start
+        return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
+
+    def __str__(self) -> str:
+        return "top_key()"
+
+
+@dataclass(frozen=True, slots=True)
+class TopWeights(Statistic):
+    """The k largest weights and their keys: (flat_heads, T, k) each. See `TopKeys`."""
+
+    k: int
+    names_zeros: bool = False
+    """Whether keys are named that have a weight of 0, in place of -1."""
+
+    needs_tiles: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Candidates, and the keys with which their chunks begin; with a gradient, the k largest themselves."""
+        weights, missing = piece.weights, self.k - piece.weights.shape[-1]
+        weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
+        if torch.is_grad_enabled():
+            keys = largest(weights, self.k)
+            return weights.gather(-1, keys), keys + tile.columns.start
+        found = candidates(weights.flatten(0, 1), self.k)
+        # If whole rows are candidates they are a view of the tile, whose memory the next tile will overwrite.
+        values = found.values.clone() if found.first.shape[-1] == 1 else found.values
+        first = found.first + tile.columns.start
+        # The width is told, since -1 has no meaning for a batch of no sequence.
+        flat_heads, rows = weights.shape[:2]
+        return values.view(flat_heads, rows, values.shape[-1]), first.view(flat_heads, rows, first.shape[-1])
+
+    def add(
+        self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> "dict[int, _Ranked]":
+        """The tiles so far, by their first flat_head."""
+        total = {} if total is None else total
+        total.setdefault(tile.flat_heads.start, _Ranked(self.k)).add(*read)
+        return total
+
+    def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
+        """The tiles, put together."""
+        values, keys = _joined_pairs([ranked.end() for ranked in total.values()], 0)
+        return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
+
+    def __str__(self) -> str:
+        return f"top_keys({self.k})"
+
+
+class _Ranked:
+    """The k largest weights of the rows so far. Candidates of several tiles wait until they are ranked together."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.done: list[tuple[Tensor, Tensor]] = []
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.rows = 0
+
+    def add(self, values: Tensor, first: Tensor) -> None:
+        """Add a tile: its candidates (flat_heads, t, n), and the keys with which their chunks begin."""
+        if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
+            self._decide()
+        self.waiting.append((values, first))
+        self.rows += values.shape[0] * values.shape[1]
+        if self.rows >= RANKED_ROWS:
+            self._decide()
+
+    def end(self) -> tuple[Tensor, Tensor]:
+        """(flat_heads, T, k) each."""
+        if self.waiting:
+            self._decide()
+        return _joined_pairs(self.done, 1)
+
+    def _decide(self) -> None:
+        values, first = _joined_pairs(self.waiting, 1)
+        self.waiting, self.rows = [], 0
+        if not values.shape[-1] == first.shape[-1] == self.k:
+            found = Candidates(values.flatten(0, 1), first.flatten(0, 1))
+            where = largest(values, self.k)
+            first = places_of(found, where.flatten(0, 1)).view(where.shape)
+            values = values.gather(-1, where)
+        self.done.append((values, first))
+
+
+def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
+    if len(pairs) == 1:
+        return pairs[0]
+    first, second = zip(*pairs, strict=True)
+    return torch.cat(first, dim), torch.cat(second, dim)
+
+
+@dataclass(frozen=True, slots=True)
+class TopPCount(PerQuery):
+    """The fewest keys that hold the share p of the row's mass: (flat_heads, T) of int64."""
+
+    share: float
+
+    reads_shares: ClassVar[bool] = True
+    needs_tiles: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """Count keys, the largest few first; rows that need more are sorted whole."""
+        weights = piece.weights.detach()
+        positive = (weights > 0).sum(-1)
+        if self.share == 1:
+            return (positive,)
+        wide = widest_dtype(weights.device)
+        goal = self.share * weights.sum(-1, keepdim=True, dtype=wide) * (1 - MISSED)
+        few = min(SORTED, weights.shape[-1])
+        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=wide)
+        count = (mass < goal).sum(-1) + 1
+        more = count > few
+        if few < weights.shape[-1] and has_values(more) and bool(more.any()):
+            ordered = weights[more].sort(-1, descending=True).values
+            count[more] = (ordered.cumsum(-1, dtype=wide) < goal[more]).sum(-1) + 1
+        return (count.minimum(positive),)
+
+    def __str__(self) -> str:
+        return f"top_p_count({self.share})"
+
+
+@dataclass(frozen=True, slots=True)
+class Distance(PerQuery):
+    """sum_j P_ij |i + offset - j|: (flat_heads, T)."""
+
+    offset: int
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The weighted sum of the tile's distances."""
+        device, dtype = piece.weights.device, piece.weights.dtype
+        i = torch.arange(tile.rows.start, tile.rows.stop, device=device) + self.offset
+        j = torch.arange(tile.columns.start, tile.columns.stop, device=device)
+        return (torch.linalg.vecdot(piece.weights, (i[:, None] - j).abs().to(dtype)),)
+
+    def __str__(self) -> str:
+        return f"distance({self.offset})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled(Statistic):
+    """The sum, the mean or the largest weight of each block of a grid: (flat_heads, rows, columns)."""
+
+    grid: Grid
+    how: str
+
+    needs_tiles: ClassVar[bool] = True
+
+    @property
+    def of_largest(self) -> bool:
+        """Whether a block becomes its largest weight; if not, it becomes a sum or a mean."""
+        return self.how == "max"
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The blocks that the tile touches."""
+        return (self.grid.reduce(piece.weights, tile.rows.start, tile.columns.start, largest=self.of_largest),)
+
+    def add(
+        self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> dict[int, Tensor]:
+        """The pictures so far, by their first flat_head; without a gradient one tensor holds them all."""
+        (part,), total, rows, columns = read, {} if total is None else total, self.grid.rows, self.grid.columns
+        apart = torch.is_grad_enabled()
+        flat_heads, first = (len(part), tile.flat_heads.start) if apart else (source.flat_heads, 0)
+        if first not in total:
+            start = -torch.inf if self.of_largest and source.has_signs else 0.0
+            total[first] = part.new_full((flat_heads, rows.count, columns.count), start)
+        row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
+        picture = total[first] if apart else total[first][_slice(tile.flat_heads)]
+        where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
+        # Autograd saves the inputs of the maximum: a copy, which the next tile does not overwrite.
+        before = where.clone() if apart else where
+        where[...] = torch.maximum(before, part) if self.of_largest else before + part
+        return total
+
+    def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
+        """The pictures; blocks that no tile touched are 0."""
+        picture = joined(list(total.values()), 0)
+        return (self.finished(picture),)
+
+    def finished(self, sums: Tensor) -> Tensor:
+        """The requested picture; a picture of means is computed from sums."""
+        if self.how != "mean":
+            return sums
+        areas = self.grid.areas(sums.device)
+        return sums / areas if torch.is_grad_enabled() else sums.div_(areas)
+
+    def __str__(self) -> str:
+        return f"pooled({self.grid.rows.count}, {self.grid.columns.count}, {self.how!r})"
+
+
+def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat`, but a single tensor is not copied."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
+
+
+def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
+    """The values of a function of the key, or those that are given in its place.
+
+    Raises:
+        ShapeError: they are not numeric.
+    """
+    values = f(torch.arange(keys, device=device)) if callable(f) else f
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"the values of {keys} keys are numbers or a function that makes them; {error}") from error
+
+
+def _slice(where: range) -> slice:
+    return slice(where.start, where.stop)

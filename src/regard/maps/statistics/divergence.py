@@ -1,0 +1,312 @@
+"""How far two maps are from one another, query by query: the losses of distillation, without either matrix."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import Causal
+from regard.call.normalizations import Softmax
+from regard.errors import ArgumentError, ShapeError
+from regard.kernels.tiled import Tile
+from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.derived import AverageSource, SameShapeSource
+from regard.maps.sources.given import given_weights
+from regard.maps.sources.source import Part, Piece, Scratch, Source
+from regard.maps.statistics.definitions import LOWEST_LOG, Entropy, PerQuery
+from regard.maps.statistics.products import product
+from regard.maps.statistics.tiles import ask
+
+Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
+
+
+def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Divergence = "kl") -> Tensor:
+    r"""How far the weights q are from the weights p, for each query: (batch..., H, T).
+
+    Args:
+        p: a map (batch..., H, T, S), or its rows as a tensor of that shape.
+        q: the same of equal shape. One of the two must be a map.
+        kind: "kl" $\sum_j p_j \ln (p_j / q_j)$; "js" $\frac12 \mathrm{KL}(p \| m) + \frac12 \mathrm{KL}(q \| m)$ with
+            $m = (p + q) / 2$; "cross_entropy" $-\sum_j p_j \ln q_j$; "mse" $\frac1S \sum_j (p_j - q_j)^2$; "cosine"
+            $1 - p \cdot q / (\lVert p \rVert \lVert q \rVert)$.
+
+    In nats. "kl" and "cross_entropy" are at least 0 for rows that sum to 1, and inf where p has weight that q has
+    not; "js" is in [0, ln 2], "mse" in [0, 2 / S], "cosine" in [0, 1] (1 if one of the rows is 0, 0 if both are).
+    A query that has no key in p is 0 in "kl" and "cross_entropy".
+
+    Gradients flow to both sides, in memory linear in T and S; for a teacher give `p.detach()`. If q is a softmax of
+    dot products without a bias, and sees all keys that p sees, "kl" and "cross_entropy" cost one product with p:
+    $-\sum_j p_j \ln q_j = \mathrm{lse}_i \sum_j p_j - c\, q_i \cdot (P K)_i$. Everything else is one pass over tiles.
+    For the sum or mean over heads take `average()` of either side first.
+
+    Raises:
+        ArgumentError: the kind is unknown, or neither side is a map.
+        ShapeError: the two are of different shapes.
+        NotKeptError: only statistics were kept of a map.
+
+    Source: Kullback & Leibler 1951; Lin 1991 (Jensen-Shannon); Wang et al. 2020 (MiniLM, arXiv:2002.10957), equation 2
+    ("kl"); Jiao et al. 2020 (TinyBERT, arXiv:1909.10351), equation 7 ("mse").
+
+    >>> import regard
+    >>> x = torch.eye(3)
+    >>> teacher = regard.attention(x, x, x, return_weights=True).weights
+    >>> student = regard.attention(0 * x, x, x, return_weights=True).weights
+    >>> divergence(teacher, student)
+    tensor([0.0405, 0.0405, 0.0405])
+    >>> divergence(teacher, teacher).abs().max() < 1e-6
+    tensor(True)
+    """
+    if kind not in get_args(Divergence):
+        raise ArgumentError(f"kind must be one of {', '.join(get_args(Divergence))}; got {kind!r}")
+    first, second = _sources(p, q)
+    found = _found(first, second, kind)
+    return torch.where(found < 0, found - found.detach(), found) if _is_at_least_zero(kind, first, second) else found
+
+
+def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
+    """The divergence as it is computed: below 0 by rounding, where two rows are almost alike."""
+    at_once = _by_product(p, q) if kind in ("kl", "cross_entropy") else None
+    if at_once is None:
+        return p.laid_out(ask(Together(p, q), OF_KIND[kind](q))[0])
+    return at_once if kind == "cross_entropy" else at_once - p.laid_out(ask(p, Entropy())[0])
+
+
+def _is_at_least_zero(kind: Divergence, p: Source, q: Source) -> bool:
+    """Whether negative answers come from rounding. Rows that do not sum to 1 may have negative divergences."""
+    match kind:
+        case "kl":
+            return _sums_to_one(p) and _sums_to_one(q)
+        case "cross_entropy":
+            return _sums_to_one(q)
+    return True
+
+
+def _sums_to_one(source: Source) -> bool:
+    """Whether the rows are known to sum to 1, but those with no key."""
+    match source:
+        case CallSource():
+            return isinstance(source.call.normalization, Softmax)
+        case AverageSource():
+            return _sums_to_one(source.of)
+    return False
+
+
+def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source, Source]:
+    """The sources of both sides.
+
+    Raises:
+        ArgumentError: neither is a map.
+        ShapeError: they differ in shape or device.
+        NotKeptError: only statistics were kept of one.
+    """
+    maps = [side for side in (p, q) if isinstance(side, AttentionMap)]
+    if not maps or not all(isinstance(side, AttentionMap | Tensor) for side in (p, q)):
+        raise ArgumentError(
+            f"divergence() compares a map with a map or with a tensor of weights, got {type(p).__name__} and "
+            f"{type(q).__name__}"
+        )
+    if tuple(p.shape) != tuple(q.shape) or p.device != q.device:
+        raise ShapeError(
+            f"divergence() needs two maps of one shape on one device, got {tuple(p.shape)} on {p.device} and "
+            f"{tuple(q.shape)} on {q.device}: average or select heads first"
+        )
+    for side in maps:
+        if not side.source.has_blocks:
+            side.source.refuse("divergence()")
+    first, second = (side.source if isinstance(side, AttentionMap) else given_weights(side) for side in (p, q))
+    return first, second
+
+
+def _by_product(p: Source, q: Source) -> Tensor | None:
+    """The cross entropy by one product with p; None if q is not a plain softmax that sees all that p sees."""
+    if not isinstance(q, CallSource):
+        return None
+    call = q.call
+    scale = call.score.dot_scale(call.query.shape[-1])
+    is_plain = type(call.normalization) is Softmax and call.bias is None and scale is not None
+    if not is_plain or not (call.mask is None or (isinstance(p, CallSource) and _same(p.call.mask, call.mask))):
+        return None
+    dtype = torch.promote_types(p.dtype, q.dtype)
+    key = call.key.repeat_interleave(call.group, dim=1).flatten(0, 1).to(dtype)
+    query = call.query.flatten(0, 1).to(dtype)
+    # The element after the keys is 1, whose mean is the sum of p's row.
+    values = torch.nn.functional.pad(key, (0, 1), value=1.0)
+    means = product(p, p.laid_out(values))
+    means = means.reshape(*query.shape[:-1], means.shape[-1])
+    dots = scale * torch.linalg.vecdot(query, means[..., :-1])
+    state = q.state.flatten(0, 1)
+    lse = state.masked_fill(state == -torch.inf, 0.0)
+    return q.laid_out(lse * means[..., -1] - dots)
+
+
+def _same(one: Mask | None, other: Mask) -> bool:
+    """Whether two bound masks are known to allow the same pairs."""
+    if one is None or len(one.factors()) != len(other.factors()):
+        return False
+    return all(a is b or _same_causal(a, b) for a, b in zip(one.factors(), other.factors(), strict=True))
+
+
+def _same_causal(one: Mask, other: Mask) -> bool:
+    """Whether both are causal with one offset for all sequences."""
+    return (
+        isinstance(one, Causal)
+        and isinstance(other, Causal)
+        and isinstance(one.offset, int)
+        and one.offset == other.offset
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Together(SameShapeSource):
+    """The weights of one source, on tiles that hold all keys that it or another source sees."""
+
+    of: Source
+    other: Source
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The wider of the two."""
+        return torch.promote_types(self.of.dtype, self.other.dtype)
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether weights of one of the two may be below 0."""
+        return self.of.has_signs or self.other.has_signs
+
+    @property
+    def width(self) -> int:
+        """The tiles of both are made together."""
+        return self.of.width + self.other.width
+
+    def __str__(self) -> str:
+        return f"{self.of} beside {self.other}"
+
+    def columns(self, rows: range) -> range:
+        """The smallest range that holds the columns of both."""
+        found = [r for r in (self.of.columns(rows), self.other.columns(rows)) if r]
+        return range(min(r.start for r in found), max(r.stop for r in found)) if found else range(0)
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        """The first source's. It takes no scratch, because its piece must outlive the piece of the other."""
+        return self.of.part(flat_heads)
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
+        """The same flat_heads of both."""
+        return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
+        """Both, changed."""
+        return Together(self.of.mapped(change), self.other.mapped(change))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared(PerQuery):
+    """One answer for each query from two rows of weights, p of the source and q of another: (flat_heads, T)."""
+
+    other: Source
+
+    needs_tiles: ClassVar[bool] = True
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """Compare the rows of the tile with the same rows of the other source."""
+        return (self.compare(piece, self.other.part(tile.flat_heads)(tile.rows, tile.columns)),)
+
+    @abstractmethod
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """One answer for each row (flat_heads, t) of two blocks (flat_heads, t, s)."""
+
+
+class CrossEntropy(Compared):
+    """-sum_j p_j ln q_j."""
+
+    reads_shares: ClassVar[bool] = True
+
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """Inf where p has weight and q has none."""
+        return -torch.linalg.vecdot(p.weights, _logs(q)) + _beyond(p.weights, q)
+
+    def __str__(self) -> str:
+        return "cross entropy"
+
+
+class KullbackLeibler(Compared):
+    """sum_j p_j ln(p_j / q_j)."""
+
+    reads_shares: ClassVar[bool] = True
+
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """Inf where p has weight and q has none."""
+        return torch.linalg.vecdot(p.weights, _logs(p) - _logs(q)) + _beyond(p.weights, q)
+
+    def __str__(self) -> str:
+        return "Kullback-Leibler divergence"
+
+
+class JensenShannon(Compared):
+    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2."""
+
+    reads_shares: ClassVar[bool] = True
+
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """The logarithm of m comes from those of p and q."""
+        of_p, of_q = _logs(p), _logs(q)
+        of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
+        return (torch.linalg.vecdot(p.weights, of_p - of_m) + torch.linalg.vecdot(q.weights, of_q - of_m)) / 2
+
+    def __str__(self) -> str:
+        return "Jensen-Shannon divergence"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SquaredError(Compared):
+    """sum_j (p_j - q_j)^2 / S."""
+
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """The mean over all keys, also over those that neither sees."""
+        return (p.weights - q.weights).square().sum(-1) / self.other.keys
+
+    def __str__(self) -> str:
+        return "mean squared error"
+
+
+class CosineDistance(Compared):
+    """1 - p . q / (|p| |q|)."""
+
+    def compare(self, p: Piece, q: Piece) -> Tensor:
+        """1 for a row of zeros beside another row, 0 for two rows of zeros."""
+        empty = (p.weights == 0).all(-1) & (q.weights == 0).all(-1)
+        found = 1 - torch.nn.functional.cosine_similarity(p.weights, q.weights, dim=-1, eps=1e-30)
+        return found.masked_fill(empty, 0.0)
+
+    def __str__(self) -> str:
+        return "cosine distance"
+
+
+OF_KIND: Mapping[Divergence, type[Compared]] = {
+    "kl": KullbackLeibler,
+    "js": JensenShannon,
+    "cross_entropy": CrossEntropy,
+    "mse": SquaredError,
+    "cosine": CosineDistance,
+}
+
+
+def _logs(piece: Piece) -> Tensor:
+    """Logarithms that are finite, so that 0 times the logarithm of 0 is 0, with its gradient."""
+    if piece.logs is not None:
+        return (piece.logs * piece.unit).clamp_min(LOWEST_LOG)
+    has_weight = piece.weights != 0  # also if it is NaN, which stays NaN
+    return torch.where(has_weight, torch.where(has_weight, piece.weights, 1.0).log(), LOWEST_LOG)
+
+
+def _beyond(p: Tensor, q: Piece) -> Tensor:
+    """Inf for each row in which p has weight on a key that q does not see; 0 for the others."""
+    hidden = q.weights == 0 if q.logs is None else q.logs * q.unit <= LOWEST_LOG
+    lost = (hidden & (p > 0)).any(-1)
+    return torch.zeros_like(lost, dtype=p.dtype).masked_fill(lost, torch.inf)

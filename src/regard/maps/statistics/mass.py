@@ -1,0 +1,81 @@
+"""How much of each query's weight a mask keeps."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import And, Mask, render
+from regard.call.masks.basic import as_mask
+from regard.call.masks.selection import SelectedMask
+from regard.call.normalizations import Softmax
+from regard.call.shapes import Sizes
+from regard.errors import ArgumentError
+from regard.kernels import execute
+from regard.kernels.tiled import Tile
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.row_shift import ShiftedBias
+from regard.maps.sources.source import Piece, Source
+from regard.maps.statistics.definitions import PerQuery
+from regard.maps.statistics.tiles import ask
+
+
+def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
+    """The sum of the weights that a mask keeps, (batch..., H, T). See `AttentionMap.mass`.
+
+    Raises:
+        ArgumentError: there is no mask.
+        ShapeError: the mask does not fit the map.
+    """
+    chosen = as_mask(mask)
+    if chosen is None:
+        raise ArgumentError("mass() needs a mask, such as regard.window(8) or a bool tensor; got None")
+    sizes = sizes_of(source)
+    bound = chosen.bind(sizes, source.device)
+    found = _by_lse(source, bound, sizes) if isinstance(source, CallSource) else None
+    return source.laid_out(ask(source, Mass(bound, sizes))[0] if found is None else found)
+
+
+def sizes_of(source: Source) -> Sizes:
+    """The sizes to which masks of a map are bound: heads are the last of several leading dimensions, as in a call."""
+    leading, has_heads = source.leading, len(source.leading) > 1
+    heads = leading[-1] if has_heads else 1
+    return Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)
+
+
+def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
+    """exp(lse under both masks - lse), one fused call; None if the map is no softmax, or is a choice of flat_heads."""
+    call, state = source.factors.reading
+    shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
+    if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
+        return None
+    if isinstance(call.bias, ShiftedBias):  # The kernels know nothing of shifted rows.
+        return None
+    both = mask if call.mask is None else And((*call.mask.factors(), *mask.factors()))
+    key = call.key.to(call.compute_dtype)
+    narrower = replace(
+        call, query=call.query.to(key.dtype), key=key, normalization=Softmax(), mask=both, dropout=0.0
+    )  # fmt: skip
+    _, lse = execute(source.backend, narrower, key.new_zeros(*key.shape[:-1], 1))
+    dead = lse == -torch.inf
+    state = state.masked_fill(dead, 0.0)
+    return torch.exp(lse.masked_fill(dead, 0.0) - state).masked_fill(dead, 0.0).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mass(PerQuery):
+    """sum_j P_ij over the keys that a mask keeps: (flat_heads, T)."""
+
+    mask: Mask
+    sizes: Sizes
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sum of the kept weights of each row."""
+        flat_heads = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=piece.weights.device)
+        mask = SelectedMask(self.mask, flat_heads // self.sizes.heads, flat_heads % self.sizes.heads)
+        sizes = replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False)
+        allowed = render(mask, tile.rows, tile.columns, sizes=sizes, device=flat_heads.device)[:, 0]
+        return ((piece.weights * allowed).sum(-1),)
+
+    def __str__(self) -> str:
+        return f"mass({self.mask})"

@@ -1,0 +1,552 @@
+"""The questions that every map answers, whatever its source: blocks, single weights and statistics."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import Mask
+from regard.errors import ArgumentError, ShapeError, TooLargeError
+from regard.maps.indexing import is_integer, positions
+from regard.maps.sources.call import source_of_call
+from regard.maps.sources.logits import largest_score, log_sum_exp
+from regard.maps.sources.source import Source, Statistic
+from regard.maps.statistics import definitions as st
+from regard.maps.statistics.by_name import USUAL, How, Summary, as_summary, by_name, pooled, top_p_count, top_weights
+from regard.maps.statistics.definitions import TopKeys
+from regard.maps.statistics.mass import kept_mass
+from regard.maps.statistics.pooling import Grid
+from regard.maps.statistics.products import product
+from regard.maps.statistics.spans import Spans, by_spans
+from regard.maps.statistics.spectrum import Spectrum, singular_values
+from regard.maps.statistics.tiles import ask, ask_all
+from regard.tensors.byte_size import human
+
+DENSE_LIMIT_BYTES = 2**30
+"""The largest block of weights that a map computes unless a call allows more."""
+
+
+class MapStatistics:
+    """The statistics of weights P of shape (batch..., H, T, S) that are computed when they are read.
+
+    Everything is exact, and takes memory linear in T and S, except `dense()`. Smooth statistics carry gradients to
+    the query and key, also in linear memory, so that they can be losses. Rows with no key are exactly 0 in every
+    statistic, while some libraries make such rows uniform.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    # -- properties -----------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch..., H, T, S)."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of all answers: float32, or float64 for float64 input, unless `to` changed it."""
+        return self.source.answer_dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.source.device
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """(batch..., H): the dimensions before queries and keys."""
+        return tuple(self.shape[:-2])
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dense_bytes(self) -> int:
+        """The bytes that `dense()` would allocate."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """The size of the first dimension."""
+        return self.shape[0]
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+        """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
+
+        Args:
+            rows: a range of queries, or a 1-D tensor of them; negative ones of a tensor count from the end.
+            columns: the same for keys.
+            limit_bytes: the most bytes that the block may take.
+
+        Raises:
+            ShapeError: a query or a key is out of range.
+            TooLargeError: the block would take more than `limit_bytes`.
+            NotKeptError: only statistics were kept of the map.
+        """
+        source, (*leading, queries, keys) = self.source, self.shape
+        if not source.has_blocks:
+            source.refuse("a block of weights")
+        rows = rows if isinstance(rows, range) else positions(rows, queries, "query", self.device)
+        columns = columns if isinstance(columns, range) else positions(columns, keys, "key", self.device)
+        for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
+            if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
+                raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
+        cost = math.prod(leading) * len(rows) * len(columns) * self.dtype.itemsize
+        if cost > limit_bytes:
+            raise TooLargeError(
+                f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "
+                f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
+                "higher limit_bytes"
+            )
+        return source.laid_out(source.part(range(math.prod(leading)))(rows, columns).weights)
+
+    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+        """All of P as a tensor of shape (batch..., H, T, S).
+
+        Raises:
+            TooLargeError: it would take more than `limit_bytes`.
+        """
+        return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
+
+    def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
+        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.
+
+        Args:
+            rows: N queries.
+            columns: their N keys.
+            leading: an index tensor (N,) for each dimension before the queries: the answer is then the weights
+                P[leading[0][n], ..., rows[n], columns[n]], shape (N,).
+
+        Raises:
+            ShapeError: the indices are not 1-D index tensors of one length, one of `leading` for each dimension, or
+                out of range.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
+        tensor([0.4711, 0.2645])
+        >>> weights = regard.attention(*[torch.eye(3).expand(2, 3, 3)] * 3, return_weights=True).weights
+        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]), leading=[torch.tensor([1, 0])])
+        tensor([0.4711, 0.2645])
+        """
+        given = (*(leading or ()), rows, columns)
+        lengths = (*(self.source.leading if leading is not None else ()), *self.shape[-2:])
+        names = (*("leading" for _ in leading or ()), "query", "key")
+        fits = len(given) == len(lengths)
+        found = [positions(*one, self.device) for one in zip(given, lengths, names, strict=True)] if fits else []
+        places = [one for one in found if isinstance(one, Tensor)]
+        if len(places) != len(given) or len({len(one) for one in places}) > 1:
+            raise ShapeError(
+                f"at() takes 1-D index tensors of one length, for queries and keys and, with leading, for each of the "
+                f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
+            )
+        if leading is None:
+            return self.source.laid_out(self.source.pairs(*places))
+        flat_heads = torch.zeros_like(places[-1])
+        for place, length in zip(places, self.source.leading, strict=False):
+            flat_heads = flat_heads * length + place
+        return self.source.points(flat_heads, *places[-2:])
+
+    def row(self, index: int, *, renormalize: bool = False) -> Tensor:
+        """The weights of one query, (batch..., H, S).
+
+        Args:
+            index: the query; a negative one counts from the end.
+            renormalize: normalise the row's scores anew and do not use the stored row state. In float32, with scores
+                of about 100, rounding of the log-sum-exp makes every weight of the row wrong by up to 2e-5 of itself;
+                this error does not occur in a row that is normalised anew.
+
+        Raises:
+            ShapeError: the index is out of range, or no integer.
+            ArgumentError: with `renormalize`, the map is not that of one call.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
+        tensor([0.2645, 0.2645, 0.4711])
+        """
+        if not is_integer(index):
+            raise ShapeError(f"row() takes one query, an integer; only(rows=...) takes several; got {index!r}")
+        where = positions(index, self.shape[-2], "query", self.device)
+        if not renormalize:
+            return self.block(where, range(self.shape[-1]))[..., 0, :]
+        source = source_of_call(self.source, "row(renormalize=True)")
+        return source.laid_out(source.row_anew(where))
+
+    # -- statistics ------------------------------------------------------------------------------------
+
+    def received(self, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
+        r"""The attention that each key gets: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
+
+        Args:
+            reduce: "sum", or "mean" for the sum divided by T, in [0, 1].
+
+        Under softmax the sums add up to the number of live queries. One fused call for softmax of dot products.
+
+        Raises:
+            ArgumentError: another `reduce`.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.received()
+        tensor([1.8333, 0.8333, 0.3333])
+        """
+        if reduce not in ("sum", "mean"):
+            raise ArgumentError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
+        sums = self._say(st.Received())
+        return sums if reduce == "sum" else sums / self.shape[-2]
+
+    def entropy(self) -> Tensor:
+        r"""How spread each query's attention is: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
+
+        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum
+        to 1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax
+        of dot products.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
+        tensor([0.0000, 0.6931, 1.0986])
+        """
+        return self._say(st.Entropy())
+
+    def participation_ratio(self) -> Tensor:
+        r"""How many keys take part in each query's attention: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
+
+        The participation ratio, in [1, S]: 1 if one key has all weight, n if n keys have equal shares; 0 for rows with
+        no key. It does not change if a row is scaled, so that a sink does not count. One fused call for softmax of dot
+        products. For rows that sum to 1 its inverse is the sum of squares; exp(-entropy) is Shannon's counterpart.
+
+        Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation_ratio()
+        tensor([1., 2., 3.])
+        """
+        return self.source.laid_out(ask(self.source, st.ParticipationRatio())[0])
+
+    def expected(self, f: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
+
+        Args:
+            f: values (S,) or (S, N), or a function that makes them of positions (S,). Gradients flow to the values too.
+
+        In the range of f for rows that sum to 1; 0 for rows with no key. One fused call.
+
+        Raises:
+            ShapeError: f is neither (S,) nor (S, N).
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        >>> weights.expected(lambda j: j)
+        tensor([0.0000, 0.5000, 1.0000])
+        """
+        keys = self.shape[-1]
+        values = st.key_values(f, keys, self.device)
+        if values.dim() not in (1, 2) or values.shape[0] != keys or values.is_complex():
+            raise ShapeError(
+                f"expected(f) needs one number or one vector for each of {keys} keys: shape ({keys},) or ({keys}, N), "
+                f"got {tuple(values.shape)} {values.dtype}"
+            )
+        values = values.to(self.device, self.source.dtype)
+        means = product(self.source, values[:, None] if values.dim() == 1 else values)
+        return means[..., 0] if values.dim() == 1 else means
+
+    def distance(self, offset: int | None = None) -> Tensor:
+        r"""How far each query looks: $\sum_j P_{ij} |i + o - j|$ in positions, (batch..., H, T).
+
+        Args:
+            offset: o: query i stands at position o + i. None aligns the last query with the last key (S - T), as
+                `causal()` does.
+
+        In [0, S + T); 0 for rows with no key. Under a causal mask it is one product over S keys, with an error of
+        about 1e-7 S in float32; otherwise it goes by tiles, with an error of 1e-7 of the distance itself.
+
+        >>> import regard
+        >>> q = torch.zeros(3, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.distance()
+        tensor([0.0000, 0.5000, 1.0000])
+        """
+        offset = self.shape[-1] - self.shape[-2] if offset is None else offset
+        return self._say(st.Distance(offset))
+
+    def top_weight(self) -> Tensor:
+        """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
+        tensor([0.4711, 0.4711, 0.4711])
+        """
+        return self._say(st.Largest())
+
+    def top_key(self) -> Tensor:
+        """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
+        tensor([0, 1, 2])
+        """
+        return self._say(st.ArgLargest())
+
+    def top_keys(self, k: int) -> TopKeys:
+        """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
+
+        If fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
+
+        Raises:
+            ArgumentError: k is not in [1, S].
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_keys(1)
+        TopKeys(values=tensor([[0.4711],
+            [0.4711],
+            [0.4711]]), indices=tensor([[0],
+            [1],
+            [2]]))
+        """
+        return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
+
+    def top_p_count(self, p: float) -> Tensor:
+        r"""The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
+
+        It is the smallest n for which the n largest weights of the row sum to at least $p \sum_j P_{ij}$. In [1, S];
+        0 for rows with no key. Equal keys count one by one: of n equal weights it is the smallest whole number not
+        below p n. The weights are those that the map reads, summed in float64; a sum that misses the share by 1e-12
+        of itself counts as reached. With p = 1 it is the number of keys whose weight is above 0.
+
+        Raises:
+            ArgumentError: p is not in (0, 1].
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.top_p_count(0.6)
+        tensor([1, 2, 2, 3])
+        """
+        return self._say(top_p_count(p))
+
+    def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
+        """The map as a picture of at most rows x columns blocks, exact: (batch..., H, rows, columns).
+
+        Args:
+            rows: the most blocks of queries; a map with fewer queries has one block for each.
+            columns: the most blocks of keys, in the same way.
+            how: "sum" of the weights of a block, "max" for the largest, or "mean" for the sum divided by the number
+                of all pairs in the block, masked ones and rows with no key included.
+
+        The sizes of blocks differ by at most one, and the larger blocks come first, as in `torch.tensor_split`. All
+        three carry gradients.
+
+        Raises:
+            ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.pooled(2, 2, "sum")
+        tensor([[2.0000, 0.0000],
+                [1.1667, 0.8333]])
+        """
+        queries, keys = self.shape[-2:]
+        return self._say(pooled(rows, columns, queries, keys, how))
+
+    def block_max(self, queries: int, keys: int) -> Tensor:
+        r"""The largest weight of each block of so many queries by so many keys: (batch..., H, t, s).
+
+        Args:
+            queries: how many queries a block has; fewer in the last one if T is no multiple.
+            keys: the same for keys.
+
+        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. It is exact, as block-sparse attention and its
+        indexers need it; `pooled(rows, columns, "max")` takes the number of blocks instead. A block that the mask
+        leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
+
+        Raises:
+            ArgumentError: a size is no integer, or below 1.
+            NotKeptError: only statistics were kept of the map.
+
+        >>> import regard
+        >>> q = torch.zeros(5, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.3333, 0.3333, 0.0000],
+                [0.2000, 0.2000, 0.2000]])
+        """
+        return self._say(st.Pooled(Grid.of_size(queries, keys, *self.shape[-2:]), "max"))
+
+    def mass(self, mask: Mask | Tensor) -> Tensor:
+        r"""The share of each query's weight that a mask keeps: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
+
+        Args:
+            mask: a mask such as `regard.window(8)` or `regard.lengths(4)`, or a bool tensor of the map's rank, True =
+                keep.
+
+        In [0, 1] for rows that sum to 1; 0 for rows with no key. With gradients. Under softmax it is
+        $\exp(\mathrm{lse}^M_i - \mathrm{lse}_i)$, one call of the backend under both masks; otherwise tiles.
+
+        Raises:
+            ShapeError: the mask does not fit the map.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+        >>> weights.mass(regard.lengths(1))
+        tensor([1.0000, 0.5000, 0.3333, 0.2500])
+        """
+        return kept_mass(self.source, mask)
+
+    def spans(self, keys: Spans | None = None, queries: Spans | None = None) -> Tensor:
+        r"""Weights between spans of tokens: $\frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in K} P_{ij}$.
+
+        Args:
+            keys: (first, stop) of each span K, a list or an integer tensor (N, 2); None makes each key a span.
+            queries: the same for Q.
+
+        Returns (batch..., H, spans of queries, spans of keys): sums over the keys of a span and means over its
+        queries, as Clark et al. turn pieces into words. Spans may overlap and may leave tokens out. With gradients.
+        One pass over tiles.
+
+        Source: Clark et al. 2019 (arXiv:1906.04341), section 4.1.
+
+        Raises:
+            ShapeError: a span is empty or outside the map.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> weights = regard.attention(q, q, q, return_weights=True).weights
+        >>> weights.spans(keys=[(0, 1), (1, 4)], queries=[(0, 2), (2, 4)])
+        tensor([[0.2500, 0.7500],
+                [0.2500, 0.7500]])
+        """
+        return by_spans(self.source, keys, queries)
+
+    # -- scores ----------------------------------------------------------------------------------------
+
+    @property
+    def lse(self) -> Tensor:
+        r"""The log-sum-exp of each query's scores: $\ln \sum_j \exp s_{ij}$, (batch..., H, T); -inf with no key.
+
+        With a sink the sum counts it too. Every weight is $\exp(s_{ij} - \mathrm{lse}_i)$.
+
+        Raises:
+            ArgumentError: the map is not that of one call under softmax.
+
+        >>> import regard
+        >>> q = torch.zeros(4, 1)
+        >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.lse
+        tensor([0.0000, 0.6931, 1.0986, 1.3863])
+        """
+        return log_sum_exp(self.source)
+
+    def max_logit(self) -> Tensor:
+        r"""The largest score of each query: $\max_j s_{ij}$, (batch..., H, T); -inf for rows with no key. Tiles.
+
+        Scores are scaled, biased and masked, as the normalization gets them. `max_logit().amax(-1)` is that of each
+        head, which QK-clip watches. It takes no gradient.
+
+        Source: Kimi Team 2025 (arXiv:2507.20534), section 2.1 (QK-clip).
+
+        Raises:
+            ArgumentError: the map is not that of one call.
+
+        >>> import regard
+        >>> x = 2 * torch.eye(4)
+        >>> regard.attention(x, x, x, return_weights=True).weights.max_logit().round(decimals=4)
+        tensor([2., 2., 2., 2.])
+        """
+        return largest_score(self.source)
+
+    # -- several, and pictures -------------------------------------------------------------------------
+
+    def summary(
+        self,
+        *names: str,
+        k: int | None = None,
+        p: float = 0.9,
+        rows: int = 256,
+        columns: int = 256,
+        how: How = "mean",
+    ) -> Summary:
+        """Several statistics by name, from one pass over the map.
+
+        Args:
+            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, top_p_count,
+                pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
+                pooled.
+            k: for top_keys; None for 8, or for all keys of a map that has fewer.
+            p: for top_p_count.
+            rows: for pooled.
+            columns: for pooled.
+            how: for pooled.
+
+        Raises:
+            ArgumentError: a name is unknown, or a statistic refuses an argument.
+
+        >>> import regard
+        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
+        >>> summary = weights.summary("received", "top_keys", k=1)
+        >>> summary["received"], summary["top_keys"].indices
+        (tensor([1., 1., 1.]), tensor([[0],
+            [1],
+            [2]]))
+        """
+        queries, keys = self.shape[-2:]
+        k = min(8, keys) if k is None else k
+        return self._told(by_name(names or USUAL, queries, keys, k=k, p=p, rows=rows, columns=columns, how=how))
+
+    @property
+    def statistics(self) -> Summary:
+        """All statistics that were kept, by name, if only statistics were kept of the map; empty for any other map."""
+        return self._told(self.source.kept)
+
+    def grid(self, rows: int, columns: int, how: How = "mean") -> Grid:
+        """The grid of the finest picture of at most rows x columns blocks that `pooled` can give.
+
+        It is the requested grid, with at most one block for each query or key. If only statistics were kept of the
+        map, it is the finest such grid that was kept, if there is one.
+
+        Raises:
+            ArgumentError: fewer than 1 row or column is asked.
+
+        >>> import regard
+        >>> q = torch.zeros(5, 1)
+        >>> grid = regard.attention(q, q, q, return_weights=True).weights.grid(3, 512)
+        >>> grid.rows.ranges(), grid.columns.count
+        ([range(0, 2), range(2, 4), range(4, 5)], 5)
+        """
+        return self.source.grid(Grid.at_most(rows, columns, self.source.queries, self.source.keys), how)
+
+    def singular_values(self, k: int, *, iterations: int = 4, seed: int = 0) -> Spectrum:
+        """The k largest singular values of each head's map, with bounds of their errors. See `Spectrum`.
+
+        Args:
+            k: how many, in [1, min(T, S)].
+            iterations: blocks of the Krylov space beyond the first; each costs two products with k + 4 columns.
+            seed: the seed of the random block.
+
+        It uses randomised block Krylov iteration, in memory linear in T and S, and takes no gradient.
+
+        Raises:
+            ArgumentError: k is out of range, or iterations is negative.
+            NonFiniteError: weights are NaN or infinite.
+
+        >>> import regard
+        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
+        tensor([1.0000, 0.2066])
+        """
+        return singular_values(self.source, k, iterations=iterations, seed=seed)
+
+    # -- how it is answered ----------------------------------------------------------------------------
+
+    def _say(self, statistic: Statistic) -> Tensor:
+        return self.source.laid_out(ask(self.source, statistic)[0])
+
+    def _told(self, wanted: Mapping[str, Statistic]) -> Summary:
+        asked = list(dict.fromkeys(wanted.values()))
+        return as_summary(self.source, wanted, dict(zip(asked, ask_all(self.source, asked), strict=True)))

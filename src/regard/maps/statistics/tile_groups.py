@@ -1,0 +1,36 @@
+"""How a map is cut into tiles: a few queries of a few heads, and every key that they may see."""
+
+import math
+
+from regard.maps.sources.source import Source
+from regard.tensors.tile_sizes import ranges, tile_shape
+
+TILE_ELEMENTS = 1 << 20
+"""How many elements the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
+more calls cancel the gain."""
+TILE_ROWS = 64
+"""A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
+
+
+def groups(source: Source) -> list[tuple[range, list[range]]]:
+    """Groups of flat_heads, each with the rows of its tiles. If not all fit, tiles have few flat_heads, many rows."""
+    *leading, queries, keys = source.shape
+    count, width = math.prod(leading), source.width
+    a_row = max(1, keys * width)
+    # For a small map, the first access to larger buffers would take longer than to fill them.
+    limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * queries * a_row // 8))
+    few, step = tile_shape(count, queries, a_row, budget=limit, few_rows=TILE_ROWS)
+    # The number of tiles stays the same, but all get about equally many flat_heads.
+    few = max(1, -(-count // max(1, -(-count // few))))
+    cuts, start = list[range](), 0
+    while start < queries:
+        # A tile gets more rows where the mask leaves them few keys.
+        rows = range(start, min(start + step, queries))
+        while rows.stop < queries:
+            more = range(start, min(start + 2 * len(rows), queries))
+            if few * len(more) * len(source.columns(more)) * width > limit:
+                break
+            rows = more
+        cuts.append(rows)
+        start = rows.stop
+    return [(flat_heads, cuts) for flat_heads in ranges(count, few)]

@@ -1,0 +1,101 @@
+"""How statistics of a map are computed: at once, by one loop over its rows, or in one pass over tiles, which all share.
+
+A tile has a few queries of a few heads, and every key that they may see. Its weights exist only while the
+statistics read it, and are computed again, tile by tile, for a gradient: memory is linear in T and S.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.errors import ArgumentError
+from regard.kernels.tiled import Tile
+from regard.maps.loop.one_loop import in_one_loop
+from regard.maps.loop.triton_statistics import in_one_kernel
+from regard.maps.sources.source import Part, Scratch, Source, Statistic
+from regard.maps.statistics.tile_groups import groups
+
+
+def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
+    """The answers (flat_heads, ...) of a statistic, without tiles if the source can do so.
+
+    Raises:
+        NotKeptError: neither the answers nor the weights were kept.
+        ArgumentError: weights are below 0, and the statistic reads them as shares of a whole.
+    """
+    return ask_all(source, [statistic])[0]
+
+
+def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    """The answers of several statistics, in one pass if any of them needs tiles with every source.
+
+    Raises:
+        NotKeptError: the weights were not kept, nor the answers of one of the statistics.
+        ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
+    """
+    has_blocks, any_tiles = source.has_blocks, False
+    for statistic in statistics:
+        any_tiles = any_tiles or statistic.needs_tiles
+        if statistic.reads_shares and source.has_signs:
+            shares = ", ".join(str(one) for one in statistics if one.reads_shares)
+            raise ArgumentError(
+                f"{shares} reads the weights of a query as shares of a whole, and some weights of this map are "
+                f"below 0: it is {source}; dense(), received() and map @ x are exact, signs and all"
+            )
+    by_kernel = in_one_kernel(source, statistics)
+    if by_kernel is not None:
+        return by_kernel
+    share = has_blocks and len(statistics) > 1 and any_tiles
+    answers = dict[int, tuple[Tensor, ...]]()
+    missing = list[Statistic]()
+    for place, statistic in enumerate(statistics):
+        answer = None if share else source.at_once(statistic)
+        if answer is None:
+            missing.append(statistic)
+        else:
+            answers[place] = answer
+    if not missing:
+        return list(answers.values())
+    if not has_blocks:
+        source.refuse(", ".join(map(str, missing)))
+    found = _read_weights(source, missing)
+    for place, answer in answers.items():
+        found.insert(place, answer)
+    return found
+
+
+def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    """The answers, by the fastest way that this source and these statistics have here."""
+    return in_one_loop(source, statistics) or one_pass(source, statistics)
+
+
+def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    """Every statistic's answers of shape (flat_heads, ...), from one pass over the tiles."""
+    totals: list[Any] = [None] * len(statistics)
+    has_graph = torch.is_grad_enabled()
+    scratch = None if has_graph else Scratch()
+    for flat_heads, cuts in groups(source):
+        part = source.part(flat_heads, scratch)
+        for rows in cuts:
+            # A reduction needs at least one key; here its weight is 0.
+            tile = Tile(flat_heads, rows, source.columns(rows) or range(1))
+            if has_graph:
+                # The tensors of a tile are freed at once and computed again in the backward pass.
+                found = checkpoint(_read, part, tile, statistics, use_reentrant=False, preserve_rng_state=False)
+            else:
+                found = _read(part, tile, statistics)
+            for place, statistic in enumerate(statistics):
+                totals[place] = statistic.add(totals[place], found[place], tile, source)
+    for place, statistic in enumerate(statistics):
+        totals[place] = statistic.end(totals[place])
+    return totals
+
+
+def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
+    piece, found = part(tile.rows, tile.columns), list[tuple[Tensor, ...]]()
+    for statistic in statistics:
+        found.append(statistic.read(piece, tile))
+    return found

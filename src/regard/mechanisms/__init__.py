@@ -1,5 +1,0 @@
-"""The parts that make a call of attention: scores, masks, biases, rotary positions, normalizations."""
-
-from regard.mechanisms.vector_functions import settle_vector_functions
-
-settle_vector_functions()

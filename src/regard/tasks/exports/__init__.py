@@ -1,0 +1,13 @@
+"""Trained translators in the formats of other runtimes: Hugging Face transformers, CTranslate2, ONNX."""
+
+from typing import TYPE_CHECKING
+
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.tasks.exports.formats import ExportFormat as ExportFormat
+    from regard.tasks.exports.write import export_run as export_run
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__, {"regard.tasks.exports.formats": ("ExportFormat",), "regard.tasks.exports.write": ("export_run",)}
+    )

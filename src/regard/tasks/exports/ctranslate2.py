@@ -1,0 +1,96 @@
+"""A folder for CTranslate2 (Klein et al. 2020, OpenNMT's engine), which runs with int8 and threads on CPUs."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from regard.errors import MissingExtraError
+from regard.models.config import TransformerConfig
+from regard.models.stack import SelfAttentionLayer
+from regard.models.transformer import DecoderLayer
+from regard.tasks.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
+from regard.tasks.exports.huggingface import write_tokenizers
+from regard.tasks.exports.trained import ExportedRun, refuse
+from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
+
+
+def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
+    """Write model.bin, config.json, the vocabularies and the tokenizers.
+
+    Raises:
+        ArgumentError: the engine cannot express the model; the message says why.
+        MissingExtraError: ctranslate2 is not installed.
+        OSError: a file cannot be written.
+    """
+    refuse_for_ctranslate2(trained.config)
+    specs = library().specs
+    spec = _spec(trained, specs)
+    _fill(trained, spec)
+    spec.register_source_vocabulary(_tokens(trained.source_tokenizer))
+    spec.register_target_vocabulary(_tokens(trained.target_tokenizer))
+    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
+    spec.config.eos_token, spec.config.decoder_start_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[BOS]
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = epsilon_of(trained.model)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(out))
+    write_tokenizers(trained, out)
+
+
+def refuse_for_ctranslate2(config: TransformerConfig) -> None:
+    """Check that CTranslate2 can express a model of this configuration.
+
+    Raises:
+        ArgumentError: it cannot; the message says why.
+    """
+    refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
+
+
+def library() -> ModuleType:
+    """The package `ctranslate2`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ctranslate2
+    except ImportError:
+        raise MissingExtraError("ctranslate2", extra="text") from None
+    return ctranslate2
+
+
+def _spec(trained: ExportedRun, specs: Any) -> Any:
+    config = trained.config
+    return specs.TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm_position == "pre",
+        activation=specs.common_spec.Activation[ACTIVATIONS[config.activation]],
+        ffn_glu=config.activation == "swiglu",
+        rms_norm=config.norm == "rms",
+    )
+
+
+def _fill(trained: ExportedRun, spec: Any) -> None:
+    model, config = trained.model, trained.config
+    spec.encoder.embeddings[0].weight = model.source_embedding.weight.numpy()
+    spec.decoder.embeddings.weight = model.target_embedding.weight.numpy()
+    spec.decoder.projection.weight = model.output.weight.numpy()
+    sides = (
+        (spec.encoder, model.encoder, model.source_positions, model.encoder_norm),
+        (spec.decoder, model.decoder, model.target_positions, model.decoder_norm),
+    )
+    for side, layers, positions, final_norm in sides:
+        table = trained.positions(positions)
+        side.position_encodings.encodings = table.numpy()
+        side.scale_embeddings = True
+        if config.norm_position == "pre":
+            fill_norm(side.layer_norm, final_norm)
+        for theirs, ours in zip(side.layer, layers, strict=True):
+            assert isinstance(ours, SelfAttentionLayer | DecoderLayer)
+            fill_layer(theirs, ours)
+
+
+def _tokens(tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.piece(number) for number in range(len(tokenizer))]

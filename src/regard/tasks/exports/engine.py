@@ -1,0 +1,235 @@
+"""CTranslate2 as the one that searches for a `Translator`: the same sentences, hypotheses and scores, sooner."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import ArgumentError, EngineError
+from regard.models.config import TransformerConfig
+from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2
+from regard.tasks.exports.formats import SearchPrecision
+from regard.tasks.exports.kept_export import Export, with_kept_export
+from regard.tasks.exports.plain import why_not_plain
+from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
+from regard.tasks.generation.protocol import Hypothesis
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.translation.made_model import make_model
+from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.translator import Translator
+
+IMPOSSIBLE = -1e9
+"""CTranslate2 gives hypotheses that break a prefix a score below this."""
+
+
+def refuse_run(run: Path) -> None:
+    """Check that CTranslate2 can search for a run, before its model is loaded.
+
+    Raises:
+        MissingExtraError: ctranslate2 is not installed.
+        ArgumentError: the run's model is none that it can express, or the folder is not a run.
+    """
+    library()
+    if is_huggingface(run):
+        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
+    refuse_for_ctranslate2(transformer_of(run))
+
+
+class CTranslate2Engine:
+    """A model in CTranslate2, which answers jobs as `regard.tasks.translation.search_job.search` does.
+
+    Its hypotheses are those of its own search: a beam ends as soon as it has as many finished hypotheses as it is
+    wide, where ours goes on until no other can win. Scores are on our scale, sums of log-probabilities divided by
+    length ** length_penalty, the end mark counted; with a prefix its tokens' log-probabilities are added, which
+    CTranslate2 leaves out.
+
+    Args:
+        folder: an export of `to_ctranslate2`; it may be removed once the engine is made.
+        trained: what was exported.
+        device: where the engine computes; a GPU needs a build of CTranslate2 that knows it.
+        precision: of the matrix products, the embeddings and the output layer.
+        threads: how many batches are searched at a time, with one thread each.
+
+    Raises:
+        ArgumentError: CTranslate2 does not have the device or the precision on this machine.
+    """
+
+    def __init__(
+        self, folder: Path, trained: ExportedRun, *, device: torch.device, precision: SearchPrecision, threads: int
+    ) -> None:
+        try:
+            self._translator = library().Translator(
+                str(folder), device=device.type, device_index=device.index or 0,
+                compute_type=precision, inter_threads=threads, intra_threads=1,
+            )  # fmt: skip
+        except (ValueError, RuntimeError) as error:
+            raise ArgumentError(f"CTranslate2 cannot search on {device} in {precision}: {error}") from None
+        self.longest: int | None = trained.max_length
+        """The number of rows in the export's tables of positions."""
+        self._threads = threads
+        tokenizers = trained.source_tokenizer, trained.target_tokenizer
+        self._source, self._target = ([one.piece(number) for number in range(len(one))] for one in tokenizers)
+        self._numbers = {piece: number for number, piece in enumerate(self._target)}
+
+    def __str__(self) -> str:
+        kind, place = self._translator.compute_type, self._translator.device
+        return f"CTranslate2 {library().__version__}: {kind} on {place}, batches at a time: {self._threads}"
+
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs.
+
+        Raises:
+            ArgumentError: CTranslate2 cannot do a job.
+            EngineError: CTranslate2 failed.
+        """
+        given = list(jobs)
+        for job in given:
+            if reason := self.why_not(job):
+                raise ArgumentError(f"{reason}: search with regard")
+        try:
+            begun = [self._begin(job) for job in given]
+            return [
+                [self._found(job, one.result(), before) for one, before in zip(answers, self._given(job), strict=True)]
+                for job, answers in zip(given, begun, strict=True)
+            ]
+        except (RuntimeError, ValueError) as error:
+            raise EngineError(f"CTranslate2 failed: {error}") from None
+
+    def why_not(self, job: SearchJob) -> str | None:
+        """Why CTranslate2 cannot do a job; None if it can."""
+        longest = max(job.max_steps, *map(len, job.sources))
+        reasons = {
+            "has no length reward": bool(job.beam.length_reward),
+            "keeps to no vocabulary": job.vocabulary is not None,
+            "keeps no words whole": job.words is not None,
+            f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
+        }
+        return next((f"CTranslate2 {reason}" for reason, is_so in reasons.items() if is_so), None)
+
+    def _begin(self, job: SearchJob) -> Sequence[Any]:
+        """Let a job begin; its answers come later."""
+        size = job.beam.size
+        answers: Sequence[Any] = self._translator.translate_batch(
+            self._pieces(job.sources), self._prefixes(job) or None, beam_size=size,
+            num_hypotheses=size if job.prefixes else job.beam.num_best,
+            length_penalty=job.beam.length_penalty if size > 1 else 0,
+            max_input_length=0, max_decoding_length=job.max_steps, min_decoding_length=0,
+            return_end_token=True, return_scores=True, asynchronous=True,
+        )  # fmt: skip
+        return answers
+
+    def _given(self, job: SearchJob) -> list[float]:
+        """The log-probability of each sentence's prefix."""
+        if not job.prefixes:
+            return [0.0] * len(job.sources)
+        prefixes = self._prefixes(job)
+        scored = self._translator.score_batch(self._pieces(job.sources), prefixes, max_input_length=0)
+        return [sum(one.log_probs[: len(prefix)]) for one, prefix in zip(scored, prefixes, strict=True)]
+
+    def _found(self, job: SearchJob, answer: Any, before: float) -> list[Hypothesis]:
+        """The hypotheses of a sentence: those that ended, best first, then those that were cut off."""
+        penalty = job.beam.length_penalty if job.beam.size > 1 else 0.0
+        found = []
+        for pieces, score in zip(answer.hypotheses, answer.scores, strict=True):
+            if isfinite(score) and score > IMPOSSIBLE:
+                tokens = [self._numbers[piece] for piece in pieces]
+                found.append(Hypothesis(tokens, score + before / len(tokens) ** penalty))
+        found.sort(key=lambda one: (one.tokens[-1] == job.end_id, one.score), reverse=True)
+        return found[: job.beam.num_best]
+
+    def _pieces(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:
+        """The sources' tokens without their end marks, which CTranslate2 adds."""
+        return [[self._source[number] for number in ids[:-1]] for ids in sources]
+
+    def _prefixes(self, job: SearchJob) -> list[list[str]]:
+        return [[self._target[number] for number in ids] for ids in job.prefixes]
+
+
+class EngineOrOwn:
+    """CTranslate2 for each job that it can do, and regard's own search for the others.
+
+    Args:
+        engine: CTranslate2 with a model.
+        own: regard's own search with the same model.
+        tell: is called once with each reason for which a job went to `own`.
+    """
+
+    longest: int | None = None
+
+    def __init__(
+        self,
+        engine: CTranslate2Engine,
+        own: Callable[[SearchJob], list[list[Hypothesis]]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._engine, self._own, self._tell = engine, own, tell
+        self._told: set[str] = set()
+
+    def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each job's sentences, in the order of the jobs."""
+        given = list(jobs)
+        reasons = [self._engine.why_not(job) for job in given]
+        for reason in dict.fromkeys(reasons):
+            if reason is not None and reason not in self._told:
+                self._told.add(reason)
+                self._tell(reason)
+        found = iter(self._engine.search(job for job, reason in zip(given, reasons, strict=True) if reason is None))
+        return [next(found) if reason is None else self._own(job) for job, reason in zip(given, reasons, strict=True)]
+
+
+@contextmanager
+def searching_by_ctranslate2(
+    translator: Translator,
+    run: Path,
+    *,
+    precision: SearchPrecision,
+    threads: int,
+    or_own: Callable[[str], None] | None = None,
+) -> Iterator[CTranslate2Engine]:
+    """Let CTranslate2 search for a translator that was loaded from `run`, by the export that is kept there.
+
+    Args:
+        translator: a run's; its own model still answers what asks for attention, and losses.
+        run: the run folder.
+        precision: as for `CTranslate2Engine`.
+        threads: as for `CTranslate2Engine`.
+        or_own: if given, regard's own search does what CTranslate2 cannot, and this is called once with each reason.
+
+    Raises:
+        ArgumentError: CTranslate2 cannot express the model, or does not have the device or the precision here; or the
+            model has hooks, adapters or other layers than its configuration.
+        MissingExtraError: ctranslate2 is not installed.
+        RunFolderError: something else is in the place of the export.
+        OSError: the disk is full.
+    """
+    config = transformer_of(run)
+    if reason := _why_not_plain(translator, config):
+        raise ArgumentError(f"CTranslate2 would search with another model than the one that was loaded: {reason}")
+    trained = exported(translator, config)
+
+    def load(folder: Path) -> CTranslate2Engine:
+        return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
+
+    engine = with_kept_export(Export.of_run(trained), run, load)
+    translator.searcher = engine if or_own is None else EngineOrOwn(engine, partial(_own_search, translator), or_own)
+    try:
+        yield engine
+    finally:
+        translator.searcher = None
+
+
+def _own_search(translator: Translator, job: SearchJob) -> list[list[Hypothesis]]:
+    return search(translator.model, job)
+
+
+def _why_not_plain(translator: Translator, config: TransformerConfig) -> str | None:
+    sizes = {
+        "source_vocab_size": len(translator.source_tokenizer),
+        "target_vocab_size": len(translator.target_tokenizer),
+    }
+    with torch.device("meta"):
+        return why_not_plain(translator.model, make_model(config, **sizes))

@@ -1,0 +1,150 @@
+"""A run's own export for CTranslate2, made once and kept in the run folder.
+
+run/ctranslate2/engine.json     what it was made of, and the checksum of each file
+run/ctranslate2/model.bin ...   the files of `to_ctranslate2`, or of `text_to_ctranslate2`
+
+The export is that of a model by its content: the fingerprints of weights and tokenizers, the settings and the versions
+of those that write it, never a date.
+`engine.json` is removed first and written last, so that a process that dies in between leaves an export that the next
+one makes anew.
+"""
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from regard.errors import RunFolderError
+from regard.files.atomic import naming, rename, to_disk
+from regard.files.locks import locked_in_turn
+from regard.files.own_files import refuse_links, refuse_links_in, remove_empty
+from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
+from regard.models.fingerprint import fingerprint
+from regard.tasks.exports.ctranslate2 import library, to_ctranslate2
+from regard.tasks.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
+from regard.tasks.exports.trained import ExportedRun
+from regard.tasks.runs.run_folder import ENGINE, ENGINE_FILES, REPLACEMENT
+from regard.tasks.runs.serialisation import to_plain
+from regard.version import __version__
+
+FORMAT = 2
+"""The version of engine.json, and of how an export is written: other files from the same model need another number."""
+RECORD = ENGINE_FILES[0]
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says of a folder that this process may only read."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A model that can be written for CTranslate2."""
+
+    content: Mapping[str, Any]
+    """All that decides the files, as values that JSON can hold."""
+    write: Callable[[Path], None]
+    """Writes them into a folder."""
+
+    @classmethod
+    def of_run(cls, trained: ExportedRun) -> Self:
+        """The export of a translator."""
+        tokenizers = [one.fingerprint() for one in (trained.source_tokenizer, trained.target_tokenizer)]
+        content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.max_length}
+        return cls(content, partial(to_ctranslate2, trained))
+
+    @classmethod
+    def of_text(cls, trained: ExportedText) -> Self:
+        """The export of a language model."""
+        tokenizers = [trained.tokenizer.fingerprint()]
+        content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.block_length}
+        return cls(content, partial(text_to_ctranslate2, trained))
+
+
+def _content(trained: ExportedRun | ExportedText) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "regard": __version__,
+        "ctranslate2": library().__version__,
+        "model": fingerprint(trained.model),
+        "settings": to_plain(trained.config),
+    }
+
+
+def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
+    """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
+
+    A run folder that cannot be written to keeps no export: it is made in a temporary folder, for this call alone.
+
+    Args:
+        export: the model of the run.
+        run: the run folder.
+        use: reads the export; no other process changes it meanwhile.
+
+    Raises:
+        RunFolderError: there is a link, or a file, in the place of the export.
+        ArgumentError: CTranslate2 cannot express the model.
+        MissingExtraError: ctranslate2 is not installed.
+        OSError: the disk is full; nothing half is left.
+    """
+    folder = run / ENGINE
+    refuse_links(folder)
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file where a run has a folder: move it away")
+    try:
+        folder.mkdir(exist_ok=True)
+        with locked_in_turn(folder):
+            refuse_links_in(folder)
+            if not _is_whole(folder, export.content):
+                _make(export, folder)
+            return use(folder)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        with _elsewhere() as other:
+            export.write(other)
+            return use(other)
+    finally:
+        with suppress(OSError):
+            remove_empty(folder)
+
+
+def _is_whole(folder: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a folder holds an export of this content, to the last bit."""
+    try:
+        record = read_sealed(folder / RECORD)
+        files = record.pop("files")
+        return record == content and all(
+            name in ENGINE_FILES and checksum_of_file(folder / name) == checksum for name, checksum in files.items()
+        )
+    except (RunFolderError, OSError, KeyError, AttributeError):
+        return False
+
+
+def _make(export: Export, folder: Path) -> None:
+    half_done = folder / REPLACEMENT
+    shutil.rmtree(half_done, ignore_errors=True)  # a process was killed here
+    half_done.mkdir()
+    try:
+        with naming(half_done):
+            export.write(half_done)
+        files = {path.name: checksum_of_file(path) for path in sorted(half_done.iterdir())}
+        assert set(files) < set(ENGINE_FILES), files
+        for name in ENGINE_FILES:
+            (folder / name).unlink(missing_ok=True)
+        for name in files:
+            with (half_done / name).open("rb+") as file:  # Windows brings only files that may be written to the disk
+                to_disk(file)
+            rename(half_done / name, folder / name)
+        write_sealed(folder / RECORD, {**export.content, "files": files})
+    finally:
+        shutil.rmtree(half_done, ignore_errors=True)
+
+
+@contextmanager
+def _elsewhere() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

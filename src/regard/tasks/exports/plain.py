@@ -1,0 +1,50 @@
+"""Whether a model is no more than its configuration and its weights, which is all that an export holds."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.tensors.torch_private import has_hooks_of_all, is_bare
+
+
+def why_not_plain(model: nn.Module, made: nn.Module) -> str | None:
+    """Why a model may compute something else than its weights in a model of its configuration; None if it cannot.
+
+    Adapters, parametrisations and subclasses of layers are modules of other types; a changed setting is another value.
+
+    Args:
+        model: the model.
+        made: a model that was just made from the same configuration; its weights may be on the device "meta".
+
+    >>> why_not_plain(nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()))
+    >>> why_not_plain(nn.Sequential(nn.LayerNorm(2, eps=0.1)), nn.Sequential(nn.LayerNorm(2)))
+    'its module 0 has other settings than its configuration: eps'
+    """
+    if has_hooks_of_all():
+        return "there are hooks on all modules"
+    ours, theirs = dict(model.named_modules()), dict(made.named_modules())
+    for name in sorted(ours.keys() ^ theirs.keys()):
+        return f"its module {name} is not as its configuration makes it"
+    for name, module in ours.items():
+        kind, said = type(module), f"its module {name}" if name else "it"
+        if kind is not type(theirs[name]):
+            return f"{said} is a {kind.__name__} where its configuration has a {type(theirs[name]).__name__}"
+        if not is_bare(module, kind, kind.forward):
+            return f"{said} has hooks, or another forward than its class"
+        if changed := _changed(module, theirs[name]):
+            return f"{said} has other settings than its configuration: {', '.join(changed)}"
+    return None
+
+
+def _changed(module: nn.Module, other: nn.Module) -> list[str]:
+    ours, theirs = _settings(module), _settings(other)
+    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The public attributes that are neither weights nor modules."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and not isinstance(value, Tensor)
+    }

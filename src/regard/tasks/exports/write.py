@@ -1,0 +1,47 @@
+"""Write a trained translator in the format of another runtime."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from regard.errors import RunFolderError
+from regard.tasks.exports.ctranslate2 import to_ctranslate2
+from regard.tasks.exports.formats import ExportFormat
+from regard.tasks.exports.huggingface import to_huggingface
+from regard.tasks.exports.onnx import to_onnx
+from regard.tasks.exports.trained import ExportedRun, load_run
+
+WRITERS: dict[ExportFormat, Callable[[ExportedRun, Path], None]] = {
+    "huggingface": to_huggingface,
+    "ctranslate2": to_ctranslate2,
+    "onnx": to_onnx,
+}
+
+
+def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
+    """Write the best model of a translation run, and its tokenizers, for another runtime.
+
+    Args:
+        folder: the folder of the run.
+        to: the name of the format.
+        out: a folder that is empty or does not exist yet.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        RunFolderError: the folder is not a translation run, or `out` is not empty.
+        ArgumentError: the format cannot express the run's model; the message says why.
+        MissingExtraError: the library that writes the format is not installed.
+        OSError: a file cannot be written.
+    """
+    trained = load_run(folder)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunFolderError(f"{out} is not an empty folder; name another (--out)")
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        WRITERS[to](trained, out)
+    except BaseException:
+        if not any(out.iterdir()):
+            out.rmdir()
+        raise
+    return sorted(path for path in out.rglob("*") if path.is_file())

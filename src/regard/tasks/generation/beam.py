@@ -1,0 +1,209 @@
+"""Beam search: the most probable continuations of several hypotheses at once."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Constraint, Progress
+from regard.tasks.generation.protocol import (
+    Decodable,
+    Hypothesis,
+    check_source,
+    first_tokens,
+    log_probabilities,
+    mean_over_heads,
+    worth_leaving,
+)
+from regard.tensors.topk import largest_of_groups
+
+
+@torch.no_grad()
+def beam_search(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    beam: Beam = Beam(),
+    constraints: Sequence[Constraint] = (),
+    alignments: bool = False,
+) -> list[list[Hypothesis]]:
+    r"""The best of the hypotheses that a beam finds, for each source.
+
+    The score is $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$, where $\alpha$ is the length penalty, $\gamma$ the
+    reward of each token, and $|y|$ includes the end mark (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by
+    $((5 + |y|) / 6)^\alpha$ instead; Murray and Chiang 2018, arXiv:1808.10006, give the reward). At each step the
+    `beam.size` best continuations that do not end are continued, and those among the `beam.size` best that end are
+    finished. Let w be the score of the worst of the `beam.num_best` hypotheses that would be returned now. A source is
+    done when no live hypothesis can reach a score above w any more; or, as soon as `beam.size` hypotheses have
+    finished, when no live hypothesis has a score above w at its present length.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        eos_id: the token that ends a target.
+        max_steps: the most tokens of an answer, including the end mark.
+        beam: how many hypotheses are continued and returned, and how their length counts.
+        constraints: the tokens that may be chosen; see `regard.tasks.generation.filters`. Scores stay the model's own.
+        alignments: whether hypotheses have an alignment, which says what their tokens attended to.
+
+    Returns:
+        For each source up to `beam.num_best` different hypotheses, best first. If too few of them ended, hypotheses
+        that were cut off at `max_steps` follow, also best first.
+
+    Raises:
+        ArgumentError: source and lengths do not fit, or `max_steps` is below 1.
+
+    >>> from regard.tasks.generation import greedy
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]]), torch.tensor([3])
+    >>> beam = Beam(num_best=3, length_penalty=0.0)
+    >>> found = beam_search(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, beam=beam)
+    >>> found[0][0].score >= greedy(model, source, lengths, bos_id=1, eos_id=2, max_steps=7)[0].score
+    True
+    """
+    check_source(source, source_lengths, max_steps)
+    held = _Hypotheses(len(source), source.device, beam, eos_id=eos_id, max_steps=max_steps)
+    # At the first step the hypotheses of a source would all be the same: there is one.
+    state, tokens = model.start(source, source_lengths), first_tokens(held.sources, bos_id)
+    written = tokens[:, None][:, :0]
+    for length in range(1, max_steps + 1):
+        logits, alignment, state = model.step(state, tokens)
+        attended = mean_over_heads(alignment) if alignments and alignment is not None else None
+        progress = Progress(held.sources.repeat_interleave(held.live.shape[1]), written)
+        gains = log_probabilities(logits, constraints, progress)
+        tokens, parents = held.advance(gains, length, attended)
+        if not len(tokens) or length == max_steps:
+            break
+        state = model.reorder(state, parents)
+        if constraints:
+            written = torch.cat([written[parents], tokens[:, None]], 1)
+    return held.best()
+
+
+class _Trace(NamedTuple):
+    """One step: the alignment of its N rows, the tokens of the M rows after it, and which of the N these continue."""
+
+    alignment: Float[Tensor, "N S"] | None
+    tokens: Int[Tensor, " M"]
+    parents: Int[Tensor, " M"]
+
+
+class _Hypotheses:
+    """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows, and
+    one before the first step.
+
+    Only the A sources that still run have rows, so the numbers of the rows change from step to step. The trace
+    leads back through them.
+    """
+
+    def __init__(self, count: int, device: torch.device, beam: Beam, *, eos_id: int, max_steps: int) -> None:
+        self.size, self.num_best, self.beam = beam.size, beam.num_best, beam
+        self.eos_id, self.max_steps = eos_id, max_steps
+        self.trace: list[_Trace] = []
+        # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K).
+        self.sources = torch.arange(count, device=device)
+        self.live = torch.zeros((count, 1), device=device)
+        self.has_finished = False
+        # The finished hypotheses (B, K), best first: their score, the step that ended them, and their row at that step.
+        self.score = torch.full((count, beam.size), -torch.inf, device=device)
+        self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
+        self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
+
+    def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Choose among all continuations, and return the tokens of the next rows and the rows that they continue.
+
+        Both are empty when all sources are done.
+        """
+        (running, members), vocab_size = self.live.shape, gains.shape[1]
+        # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
+        scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)
+        first = torch.arange(running, device=index.device)[:, None] * members
+        parents, chosen = first + index // vocab_size, index % vocab_size
+        ends = chosen == self.eos_id
+        if not (self.has_finished or bool(ends.any())):  # this is so at nearly all steps but the last few
+            self.live, chosen, parents = (x[:, : self.size] for x in (scores, chosen, parents))
+            self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+            return self.trace[-1].tokens, self.trace[-1].parents
+        self.has_finished = True
+        self._finish(scores[:, : self.size], parents[:, : self.size], ends[:, : self.size], length)
+        self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
+        chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
+        undecided = self._undecided(length)
+        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # a source that is done does not change
+        keep = undecided.nonzero()[:, 0]
+        if worth_leaving(running, len(keep)):
+            chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
+        self.trace.append(_Trace(alignment, chosen.flatten(), parents.flatten()))
+        return chosen.flatten(), parents.flatten()
+
+    def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
+        """Keep the best K of the finished hypotheses and of the candidates that end now."""
+        new = torch.where(ends, self.beam.score(scores, length), -torch.inf)
+        at = torch.full_like(parents, length)
+        best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
+        self.score = self.score.to(best.dtype).index_copy(0, self.sources, best)
+        for past, now in ((self.ended_at, at), (self.ended_in, parents)):
+            past[self.sources] = torch.cat([past[self.sources], now], 1).gather(1, kept)
+
+    def _undecided(self, length: int) -> Tensor:
+        """Which of the running sources have a live hypothesis that may still be returned; see `beam_search`."""
+        finished, best = self.score[self.sources], self.live[:, 0]
+        is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
+        # Log-probabilities can only fall, the largest divisor is that of the longest hypothesis, and the rewards are
+        # divided to the most at one of the two ends. So no continuation has a score above this.
+        penalty, reward = self.beam.length_penalty, self.beam.length_reward
+        most = max(length ** (1 - penalty), self.max_steps ** (1 - penalty))
+        hope = best / self.max_steps**penalty + reward * most
+        return torch.where(is_full, self.beam.score(best, length), hope) > worst
+
+    def best(self) -> list[list[Hypothesis]]:
+        """The finished hypotheses of each source, best first; if there are too few, live ones follow."""
+        answers: list[list[Hypothesis]] = [[] for _ in self.score]
+        links = [(trace.tokens.tolist(), trace.parents.tolist()) for trace in self.trace]
+        columns = (t[:, : self.num_best].tolist() for t in (self.score, self.ended_at, self.ended_in))
+        for answer, *ended in zip(answers, *columns, strict=True):
+            for score, length, row in zip(*ended, strict=True):
+                if score > -torch.inf:
+                    tokens, path = _walk_back(links[: length - 1], row)
+                    answer.append(Hypothesis([*tokens, self.eos_id], score, self._attended([*path, row])))
+        length = len(self.trace)
+        for at, (source, totals) in enumerate(zip(self.sources.tolist(), self.live.tolist(), strict=True)):
+            for row, total in enumerate(totals, start=at * self.size):
+                if total > -torch.inf and len(answers[source]) < self.num_best:
+                    tokens, path = _walk_back(links, row)
+                    answers[source].append(Hypothesis(tokens, self.beam.score(total, length), self._attended(path)))
+        return answers
+
+    def _attended(self, path: list[int]) -> Tensor | None:
+        """The alignments of the rows of a path, step by step."""
+        steps = zip(self.trace, path, strict=False)
+        attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
+        return torch.stack(attended) if attended else None
+
+
+def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
+    """So many candidates, where there are fewer: what is added is impossible."""
+    missing = count - scores.shape[1]
+    if not missing:
+        return scores, index
+    return nn.functional.pad(scores, (0, missing), value=-torch.inf), nn.functional.pad(index, (0, missing))
+
+
+def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
+    """The tokens that led to a row, and for each token the row to which it was added."""
+    tokens, path = [], []
+    for chosen, parents in reversed(links):
+        tokens.append(chosen[row])
+        row = parents[row]
+        path.append(row)
+    return tokens[::-1], path[::-1]

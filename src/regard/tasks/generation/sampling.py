@@ -1,0 +1,143 @@
+"""Sampling: at each step a token is drawn at random."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import NonFiniteError
+from regard.tasks.generation.filters import Constraint, Filter, Progress, constrain
+from regard.tasks.generation.protocol import Decodable, Hypothesis, check_source, precise
+from regard.tasks.generation.steps import steps
+
+
+class Sampled(NamedTuple):
+    """One step of sampling, for the N texts that have not ended before it."""
+
+    rows: Int[Tensor, " N"]
+    """Which of the texts these are."""
+    tokens: Int[Tensor, " N"]
+    gains: Float[Tensor, " N"]
+    """The model's own log-probability of each token."""
+
+
+def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator | None = None) -> Int[Tensor, "N 1"]:
+    """Draw one token for each row, by one random number for each.
+
+    It is the first token at which the sum of the probabilities is above the number. (`torch.multinomial` draws a number
+    for each token of the vocabulary, which takes longer than a step of a small model.)
+
+    Raises:
+        NonFiniteError: probabilities are NaN, or all are 0.
+
+    >>> draw_tokens(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    tensor([[1],
+            [2]])
+    """
+    # The sums of a large vocabulary need more digits than float32 has; Apple's GPUs have no float64.
+    dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
+    sums = probabilities.cumsum(-1, dtype=dtype)
+    totals = sums[:, -1:]
+    if not bool((totals > 0).all()):
+        raise NonFiniteError(f"a token is drawn from probabilities whose sum is above 0, got sums of {totals[:, 0]}")
+    below = torch.rand(totals.shape, dtype=dtype, device=sums.device, generator=generator)
+    # Random numbers are at most 1 - 2^-53 (in float32 2^-24), and no product with that is rounded up to the total.
+    return torch.searchsorted(sums, below * totals, right=True)
+
+
+@torch.no_grad()
+def sample_steps(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Sampled]:
+    """Do the same as `sample`, but yield each token as soon as it is drawn. The caller may stop at any step.
+
+    >>> from regard.models import DecoderOnly, DecoderOnlyConfig
+    >>> model = DecoderOnly(DecoderOnlyConfig(dim=8, num_heads=2), vocab_size=9).eval()
+    >>> text = torch.tensor([[4, 5]])
+    >>> steps = sample_steps(model, text[:, :-1], torch.tensor([1]), bos_id=text[:, -1], eos_id=2, max_steps=3)
+    >>> 1 <= len([int(step.tokens[0]) for step in steps]) <= 3
+    True
+    """
+
+    def draw(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
+        logits = precise(logits)
+        changed = constrain(logits, constraints, progress)
+        for change in filters:
+            changed = change(changed, progress)
+        tokens = draw_tokens(changed.softmax(-1), generator)
+        return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]
+
+    check_source(source, source_lengths, max_steps)
+    state = model.start(source, source_lengths)
+    # A text that has ended is removed at once, so that no random numbers are drawn for it.
+    for step in steps(
+        model, state, source, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
+        is_worth_leaving=lambda running, left: left < running, before=before,
+    ):  # fmt: skip
+        yield Sampled(step.rows, step.tokens, step.gains)
+
+
+def sample(
+    model: Decodable,
+    source: Int[Tensor, "B S"],
+    source_lengths: Int[Tensor, " B"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    filters: Sequence[Filter] = (),
+    constraints: Sequence[Constraint] = (),
+    before: Int[Tensor, "B P"] | None = None,
+    generator: torch.Generator | None = None,
+) -> list[Hypothesis]:
+    """Draw tokens from the model's distribution, as changed by the filters, until the end mark or `max_steps`.
+
+    Args:
+        model: in evaluation mode.
+        source: token ids of B sources, padded with anything; repeat a source to get several samples.
+        source_lengths: how many token ids of each source are real.
+        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        eos_id: the token that ends a target.
+        max_steps: the most tokens of an answer, including the end mark.
+        filters: applied to the logits in this order; see `regard.tasks.generation.filters`.
+        constraints: the tokens that may be chosen; they are applied before the filters.
+        before: the prompts of a language model, for filters that look at the whole text.
+        generator: the generator of the random numbers; None for that of torch.
+
+    Returns:
+        One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before
+        constraints and filters.
+
+    Raises:
+        ArgumentError: source and lengths do not fit, or max_steps is below 1.
+
+    >>> from regard.tasks.generation.filters import (Temperature, TopP)
+    >>> from regard.models import RNNConfig, RNNSeq2Seq
+    >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
+    >>> source, lengths = torch.tensor([[4, 5, 2]] * 3), torch.tensor([3] * 3)
+    >>> found = sample(model, source, lengths, bos_id=1, eos_id=2, max_steps=7, filters=[Temperature(0.7), TopP(0.9)])
+    >>> [1 <= len(one.tokens) <= 7 for one in found]
+    [True, True, True]
+    """
+    tokens: list[list[int]] = [[] for _ in source]
+    scores = [0.0] * len(source)
+    for step in sample_steps(
+        model, source, source_lengths, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps,
+        filters=filters, constraints=constraints, before=before, generator=generator,
+    ):  # fmt: skip
+        for row, token, gain in zip(step.rows.tolist(), step.tokens.tolist(), step.gains.tolist(), strict=True):
+            tokens[row].append(token)
+            scores[row] += gain
+    return [Hypothesis(written, score) for written, score in zip(tokens, scores, strict=True)]

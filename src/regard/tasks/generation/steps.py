@@ -1,0 +1,75 @@
+"""The loop that greedy search and sampling share: one token for each text, step after step, until all have ended."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.tasks.generation.filters import Progress
+from regard.tasks.generation.protocol import Decodable, first_tokens
+
+Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
+"""Chooses a token for each of N texts from logits (N, V), and returns it with the model's own log-probability."""
+
+
+class TextStep(NamedTuple):
+    """One step of N texts."""
+
+    rows: Int[Tensor, " N"]
+    """Which of the texts these are."""
+    tokens: Int[Tensor, " N"]
+    gains: Float[Tensor, " N"]
+    """The model's own log-probability of each token."""
+    ended: Bool[Tensor, " N"]
+    """Which texts had ended before this step; their tokens mean nothing."""
+    alignment: Any
+    """The attention of the model, as `Decodable.step` returns it."""
+
+
+def steps(
+    model: Decodable,
+    state: Any,
+    source: Int[Tensor, "B S"],
+    *,
+    bos_id: int | Int[Tensor, " B"],
+    eos_id: int,
+    max_steps: int,
+    choose: Choose,
+    is_worth_leaving: Callable[[int, int], bool],
+    before: Int[Tensor, "B P"] | None = None,
+) -> Iterator[TextStep]:
+    """The steps until every text has its end mark, at most `max_steps`. The caller may stop before that.
+
+    The caller must turn gradients off by `torch.no_grad`.
+
+    Args:
+        model: in evaluation mode.
+        state: what `model.start` returned for B sources.
+        source: these sources.
+        bos_id: the token with which every text begins, or one token for each text.
+        eos_id: the token that ends a text.
+        max_steps: the most tokens of a text, including the end mark.
+        choose: chooses the next tokens.
+        is_worth_leaving: decides whether ended texts are removed from the batch, from the number of texts in the
+            batch and the number of those that have not ended. To remove texts copies the state of the others.
+        before: the text before the new tokens, for `choose`.
+    """
+    rows = torch.arange(len(source), device=source.device)
+    tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)
+    written = tokens.new_empty((rows.shape[0], max_steps))  # (len() of a tensor takes microseconds.)
+    for length in range(max_steps):
+        logits, alignment, state = model.step(state, tokens)
+        progress = Progress(rows, written[:, :length], None if before is None else before[rows])
+        tokens, gains = choose(logits, progress)
+        yield TextStep(rows, tokens, gains, ended, alignment)
+        written[:, length] = tokens
+        ended = ended | (tokens == eos_id)
+        left = rows.shape[0] - int(ended.sum())
+        if not left:
+            return
+        if is_worth_leaving(rows.shape[0], left):
+            running = (~ended).nonzero()[:, 0]
+            state = model.reorder(state, running)
+            rows, tokens, ended, written = (x[running] for x in (rows, tokens, ended, written))

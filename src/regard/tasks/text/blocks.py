@@ -1,0 +1,255 @@
+"""Blocks of running text for language models, in an order that can be resumed and divided among ranks."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.tasks.text.sections import Integers, sections
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK
+
+BEGIN_ONE_IN = 16
+"""Among the blocks that begin inside a document, one in this many has BOS in place of its first token.
+
+The model thus learns to begin anywhere: a text that it writes need not begin as a document of the corpus does.
+"""
+
+MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
+"""BERT masks 15 % of the tokens. Of these, 80 % become the mask, 10 % another token, and 10 % stay unchanged."""
+
+
+class TextBatch(NamedTuple):
+    """B rows of running text as tensors of int64."""
+
+    tokens: Tensor
+    """(B, T), padded at the end."""
+    targets: Tensor
+    """(B, T): the token to be predicted at each position; PAD where nothing is predicted."""
+    lengths: Tensor
+    """(B,): the number of tokens in each row."""
+
+    @property
+    def predicted(self) -> int:
+        """The number of positions at which a token is predicted."""
+        return int((self.targets != PAD).sum())
+
+
+class TextWindow(NamedTuple):
+    """A stretch of text and the tokens to be predicted in it, as arrays of the same length."""
+
+    tokens: Integers
+    targets: Integers
+
+
+class TextBlocks(NamedTuple):
+    """B stretches of text, and a random number for each. The number depends on the text and the epoch alone."""
+
+    tokens: npt.NDArray[np.int64]
+    """(B, T)."""
+    seeds: npt.NDArray[np.int64]
+    """(B,), from 0 to 2**32 - 1."""
+
+
+class BlockPlan:
+    """Blocks of `length + overlap` tokens, cut anew and shuffled in every epoch, with a share for each rank.
+
+    An epoch starts to cut the text at a random position, so that no token always stands at the end of a block. The
+    text that is left over at both ends is not used in that epoch, and neither is a last batch that is not full. If
+    there are more than a million blocks, they are shuffled in sections (`regard.tasks.text.sections`), each with its
+    own last batch.
+
+    Args:
+        tokens: the whole text.
+        length: the number of tokens after which a new block begins.
+        overlap: the number of tokens of the next block that a block also has.
+        batch_tokens: the number of tokens in a batch, of all ranks together.
+        seed: decides cutting and shuffling, together with the epoch.
+        rank: the share of every batch to return.
+        world_size: the number of shares.
+
+    Raises:
+        ArgumentError: the text is shorter than a block, or a batch has fewer blocks than there are ranks.
+
+    >>> plan = BlockPlan(np.arange(100), length=10, overlap=1, batch_tokens=30, seed=0)
+    >>> [blocks.tokens.shape for blocks in plan.epoch(0, 0)]
+    [(3, 11), (3, 11), (3, 11)]
+    """
+
+    def __init__(
+        self,
+        tokens: Integers,
+        *,
+        length: int,
+        overlap: int,
+        batch_tokens: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if len(tokens) < length + overlap:
+            raise ArgumentError(
+                f"the text has {len(tokens)} tokens, and a block needs {length + overlap}: give more text or lower "
+                "--block-length"
+            )
+        self.tokens, self.length, self.overlap = tokens, length, overlap
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.rows = min(max(batch_tokens // length, 1), (len(tokens) - overlap) // length)
+        if not 0 <= rank < world_size or self.rows < world_size:
+            raise ArgumentError(
+                f"expected rank {rank} to be one of {world_size} and each to get a block of every batch, but a batch "
+                f"has {self.rows}: raise --batch-tokens or start fewer ranks"
+            )
+
+    def epoch(self, epoch: int, start: int) -> Iterator[TextBlocks]:
+        """The blocks of this rank in each batch, beginning with the batch at index `start`."""
+        generator, phase, count = self._cut(epoch)
+        for number, blocks in enumerate(sections(count, seed=self.seed, epoch=epoch)):
+            batches = len(blocks) // self.rows
+            if start < batches:
+                drawing = np.random.default_rng([self.seed, epoch, number]) if number else generator
+                yield from self._of_section(phase + self.length * blocks, start, drawing)
+            start = max(start - batches, 0)
+
+    def count(self) -> int:
+        """The batches of the first epoch."""
+        _, _, count = self._cut(0)
+        return sum(len(blocks) // self.rows for blocks in sections(count, seed=self.seed, epoch=0))
+
+    def _cut(self, epoch: int) -> tuple[np.random.Generator, int, int]:
+        """What draws the numbers of an epoch, the position of its first block, and the number of its blocks."""
+        generator = np.random.default_rng([self.seed, epoch])
+        spare = len(self.tokens) - self.overlap - self.rows * self.length
+        phase = int(generator.integers(min(self.length, spare + 1)))
+        return generator, phase, (len(self.tokens) - self.overlap - phase) // self.length
+
+    def _of_section(
+        self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
+    ) -> Iterator[TextBlocks]:
+        """This rank's share of the blocks that begin at these places, shuffled."""
+        order = generator.permutation(begins)
+        seeds = generator.integers(2**32, size=len(begins))
+        for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):
+            mine = slice(at + self.rank, at + self.rows, self.world_size)
+            tokens = [self.tokens[begin : begin + self.length + self.overlap] for begin in order[mine]]
+            yield TextBlocks(np.stack(tokens).astype(np.int64), seeds[mine])
+
+
+def next_tokens(blocks: TextBlocks) -> TextBatch:
+    """All tokens but the last as input, and the token after each of them as target; one block in sixteen gets BOS.
+
+    >>> blocks = TextBlocks(np.array([[5, 6, 7], [8, 9, 4]]), seeds=np.array([1, 32]))
+    >>> next_tokens(blocks).tokens.tolist(), next_tokens(blocks).targets.tolist()
+    ([[5, 6], [1, 9]], [[6, 7], [9, 4]])
+    """
+    tokens = blocks.tokens[:, :-1].copy()
+    tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
+    return _batch(tokens, blocks.tokens[:, 1:])
+
+
+def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
+    """Rows in which some tokens are masked and have to be predicted.
+
+    15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of
+    the vocabulary, and 10 % stay unchanged, so that the model has to know each token whether it sees the mask or not.
+
+    Args:
+        blocks: the text to be masked.
+        vocab_size: of the tokenizer, without the mask token.
+        mask_id: the id of the mask token.
+
+    Source: Devlin et al. 2018 (arXiv:1810.04805), section 3.1, task 1.
+    """
+    rows = [_masked(*row, vocab_size=vocab_size, mask_id=mask_id) for row in zip(*blocks, strict=True)]
+    return _batch(np.stack([row.tokens for row in rows]), np.stack([row.targets for row in rows]))
+
+
+def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
+    """Consecutive windows of at most `length` tokens, masked as in training, but always in the same places."""
+    for begin in range(0, len(tokens), length):
+        row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+        yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
+
+
+def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
+    """One window for each token (or each `every`-th token): only this token is masked in its window.
+
+    >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
+    [[1, 9, 6, 2], [1, 5, 9, 2]]
+    """
+    for place in range(0, len(tokens), every):
+        if tokens[place] > EOS:
+            begin = place - place % length
+            row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+            targets = np.full_like(row, PAD)
+            targets[place - begin], row[place - begin] = row[place - begin], mask_id
+            yield TextWindow(row, targets)
+
+
+def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextWindow:
+    generator, tokens, may = np.random.default_rng(seed), row.copy(), row > EOS
+    drawn = np.where(may, generator.random(len(row)), np.inf)
+    chosen = (drawn < MASKED_SHARE) | ((drawn == drawn.min()) & may)
+    fate, others = generator.random(len(row)), generator.integers(UNK + 1, vocab_size, len(row))
+    tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
+    another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
+    tokens[another] = others[another]
+    return TextWindow(tokens, np.where(chosen, row, PAD))
+
+
+def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[TextWindow]:
+    """Windows of at most `length` tokens in which every token but the first is predicted exactly once.
+
+    A window begins `stride` tokens after the last one, and predicts the tokens that the last one did not predict.
+    The smaller the stride, the more text stands before each predicted token.
+
+    Raises:
+        ArgumentError: the stride is not in 1..length.
+
+    >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
+    [[5, 6, 7, 8], [0, 0, 9]]
+    """
+    if not 1 <= stride <= length:
+        raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")
+    done = 1
+    for begin in range(0, len(tokens), stride):
+        end = min(begin + length, len(tokens) - 1)
+        if end < done:
+            return
+        targets = np.asarray(tokens[begin + 1 : end + 1]).astype(np.int64)
+        targets[: done - begin - 1] = PAD
+        yield TextWindow(np.asarray(tokens[begin:end]).astype(np.int64), targets)
+        done = end + 1
+
+
+def window_batches(windows: Iterable[TextWindow], *, places: int) -> Iterator[TextBatch]:
+    """Windows in their order, padded at the end; as many in one batch as `places` allows, but at least one."""
+    iterator = iter(windows)
+    rows: list[TextWindow] = []
+    for window in iterator:
+        longest = max([len(window.tokens), *(len(row.tokens) for row in rows)])
+        if rows and (len(rows) + 1) * longest > places:
+            yield _padded(rows)
+            rows = []
+        rows.append(window)
+    if rows:
+        yield _padded(rows)
+
+
+def _padded(rows: list[TextWindow]) -> TextBatch:
+    width = max(len(row.tokens) for row in rows)
+    tokens, targets = (np.full((len(rows), width), PAD, np.int64) for _ in range(2))
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.tokens)], targets[place, : len(row.targets)] = row
+    batch = _batch(tokens, targets)
+    return batch._replace(lengths=torch.tensor([len(row.tokens) for row in rows]))
+
+
+def _batch(tokens: Integers, targets: Integers) -> TextBatch:
+    # The place where a document begins follows from the end of the last document, so there is nothing to learn.
+    targets = np.where(targets == BOS, PAD, targets)
+    lengths = torch.full((len(tokens),), tokens.shape[1])
+    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets), lengths)

@@ -1,0 +1,197 @@
+"""Tokenised pairs in a memory-mapped file, so that a corpus may be larger than the memory.
+
+The file holds the tokens of source 0, target 0, source 1, target 1, ... in a row; then the positions at which each of
+these begins; then a footer in JSON that says how to read them; then the footer's length and a signature.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.files.atomic import replacing
+from regard.files.mapped import ADVICE, item_bytes, write_footer
+from regard.tasks.text.lines import StrPath
+from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
+from regard.tasks.text.tokenizers import Tokenizer
+
+T = TypeVar("T")
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+"""The tokens of one sentence."""
+TokenCounts = npt.NDArray[np.int32]
+"""The number of tokens of each sentence."""
+
+CHUNK_PAIRS = 4096
+"""Pairs that are tokenised and written at a time: few enough to fit in memory, enough for the tokenizer's threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairFooter:
+    """The description of a file of pairs."""
+
+    dtype: str
+    tokens_bytes: int
+    pairs: int
+    fingerprints: list[str]
+
+    @property
+    def numbers_bytes(self) -> int:
+        """The bytes of the tokens, and of the positions at which the sentences begin."""
+        if self.tokens_bytes % item_bytes(self.dtype):
+            raise ValueError(f"{self.tokens_bytes} bytes are no whole number of tokens")
+        return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
+
+
+class TokenStore(TokenFile[PairFooter]):
+    """Tokenised pairs in a file. Reading pair i loads only the pages of memory that hold it.
+
+    >>> from regard.tasks.text.tokenizers import Characters
+    >>> tokenizer = Characters().train(["abc"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "pairs.tokens")
+    ...     store = TokenStore.build(path, [("ab", "c"), ("a", "bcb")], tokenizer, tokenizer)
+    ...     print(len(store), store.target(1), store.source_lengths)
+    2 [5 6 5] [2 1]
+    """
+
+    footer_type = PairFooter
+
+    def __init__(self, path: StrPath) -> None:
+        super().__init__(path)
+        tokens_bytes, starts_bytes = self.footer.tokens_bytes, 8 * (2 * self.footer.pairs + 1)
+        starts_at = _aligned(tokens_bytes)
+        self._tokens = self.raw[:tokens_bytes].view(self.footer.dtype)
+        self._starts = self.raw[starts_at : starts_at + starts_bytes].view(np.int64)
+
+    def __len__(self) -> int:
+        return self.footer.pairs
+
+    def __repr__(self) -> str:
+        return f"TokenStore({str(self.path)!r}, {len(self):,} pairs, {len(self._tokens):,} tokens)"
+
+    @property
+    def source_lengths(self) -> TokenCounts:
+        """The number of tokens of each source, without special tokens; shape (pairs,), computed at each call."""
+        return self.lengths(slice(None))[0]
+
+    @property
+    def target_lengths(self) -> TokenCounts:
+        """The number of tokens of each target, without special tokens; shape (pairs,), computed at each call."""
+        return self.lengths(slice(None))[1]
+
+    def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
+        """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each.
+
+        Raises:
+            RunFolderError: the file is damaged, and says that a sentence ends before it begins.
+        """
+        begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
+        begin, middle, end = begins[rows], middles[rows], ends[rows]
+        self._check_order(begin, middle, end)
+        return (middle - begin).astype(np.int32), (end - middle).astype(np.int32)
+
+    def source(self, index: int) -> Tokens:
+        """The tokens of a source, shape (source_lengths[index],), read-only."""
+        return self._piece(2 * self._checked(index))
+
+    def target(self, index: int) -> Tokens:
+        """The tokens of a target, shape (target_lengths[index],), read-only."""
+        return self._piece(2 * self._checked(index) + 1)
+
+    @classmethod
+    def build(
+        cls,
+        path: StrPath,
+        pairs: Iterable[tuple[str, str]],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+    ) -> "TokenStore":
+        """Tokenise pairs into a file, chunk by chunk, and open it. An older file of that name is replaced.
+
+        Raises:
+            DataError: a pair cannot be read.
+            OSError: the file cannot be written; an older one stays as it was.
+        """
+        tokenizers = source_tokenizer, target_tokenizer
+
+        def encoded() -> Iterator[tuple[list[int], list[int]]]:
+            for chunk in chunks(pairs, CHUNK_PAIRS):
+                yield from zip(
+                    source_tokenizer.encode_batch(source for source, _ in chunk),
+                    target_tokenizer.encode_batch(target for _, target in chunk),
+                    strict=True,
+                )
+
+        return cls.of_numbers(path, encoded(), *tokenizers, count=max(map(len, tokenizers)))
+
+    @classmethod
+    def of_numbers(
+        cls,
+        path: StrPath,
+        pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        *,
+        count: int,
+    ) -> "TokenStore":
+        """Write pairs of lists of numbers below `count` to a file, and open it. Such are tokens, or places of tokens.
+
+        Raises:
+            OSError: the file cannot be written; an older one stays as it was.
+        """
+        dtype = dtype_below(count)
+        with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
+            ends = np.zeros(1, np.int64)
+            starts.write(ends.tobytes())
+            for chunk in chunks(pairs, CHUNK_PAIRS):
+                pieces = [numbers for pair in chunk for numbers in pair]
+                file.write(np.fromiter(chain.from_iterable(pieces), dtype).tobytes())
+                ends = ends[-1] + np.cumsum([len(numbers) for numbers in pieces], dtype=np.int64)
+                starts.write(ends.tobytes())
+            _finish(file, starts, dtype.str, fingerprints(source_tokenizer, target_tokenizer))
+        return cls(path)
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"expected the number of a pair from 0 to {len(self) - 1}, got {index}")
+        return index
+
+    def _piece(self, number: int) -> Tokens:
+        self._check_order(*self._starts[number : number + 2])
+        piece: Tokens = self._tokens[self._starts[number] : self._starts[number + 1]]
+        return piece
+
+    def _check_order(self, *places: Any) -> None:
+        """Check that places in the text come one after the other, and that the text has them."""
+        ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
+        if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
+            raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Items in lists of a size; the last may be shorter."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _aligned(size_bytes: int) -> int:
+    """A size, rounded up to a multiple of 8, so that numbers of 8 bytes can follow."""
+    return -(-size_bytes // 8) * 8
+
+
+def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, made_with: list[str]) -> None:
+    """Write what follows the tokens: padding, the positions at which the sentences begin, the footer."""
+    tokens_bytes = file.tell()
+    pairs = (starts.tell() // 8 - 1) // 2
+    file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))
+    starts.seek(0)
+    shutil.copyfileobj(starts, file)
+    write_footer(file, PairFooter(dtype, tokens_bytes, pairs, made_with))

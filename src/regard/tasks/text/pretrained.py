@@ -1,0 +1,248 @@
+"""Tokenizers of models from elsewhere: Marian's SentencePiece files, or a tokenizer.json."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.errors import MissingExtraError, RunFolderError
+from regard.files.untrusted import parse_json
+from regard.tasks.text.codec import Codec, Marks
+from regard.tasks.text.labels import Label, byte_level_labels, byte_string, printed
+from regard.tasks.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case
+from regard.tasks.text.tokenizers import REPLACEMENT, is_byte_level
+from regard.tasks.text.unicode import normalise
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that SentencePiece writes for a space."""
+UNKNOWN = "<unk>"
+MOST_IDS = 2**31
+"""How many ids a vocabulary may have."""
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A byte, as a vocabulary with byte fallback writes it."""
+
+
+class SentencePieces:
+    """Marian's tokenizer: a SentencePiece model cuts the text, and a separate vocabulary numbers the pieces.
+
+    A language code such as `>>fra<<` at the beginning of a text stays one token.
+
+    Args:
+        model: a .spm file.
+        vocabulary: a JSON object from piece to id.
+        marks: the special tokens around a text.
+
+    Raises:
+        RunFolderError: a file cannot be read, or the vocabulary has no unknown token.
+        MissingExtraError: sentencepiece is not installed.
+    """
+
+    def __init__(self, model: Path, vocabulary: Path, marks: Marks) -> None:
+        self.marks = marks
+        self._pieces = _load_pieces(model)
+        self._ids = _read_vocabulary(vocabulary)
+        self._names = {number: piece for piece, number in self._ids.items()}
+
+    def __len__(self) -> int:
+        return max(self._names) + 1
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, which is brought to NFC first. No special token is added."""
+        return [self._encode(normalise(text)) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        unknown = self._ids[UNKNOWN]
+        return [self._ids.get(piece, unknown) for piece in self._cut(text)]
+
+    def _cut(self, text: str) -> list[str]:
+        code, text = _language_code(text)
+        return [*code, *self._pieces.encode(text, out_type=str)]
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token for pieces that the vocabulary lacks."""
+        return self._ids[UNKNOWN]
+
+    @property
+    def lowercases(self) -> bool:
+        """False: the pieces of these models have both cases."""
+        return False
+
+    def surfaces(self, text: str) -> list[str]:
+        """The piece of text that each token stands for. A piece that begins a word has a space before it."""
+        return [piece.replace(SPACE, " ") for piece in self._cut(normalise(text))]
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+        """The text of ids without special tokens. An unknown token is U+FFFD, or the text that `unknown` has for it."""
+        words = iter(unknown)
+        pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
+        text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
+        return text.replace(SPACE, " ").strip()
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """One label for each token, without the spaces around it."""
+        return [Label(_piece_label(self._names.get(i, UNKNOWN)), (n, n)) for n, i in enumerate(ids)]
+
+
+class TokenizerFile:
+    """A tokenizer.json, with the tokens that its template puts before a text. The batch adds the end token.
+
+    Args:
+        path: the file.
+        marks: the special tokens around a text.
+
+    Raises:
+        RunFolderError: the file cannot be read, or is not a tokenizer.
+        MissingExtraError: tokenizers is not installed.
+    """
+
+    def __init__(self, path: Path, marks: Marks) -> None:
+        self.marks = marks
+        try:
+            self._backend = read_tokenizer(path.read_text(encoding="utf-8"))
+        except MissingExtraError:
+            raise
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{path} is not a tokenizer that can be read ({error})") from None
+        self._byte_level = is_byte_level(self._backend)
+
+    def __len__(self) -> int:
+        return max(self._backend.get_vocab().values()) + 1
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, which is brought to NFC first, without the end token."""
+        batch = [normalise(text) for text in texts]
+        with encoding():
+            encoded = self._backend.encode_batch(batch)
+        # If there are only special tokens, the text is empty, and the result must be empty too.
+        return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token for text that the vocabulary lacks; None if it writes any text, if necessary byte by byte."""
+        if self._byte_level:
+            return None
+        model = parse_json(self._backend.to_str())["model"]
+        if model.get("byte_fallback"):
+            return None
+        name = model.get("unk_token")
+        return model.get("unk_id") if name is None else self._backend.token_to_id(name)
+
+    @property
+    def lowercases(self) -> bool:
+        """Whether all text is read in lower case, so that decoded text is in lower case too."""
+        return reads_lower_case(self._backend)
+
+    def surfaces(self, text: str) -> list[str]:
+        """The stretch of the text that each token stands for; empty for tokens that the template adds.
+
+        If stretches overlap (a token for the beginning of a word includes the word's first letter), the later token
+        gets the whole overlap.
+        """
+        text, found, next_first = normalise(text), [], len(text)
+        with encoding():
+            encoded = self._backend.encode(text)
+        for first, end in reversed(encoded.offsets):
+            found.append(text[first : min(end, max(first, next_first))])
+            next_first = first if end > first else next_first
+        return found[::-1]
+
+    def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
+        """The text of ids without the tokenizer's special tokens. `unknown` replaces its unknown tokens."""
+        kept = [i for i in ids if i not in self.marks]
+        if not unknown:
+            return str(self._backend.decode(kept, skip_special_tokens=True)).strip()
+        unknown_id, special, words = self.unknown_id, self._special_ids(), iter(unknown)
+        pieces = [
+            next(words, REPLACEMENT) if i == unknown_id else self._backend.id_to_token(i)
+            for i in kept
+            if i == unknown_id or i not in special
+        ]
+        return str(self._backend.decoder.decode(pieces) if self._backend.decoder else " ".join(pieces)).strip()
+
+    def _special_ids(self) -> set[int]:
+        return {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+
+    def bytes_of(self, token: int) -> bytes:
+        """The UTF-8 bytes that a token adds to a text, perhaps only a part of a character; none for a special token."""
+        piece = self._backend.id_to_token(token) or ""
+        added = self._backend.get_added_tokens_decoder().get(token)
+        if token in self.marks or (added is not None and added.special):
+            return b""
+        if self._byte_level and added is None:
+            return byte_string(piece)
+        if _BYTE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(SPACE, " ").encode()
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """One label for each token. Byte-level pieces that share a character get one label."""
+        pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
+        if not self._byte_level:
+            return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
+        special = self._special_ids()
+        return byte_level_labels(pieces, [i in special or i in self.marks for i in ids])
+
+
+def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
+    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files.
+
+    Raises:
+        RunFolderError: the folder has neither, or a file cannot be read.
+        MissingExtraError: the library that reads them is not installed.
+    """
+    one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
+    if one.is_file():
+        return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)
+    if (folder / "source.spm").is_file():
+        separate = folder / "target_vocab.json"
+        vocabularies = folder / "vocab.json", separate if separate.is_file() else folder / "vocab.json"
+        return (
+            SentencePieces(folder / "source.spm", vocabularies[0], source),
+            SentencePieces(folder / "target.spm", vocabularies[1], target),
+        )
+    raise RunFolderError(
+        f"{folder} has no tokenizer that regard reads: expected tokenizer.json, "
+        "or source.spm, target.spm and vocab.json"
+    )
+
+
+def _load_pieces(model: Path) -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MissingExtraError("sentencepiece", extra="convert") from None
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=str(model))
+    except (OSError, RuntimeError) as error:
+        raise RunFolderError(f"{model} is not a SentencePiece model that can be read ({error})") from None
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    try:
+        ids = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} is not a vocabulary that can be read ({error})") from None
+    if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < MOST_IDS for number in ids.values()):
+        raise RunFolderError(f"{path} is not a vocabulary: expected an object of pieces and their ids, 0 to 2^31 - 1")
+    if UNKNOWN not in ids:
+        raise RunFolderError(f"{path} has no {UNKNOWN}, which pieces outside the vocabulary need")
+    return ids
+
+
+def _language_code(text: str) -> tuple[list[str], str]:
+    """The language code >>...<< at the beginning of a text, and the rest of the text.
+
+    >>> _language_code(">>fra<< a rose"), _language_code("a rose")
+    ((['>>fra<<'], ' a rose'), ([], 'a rose'))
+    """
+    end = text.find("<<")
+    return ([text[: end + 2]], text[end + 2 :]) if text.startswith(">>") and end != -1 else ([], text)
+
+
+def _without_end(ids: list[int], end_id: int) -> list[int]:
+    return ids[:-1] if ids and ids[-1] == end_id else ids
+
+
+def _piece_label(piece: str) -> str:
+    return printed(piece.replace(SPACE, " "))

@@ -1,0 +1,216 @@
+"""Running text: documents as one row of tokens in a memory-mapped file, and text that is made token by token."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from regard.errors import ArgumentError
+from regard.files.atomic import replacing
+from regard.files.mapped import item_bytes, write_footer
+from regard.tasks.text.labels import Label
+from regard.tasks.text.lines import StrPath
+from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
+from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
+
+DocumentUnit = Literal["file", "paragraphs", "lines"]
+"""What counts as one document: the whole file, the text between blank lines, or each line."""
+
+CHUNK_PIECES = 4096
+"""Pieces that are tokenised and written at a time: few enough for the memory, enough for the tokenizer's threads."""
+
+
+class TextPiece(NamedTuple):
+    """A line of a document."""
+
+    text: str
+    """The line with its line feed; without it if each line is a document."""
+    begins: bool
+    """Whether a document begins with this line."""
+
+
+def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
+    r"""The pieces of documents, from lines without their line feeds.
+
+    Raises:
+        ArgumentError: there is no such kind of document.
+
+    >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
+    [('a\n', True), ('b\n', True), ('c\n', False)]
+    """
+    if documents not in get_args(DocumentUnit):
+        raise ArgumentError(f"documents must be one of {', '.join(get_args(DocumentUnit))}, got {documents!r}")
+    begins = True
+    for line in lines:
+        if documents == "file" or line.strip():
+            yield TextPiece(line if documents == "lines" else line + "\n", begins)
+            begins = documents == "lines"
+        else:
+            begins = True
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed."""
+    *lines, last = text.split("\n")
+    return list(chain.from_iterable(tokenizer.encode_batch([*(line + "\n" for line in lines), last])))
+
+
+@dataclass(frozen=True, slots=True)
+class TextFooter:
+    """The description of a file of running text."""
+
+    dtype: str
+    tokens: int
+    text_bytes: int
+    documents: int
+    unknown: int
+    is_whole: bool
+    fingerprints: list[str]
+
+    @property
+    def numbers_bytes(self) -> int:
+        """The bytes of the tokens."""
+        return self.tokens * item_bytes(self.dtype)
+
+
+class TextStore(TokenFile[TextFooter]):
+    """The tokens of documents in a row: BOS, document, EOS, BOS, document, EOS, ...; only pages in use are loaded.
+
+    If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
+
+    >>> import tempfile
+    >>> from regard.tasks.text.tokenizers import Characters
+    >>> tokenizer = Characters().train(["abc"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
+    ...     print(store.tokens, store.text_bytes)
+    [1 4 5 2 1 6 2] 5
+    """
+
+    footer_type = TextFooter
+
+    def __init__(self, path: StrPath) -> None:
+        super().__init__(path)
+        self.tokens: npt.NDArray[np.integer[Any]] = self.raw.view(self.footer.dtype)
+
+    def __len__(self) -> int:
+        return self.footer.tokens
+
+    @property
+    def text_bytes(self) -> int:
+        """The bytes of the text in UTF-8. The separator of documents, for which EOS stands, counts as one byte."""
+        return self.footer.text_bytes
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return self.footer.documents
+
+    @property
+    def unknown(self) -> int:
+        """How many tokens are the unknown token."""
+        return self.footer.unknown
+
+    @classmethod
+    def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
+        """Tokenise pieces into a file, chunk by chunk, and open it. An older file of that name is replaced.
+
+        Args:
+            path: the name of the file.
+            pieces: the pieces in the order of the text.
+            tokenizer: makes tokens of them.
+            is_whole: whether documents are whole, so that each is followed by EOS.
+
+        Raises:
+            DataError: a piece cannot be read.
+            OSError: the file cannot be written; an older one stays as it was.
+        """
+        dtype = dtype_below(len(tokenizer))
+        tokens = text_bytes = documents = unknown = 0
+        iterator = iter(pieces)
+        with replacing(path) as file:
+            while chunk := list(islice(iterator, CHUNK_PIECES)):
+                row: list[int] = []
+                for piece, ids in zip(chunk, tokenizer.encode_batch(piece.text for piece in chunk), strict=True):
+                    if piece.begins:
+                        row += [EOS, BOS] if is_whole and documents else [BOS]
+                        documents += 1
+                    row += ids
+                file.write(np.asarray(row, dtype).tobytes())
+                tokens += len(row)
+                unknown += row.count(UNK)
+                text_bytes += sum(len(piece.text.encode()) + (is_whole and piece.begins) for piece in chunk)
+            if is_whole and documents:
+                file.write(np.asarray([EOS], dtype).tobytes())
+                tokens += 1
+            made_with = fingerprints(tokenizer)
+            write_footer(file, TextFooter(dtype.str, tokens, text_bytes, documents, unknown, is_whole, made_with))
+        return cls(path)
+
+
+class PieceBytes(Protocol):
+    """Says which bytes each token adds to a text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token in UTF-8; they may be only a part of a character."""
+        ...
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """The labels of the tokens on an axis, in the same order."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        ...
+
+
+class TextStream:
+    """Text from tokens as they come. Half characters, and text that may become a stop string, are held back.
+
+    >>> from regard.tasks.text.tokenizers import ByteLevelBPE
+    >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
+    >>> stream = TextStream(tokenizer, stop=["END"])
+    >>> [stream.add(token) for token in tokenizer.encode("aéE.")]
+    ['a', '', 'é', '', 'E.']
+    """
+
+    def __init__(self, tokenizer: PieceBytes, *, stop: Sequence[str] = ()) -> None:
+        if not all(stop):
+            raise ArgumentError("a stop string must have at least one character")
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+        """Whether a stop string has come. It is not returned, and neither is anything after it."""
+
+    def add(self, token: int) -> str:
+        """Add one more token, and return the text that is now certain."""
+        return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
+
+    def finish(self) -> str:
+        """Return the text that is still held back; a part of a character becomes U+FFFD."""
+        return self._hand_out(self._decoder.decode(b"", final=True), is_last=True)
+
+    def _hand_out(self, text: str, *, is_last: bool) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        ends = [at for one in self._stop if (at := self._held.find(one)) >= 0]
+        if ends:
+            self.stopped = True
+            text, self._held = self._held[: min(ends)], ""
+            return text
+        keep = 0 if is_last else max((_overlap(self._held, one) for one in self._stop), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of a text with which a stop string begins."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,52 @@
+"""Change the tensors inside the frozen objects that describe a call."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tuples and dataclasses with every tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(tensors_mapped(part, change) for part in tree)
+    if not is_dataclass(tree) or isinstance(tree, type):
+        return tree
+    values = {f.name: getattr(tree, f.name) for f in fields(tree)}
+    changed = {name: tensors_mapped(value, change) for name, value in values.items()}
+    if all(changed[name] is values[name] for name in values):
+        return tree
+    return rebuilt(type(tree), changed)
+
+
+def tensors_of_tree(*trees: Any) -> list[Tensor]:
+    """Every tensor in tuples and dataclasses.
+
+    >>> import torch
+    >>> from regard.call.masks.basic import lengths
+    >>> [tuple(one.shape) for one in tensors_of_tree((torch.ones(2, 3), lengths(torch.tensor([3, 1])), 1.0, None))]
+    [(2, 3), (2,)]
+    """
+    found: list[Tensor] = []
+    waiting = [*reversed(trees)]  # A loop: each call of attention that returns a map comes here.
+    while waiting:
+        tree = waiting.pop()
+        if isinstance(tree, Tensor):
+            found.append(tree)
+        elif isinstance(tree, tuple):
+            waiting += reversed(tree)
+        elif (names := getattr(type(tree), "__dataclass_fields__", None)) is not None:
+            for name in reversed(names):
+                waiting.append(getattr(tree, name))
+    return found
+
+
+def rebuilt(kind: type, values: dict[str, Any]) -> Any:
+    """A dataclass made directly from the values of its fields: nothing is computed or checked again."""
+    made: Any = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,31 @@
+"""Looking inside models: `regard.watch`, and analyses of all its maps together."""
+
+from typing import TYPE_CHECKING
+
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.watching.analysis.attn_lrp import AttentionRelevance as AttentionRelevance
+    from regard.watching.analysis.attn_lrp import attn_lrp as attn_lrp
+    from regard.watching.analysis.head_table import compare as compare
+    from regard.watching.analysis.head_table import head_table as head_table
+    from regard.watching.analysis.relevance import AttentionStep as AttentionStep
+    from regard.watching.analysis.relevance import Relevance as Relevance
+    from regard.watching.analysis.relevance import relevance as relevance
+    from regard.watching.analysis.rollout import rollout as rollout
+    from regard.watching.analysis.similarity import Difference as Difference
+    from regard.watching.analysis.similarity import agreement as agreement
+    from regard.watching.analysis.similarity import difference as difference
+    from regard.watching.analysis.tables import HeadTable as HeadTable
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.watching.analysis.attn_lrp": ("AttentionRelevance", "attn_lrp"),
+            "regard.watching.analysis.head_table": ("compare", "head_table"),
+            "regard.watching.analysis.relevance": ("AttentionStep", "Relevance", "relevance"),
+            "regard.watching.analysis.rollout": ("rollout",),
+            "regard.watching.analysis.similarity": ("Difference", "agreement", "difference"),
+            "regard.watching.analysis.tables": ("HeadTable",),
+        },
+    )

@@ -1,0 +1,211 @@
+"""Statistics of each head: how far it looks, how much it spreads its attention, and to which positions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.kernels.tiled import Tile
+from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.source import Piece
+from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
+from regard.maps.statistics.tiles import ask
+from regard.watching.analysis.similarity import difference
+from regard.watching.analysis.tables import HeadTable, Maps, named, table
+
+
+@torch.no_grad()
+def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
+    r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
+
+    Query i stands at position p = S - T + i, as under a causal mask with a cache.
+
+    - distance: $\sum_j P_{ij} |p - j|$ in positions
+    - entropy: in nats
+    - self: $P_{ip}$, the weight on the query's own position
+    - previous: $P_{i,p-1}$, the weight on the position before it
+    - first: $P_{i0}$, the weight on the first position, over queries at other positions; a sink has much
+    - induction, if tokens are given: the weight that query i gives to keys j < p for which token j - 1 equals the
+      query's own token, over queries with such keys. A head has 1 if it always finds the token that followed last
+      time.
+
+    Args:
+        maps: the result of `regard.watch`, or maps (batch..., H, T, S).
+        tokens: the ids of the tokens, (batch..., S) or (S,), for induction.
+
+    Returns:
+        A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
+        if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
+
+    If only statistics were kept of the maps, the table has distance and entropy, as far as these were kept. One of
+    "top_weight", "top_keys" and "participation_ratio" must be kept too, because it says which queries count.
+
+    Raises:
+        ShapeError: the tokens fit none of the maps.
+        NotKeptError: a map's statistics give none of the columns, or do not say which queries count.
+
+    Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
+    (arXiv:1906.04341), for the others.
+
+    >>> import regard
+    >>> q = torch.zeros(1, 2, 3, 1)
+    >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    >>> print(head_table(weights, torch.tensor([7, 8, 7])))
+    layer  head  distance  entropy     self  previous    first  induction
+    0         0      0.50     0.60     0.61      0.42     0.42       0.33
+    0         1      0.50     0.60     0.61      0.42     0.42       0.33
+    """
+    found = named(maps)
+    if tokens is not None and not any(_fits(tokens, one) for _, one in found):
+        shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
+        raise ShapeError(f"tokens {tuple(tokens.shape)} have not one number for each key of the maps {shapes}")
+    return table([name for name, _ in found], [_numbers(one, tokens) for _, one in found])
+
+
+@torch.no_grad()
+def compare(one: Maps, other: Maps) -> HeadTable:
+    """Measure how far the heads of two models, or of one model on two inputs, are apart; maps are paired in order.
+
+    Args:
+        one: the result of a watch, or maps (batch..., H, T, S).
+        other: the same number of maps, of the same shapes.
+
+    Returns:
+        A table with the columns "jensen-shannon" (nats, in [0, ln 2]), "variation" (in [0, 1]) and "largest" (the
+        largest difference of two weights), under the names of `one`; see `difference`.
+
+    Raises:
+        ShapeError: the lists have different lengths, or maps have different shapes.
+
+    >>> import regard
+    >>> q, k = torch.zeros(2, 1, 1, 4, 1).unbind()
+    >>> full = regard.attention(q, k, k, return_weights=True).weights
+    >>> causal = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
+    >>> print(compare([full], [causal]))
+    layer  head  jensen-shannon  variation  largest
+    0         0            0.17       0.38     0.75
+    """
+    ours, theirs = named(one), named(other)
+    if len(ours) != len(theirs):
+        raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
+    rows = []
+    for (_, a), (_, b) in zip(ours, theirs, strict=True):
+        apart, live = difference(a, b), _live(a) | _live(b)
+        numbers = {"jensen-shannon": _mean(apart.jensen_shannon, live), "variation": _mean(apart.total_variation, live)}
+        rows.append({**numbers, "largest": apart.largest.reshape(-1, *apart.largest.shape[-2:]).amax((0, 2))})
+    return table([name for name, _ in ours], rows)
+
+
+def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
+    queries, keys = weights.shape[-2:]
+    live = _live(weights)
+    places = torch.arange(queries, device=weights.device) + keys - queries
+    numbers = {}
+    if weights.source.keeps(Distance(keys - queries)):
+        numbers["distance"] = _mean(weights.distance(), live)
+    if weights.source.keeps(Entropy()):
+        numbers["entropy"] = _mean(weights.entropy(), live)
+    if not weights.source.has_blocks:
+        return numbers or weights.source.refuse("distance() or entropy()")
+    numbers |= {
+        "self": _at(weights, places, live),
+        "previous": _at(weights, places - 1, live),
+        "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
+    }
+    if tokens is None:
+        return numbers
+    if not _fits(tokens, weights):
+        return {**numbers, "induction": numbers["self"].new_full((weights.shape[-3],), torch.nan)}
+    return {**numbers, "induction": induction_score(weights, tokens)}
+
+
+@torch.no_grad()
+def induction_score(weights: AttentionMap, tokens: Tensor) -> Tensor:
+    """The column "induction" of `head_table` alone: (H,), NaN where no token is repeated.
+
+    Args:
+        weights: a map (batch..., H, T, S).
+        tokens: the ids of the tokens, (batch..., S) or (S,).
+
+    >>> import regard
+    >>> q = torch.zeros(2, 3, 1)
+    >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
+    >>> induction_score(weights, torch.tensor([7, 8, 7]))
+    tensor([0.3333, 0.3333])
+    """
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], weights.shape[-1])
+    found, counts = _induction(weights, tokens)
+    return _mean(found, _live(weights) & counts[..., None, :])
+
+
+def _live(weights: AttentionMap) -> Tensor:
+    """Which queries have a key: (batch..., H, T)."""
+    source = weights.source
+    if not source.has_blocks:
+        kept = next((statistic for statistic in (Largest(), ParticipationRatio()) if source.keeps(statistic)), None)
+        if kept is None:
+            source.refuse("which queries have a key")
+        return source.laid_out(ask(source, kept)[0]) > 0
+    ones = torch.ones(weights.shape[-1], 1, dtype=weights.dtype, device=weights.device)
+    return (weights @ ones)[..., 0] > 0
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean of values (batch..., H, T) over those that count, of each head (H,); NaN if none does."""
+    values, counted = (t.expand_as(values).movedim(-2, 0).flatten(1) for t in (values, counted))
+    return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
+
+
+def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
+    """The mean weight of one key for each query, over the queries for which that key exists."""
+    inside = (keys >= 0) & (keys < weights.shape[-1])
+    return _mean(
+        weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
+    )
+
+
+# -- induction -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AfterTheSame(PerQuery):
+    """The weight (flat_heads, T) that each query gives to earlier keys which follow a token equal to its own."""
+
+    tokens: Tensor
+    """(flat_heads, S)."""
+    offset: int
+    """S - T."""
+
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+        """The sums over the pairs of a tile that count; which pairs count is found as the tile is read."""
+        tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
+        rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
+        keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)
+        same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, (keys - 1).clamp_min(0)]
+        same &= (keys > 0) & (keys < rows[:, None]) & (rows[:, None] >= 0)
+        return (piece.weights.where(same, 0.0).sum(-1),)
+
+
+def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight (batch..., H, T) of keys that followed the query's own token, and which queries have such keys."""
+    queries, keys = weights.shape[-2:]
+    of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
+    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_flat_heads, keys - queries))[0])
+    flat = tokens.reshape(-1, keys)
+    first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
+    places = torch.arange(queries, device=tokens.device) + keys - queries
+    counts = (first[..., places.clamp_min(0)] <= places - 2) & (places >= 0)
+    return found, counts
+
+
+def _first_place(tokens: Tensor) -> Tensor:
+    """For each place (S,), the first place of the same token."""
+    kinds, which = tokens.unique(return_inverse=True)
+    places = torch.arange(len(tokens), device=tokens.device)
+    return places.new_full((len(kinds),), len(tokens)).scatter_reduce(0, which, places, "amin")[which]
+
+
+def _fits(tokens: Tensor, weights: AttentionMap) -> bool:
+    batch = weights.leading[:-1]
+    return tuple(tokens.shape) in ((weights.shape[-1],), (*batch, weights.shape[-1]))

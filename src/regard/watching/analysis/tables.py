@@ -1,0 +1,130 @@
+"""Tables of statistics for every head of every layer, and their maps."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
+
+if TYPE_CHECKING:
+    from regard.watching.watch import Seen
+
+Maps = Union["Seen", AttentionMap, Mapping[str, AttentionMap], Iterable[AttentionMap]]
+"""A watch, one map, maps by name, or maps in order."""
+SHOWN = 24
+"""The most heads printed; `top` and `[...]` know all."""
+
+
+def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
+    """Give each map (batch..., H, T, S) a name: the path of the module that made it, the name the caller gave it,
+    or a number.
+
+    The dimension before queries and keys counts as the dimension of the heads; a map (T, S) gets one.
+
+    Raises:
+        ArgumentError: there are no maps, or one of them is not a map.
+        ShapeError: a model folded its heads into the batch of a map, in an order that is not known.
+    """
+    items: Any = getattr(maps, "items", None)
+    found: list[tuple[str, Any]]
+    if isinstance(maps, AttentionMap):
+        found = [("0", maps)]
+    elif callable(items):
+        keyed = [(_name_and_call(key), one) for key, one in items()]
+        calls = [name for (name, _), _ in keyed]
+        found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]
+    elif isinstance(maps, Iterable):
+        found = [(str(number), one) for number, one in enumerate(maps)]
+    else:
+        found = [("", maps)]
+    if not found:
+        raise ArgumentError("there are no maps to look at: nothing was seen")
+    if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:
+        raise ArgumentError(f"this takes what regard.watch saw, or attention maps; got {', '.join(wrong)}")
+    for name, one in found:
+        one.source.require_heads(f"this, for {name!r},")
+    return [(name, one if one.leading else one.with_heads()) for name, one in found]
+
+
+def _name_and_call(key: Any) -> tuple[str, Any]:
+    return key if isinstance(key, tuple) and len(key) == 2 else (str(key), 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTable:
+    """Statistics of every head of every layer; `print` it.
+
+    `table["entropy"]` is a tensor (layers, heads), NaN where a layer has fewer heads than another or the number
+    means nothing.
+
+    >>> table = HeadTable(("0", "1"), {"entropy": torch.tensor([[1.0, 2.0], [3.0, float("nan")]])})
+    >>> print(table)
+    layer  head  entropy
+    0         0     1.00
+    0         1     2.00
+    1         0     3.00
+    >>> table.top("entropy", 1)
+    [('1', 0, 3.0)]
+    """
+
+    layers: tuple[str, ...]
+    columns: dict[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The values (layers, heads) of a column.
+
+        Raises:
+            ArgumentError: there is no such column.
+        """
+        if name not in self.columns:
+            raise ArgumentError(f"the table has the columns {', '.join(self.columns)}; got {name!r}")
+        return self.columns[name]
+
+    def top(self, name: str, count: int = 5) -> list[tuple[str, int, float]]:
+        """The heads with the largest values of a column, from the largest down: (layer, head, value)."""
+        numbers = self[name]
+        order = numbers.nan_to_num(nan=-torch.inf).flatten().argsort(descending=True, stable=True)[:count].tolist()
+        places = [divmod(place, numbers.shape[1]) for place in order]
+        return [(self.layers[i], j, float(numbers[i, j])) for i, j in places if not numbers[i, j].isnan()]
+
+    def __str__(self) -> str:
+        """A line for each head; if there are many heads, only the first and the last."""
+        width = max(5, *(len(layer) for layer in self.layers))
+        lines = [f"{'layer':<{width}}  head" + "".join(f"  {name:>7}" for name in self.columns)]
+        numbers = torch.stack(list(self.columns.values()), -1)
+        rows = [(i, j) for i in range(len(self.layers)) for j in range(numbers.shape[1])]
+        rows = [(i, j) for i, j in rows if not numbers[i, j].isnan().all()]
+        kept = rows if len(rows) <= SHOWN else [*rows[: SHOWN // 2], None, *rows[-SHOWN // 2 :]]
+        for row in kept:
+            if row is None:
+                lines.append(f"... {len(rows) - SHOWN} more")
+                continue
+            cells = zip(self.columns, numbers[row].tolist(), strict=True)
+            shown = "".join(f"  {_short(value):>{max(7, len(name))}}" for name, value in cells)
+            lines.append(f"{self.layers[row[0]]:<{width}}  {row[1]:>4}{shown}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """One line: the number of layers and heads, and the columns."""
+        heads = next(iter(self.columns.values())).shape[1]
+        return f"HeadTable({len(self.layers)} layers, up to {heads} heads: {', '.join(self.columns)}); print it"
+
+
+def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
+    """Make a table from each layer's values (heads,)."""
+    heads = max(len(numbers) for row in rows for numbers in row.values())
+
+    def column(name: str) -> Tensor:
+        known = [row[name].cpu() if name in row else torch.empty(0, device="cpu") for row in rows]
+        return torch.stack([torch.nn.functional.pad(one, (0, heads - len(one)), value=torch.nan) for one in known])
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return HeadTable(tuple(layers), {name: column(name) for name in names})
+
+
+def _short(value: float) -> str:
+    return "-" if value != value else f"{value:.2f}"

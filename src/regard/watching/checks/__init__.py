@@ -1,0 +1,21 @@
+"""Checks: facts of the masks of watched calls, and trials that perturb inputs, with one kind of finding.
+
+`check` runs a model on made-up sequences in ways that must not change its results.
+"""
+
+from typing import TYPE_CHECKING
+
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.watching.checks.check_model import Checked as Checked
+    from regard.watching.checks.check_model import check as check
+    from regard.watching.checks.finding import Finding as Finding
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.watching.checks.check_model": ("Checked", "check"),
+            "regard.watching.checks.finding": ("Finding",),
+        },
+    )

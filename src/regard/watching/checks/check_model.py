@@ -1,0 +1,109 @@
+"""`check`: run a model on made-up sequences, in ways that must not change its results, and look at its kernels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError
+from regard.watching.checks.finding import Finding, by_module
+from regard.watching.checks.given_subject import GivenSubject
+from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
+from regard.watching.checks.own_subject import OwnSubject, is_own_model
+from regard.watching.checks.subject import Subject
+from regard.watching.checks.trials import Trials
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a check: its trials and its findings; `print` it."""
+
+    model: str
+    tried: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are no mere facts: errors and warnings."""
+        return tuple(finding for finding in self.findings if finding.severity != "info")
+
+    def __str__(self) -> str:
+        """A line for each finding, and one for the trials."""
+        count = len(self.faults)
+        lines = [str(finding) for finding in self.findings]
+        said = f"{count or 'no'} finding{'' if count == 1 else 's'}"
+        return "\n".join([*lines, f"{self.model}: {said}; tried: {', '.join(self.tried)}"])
+
+
+def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
+    """Check a model's attention by its results on made-up sequences, and by the masks of its kernels.
+
+    A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
+    model's own kernel and written out. Nothing of this may change a result by more than rounding; a difference that
+    looks too large is measured again in float64 before it counts. Then the last positions are replaced, which must not
+    change earlier results of a causal model, and so is padding, which must not change any result.
+
+    Args:
+        model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
+        batch: the arguments for any other module: a mapping, a tuple or a tensor, with the batch first. A padding mask
+            (B, L) is known by its name: `attention_mask`, `padding_mask` and `keep` have True for real tokens,
+            `key_padding_mask`, `src_key_padding_mask` and `tgt_key_padding_mask` have True for padding.
+        causal: whether the model should be causal. None asks the config of a Hugging Face model; of any other module
+            nothing is expected then.
+
+    Returns:
+        The findings and the trials. `check(model).faults` is empty for a model without fault. The model runs in
+        evaluation mode, and once in training mode if it is causal; its mode, its buffers and the random state are
+        restored afterwards.
+
+    Raises:
+        ArgumentError: the model does not run on the batch, or nothing can be made up for it.
+
+    >>> import regard
+    >>> class Model(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    >>> x = torch.randn(2, 6, 4)
+    >>> check(Model(), x).faults
+    ()
+    >>> [finding.reason for finding in check(Model(), x, causal=True).faults]
+    ['future']
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"check() takes a torch.nn.Module, got {type(model).__name__}")
+    with _undisturbed(model):
+        trials = Trials(_subject(model, batch, causal))
+        trials.run()
+    return Checked(type(model).__name__, tuple(trials.tried), tuple(by_module(trials.found)))
+
+
+def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:
+    if batch is not None:
+        return GivenSubject(model, batch, causal=causal)
+    if is_huggingface_model(model):
+        return HuggingFaceSubject(model, causal=causal)
+    if is_own_model(model):
+        return OwnSubject(model)
+    raise ArgumentError(
+        f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
+        "module:function return (model, batch)"
+    )
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients; give the model its mode and its buffers back, and the random state."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.no_grad(), torch.random.fork_rng():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for buffer, before in buffers:
+                buffer.copy_(before)

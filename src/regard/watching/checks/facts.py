@@ -1,0 +1,244 @@
+"""The mask that reached the kernel in one watched call, and where its weight went."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import And
+from regard.call.masks.basic import Causal
+from regard.call.normalizations import Softmax
+from regard.errors import NotKeptError, RegardError
+from regard.kernels import row_state
+from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.row_shift import ShiftedBias
+from regard.tensors.precision import widest_dtype
+from regard.tensors.tile_sizes import fitting, ranges
+from regard.watching.checks.mask_kind import MaskKind, kind_of
+from regard.watching.checks.roles import is_cross
+from regard.watching.checks.visible import Visible, visible, visible_in
+from regard.watching.kept.factors import undisturbed
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+from regard.watching.observed import Observed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """The mask that arrived, and shares of the weight: means over rows with a key, over heads and over the batch.
+
+    Shares are in [0, 1].
+    """
+
+    mask: MaskKind
+    later: float | None
+    """The share on keys after the query's own position; None if it is not known at which positions the queries stand,
+    as in cross-attention."""
+    padding: float | None
+    """The share on keys of padding; None if there is none, or it is not known which keys are padding."""
+    first: float | None
+    """The share on the first key that any row sees (a sink has much)."""
+    no_key: int
+    """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
+    rows: int
+    """How many rows all sequences have."""
+    seen: Visible
+    """Who sees whom."""
+
+    def __str__(self) -> str:
+        shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
+        said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
+        rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
+        mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
+        return "; ".join([mask, *([f"weight: {', '.join(said)}"] if said else []), *rows])
+
+
+@torch.no_grad()
+def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = False) -> Facts:
+    """Compute the facts of a call. It takes at most two passes over the map, in linear memory.
+
+    Args:
+        call: a call of `seen.calls`.
+        keep: which keys are real tokens, bool (B, S); None if that is not known.
+        crosses: whether the keys are of another sequence than the queries.
+
+    Raises:
+        NotKeptError: only statistics were kept of the call, or it could not be read.
+        OverwrittenError: the model has overwritten tensors of the map.
+
+    >>> import regard
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> class Attention(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return regard.attention(x, x, x, mask=regard.prefix(2))
+    >>> model = Attention()
+    >>> with regard.watch(model) as seen:
+    ...     output = model(x)
+    >>> print(facts_of(seen.calls[0]))
+    mask: prefix of 2; weight: 12 % on later positions, 40 % on the first key
+    """
+    if call.map is None or not call.map.source.has_blocks:
+        raise NotKeptError(f"{call.name!r}: nothing was kept from which its mask could be read")
+    if not min(call.sizes.map_shape):
+        raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
+    factors = call.factors
+    seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
+    kind = kind_of(seen)
+    rows = _Counted(call, seen, _real_queries(call, keep))
+    later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
+    no_key = (~seen.live).unflatten(0, seen.shape).any(1)
+    batch = call.sizes.flat_batch
+    return Facts(
+        mask=kind,
+        later=later,
+        padding=rows.on_padding(keep) if keep is not None else None if kind.padding is None else 0.0,
+        first=rows.on_first(),
+        no_key=int(no_key.sum()) * (batch // len(no_key)),
+        rows=batch * no_key.shape[1],
+        seen=seen,
+    )
+
+
+def _is_known(call: Observed, kind: MaskKind) -> bool:
+    """Whether it is known at which positions the queries stand: by the mask, or since there are as many as keys."""
+    assert call.map is not None
+    queries, keys = call.map.shape[-2:]
+    return queries == keys or (kind.pattern not in ("none", "dense of no known kind", "no key at all"))
+
+
+def _real_queries(call: Observed, keep: Tensor | None) -> Tensor | None:
+    """Which queries are real tokens, (B, T), if they are the tokens the keys are."""
+    assert call.map is not None
+    return keep if keep is not None and call.map.shape[-2] == call.map.shape[-1] == keep.shape[-1] else None
+
+
+class _Counted:
+    """The shares of a call's weight, over the rows that count."""
+
+    def __init__(self, call: Observed, seen: Visible, real: Tensor | None) -> None:
+        assert call.map is not None
+        self.weights, self.call = call.map, call
+        sizes = call.sizes
+        batch, heads, self.queries, self.keys = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
+        self.flat_heads = (batch, heads)
+        live = seen.live.unflatten(0, seen.shape).expand(batch, heads, self.queries)
+        self.counts = live if real is None else live & real[:, None].to(live.device)
+        self.seen_keys = seen.keys.unflatten(0, seen.shape).any(1).expand(batch, self.keys)
+
+    def mean(self, of_rows: Tensor) -> float | None:
+        """The mean of values (..., T) over the rows that count."""
+        if not bool(self.counts.any()):
+            return None
+        counted = of_rows.reshape(*self.flat_heads, self.queries)[self.counts]
+        return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0))
+
+    def later(self, offset: int) -> float | None:
+        """The share on keys after the query's own position."""
+        source = self.weights.source
+        if isinstance(source, CallSource) and not self.call.is_stored:
+            found = _later_by_state(source, offset)
+            if found is not None:
+                return self.mean(found)
+        return self.mean(_later_by_rows(self.weights, offset))
+
+    def on_padding(self, keep: Tensor) -> float | None:
+        """The share on keys that are no real tokens."""
+        dropped = ~keep.to(self.weights.device)
+        if not bool(dropped.any()):
+            return None
+        if not bool((dropped & self.seen_keys).any()):
+            return 0.0
+        return self._on(dropped)
+
+    def on_first(self) -> float | None:
+        """The share on the first key any row of the sequence sees."""
+        first = self.seen_keys.long().argmax(-1)
+        if int(first.min()) == int(first.max()):
+            return self.mean(self.weights.block(range(self.queries), range(int(first[0]), int(first[0]) + 1)))
+        return self._on(torch.nn.functional.one_hot(first, self.keys).bool())
+
+    def _on(self, chosen: Tensor) -> float | None:
+        """The share on chosen keys (B, S), as one product with the map."""
+        x = chosen.to(self.weights.dtype)[:, None, :, None].expand(*self.flat_heads, self.keys, 1)
+        return self.mean(self.weights @ x.reshape(*self.weights.leading, self.keys, 1))
+
+
+def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
+    r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
+
+    None if the weights are not a softmax, or rows were lowered.
+    """
+    call, whole = source.factors.reading
+    if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
+        return None
+    factors = () if call.mask is None else call.mask.factors()
+    with undisturbed():
+        earlier = row_state(replace(call, mask=And((*factors, Causal(offset)))))
+        return 1 - torch.exp(earlier - whole.masked_fill(whole == -torch.inf, torch.inf))
+
+
+def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:
+    """The weight on later keys, a few rows at a time."""
+    queries, keys = weights.shape[-2:]
+    places = torch.arange(keys, device=weights.device)
+    parts = []
+    for rows in ranges(queries, fitting(CHUNK_ELEMENTS, math.prod(weights.leading) * keys)):
+        later = places > (torch.arange(rows.start, rows.stop, device=weights.device) + offset)[:, None]
+        parts.append((weights.block(rows, range(keys)) * later).sum(-1))
+    return torch.cat(parts, -1)
+
+
+def _percent(share: float) -> str:
+    """A share in percent, with two digits that count.
+
+    >>> _percent(0.0), _percent(0.12345), _percent(0.00001), _percent(1.0)
+    ('0 %', '12 %', '0.001 %', '100 %')
+    """
+    return f"{float(f'{100 * share:.2g}'):g} %" if share < 0.995 else f"{100 * share:.3g} %"
+
+
+MOST_CALLS = 16
+"""How many calls of one module the report looks into: a generation makes thousands, which take milliseconds each."""
+
+
+def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
+    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls.
+
+    Of many calls some are read, the first and the last among them, and the lines say how many.
+    """
+    kinds: dict[tuple[object, ...], list[Facts]] = {}
+    read = _spread(calls, MOST_CALLS)
+    for call in read:
+        try:
+            facts = facts_of(call, crosses=is_cross(call.name))
+        except RegardError:
+            continue
+        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding), []).append(facts)
+    lines = []
+    for alike in kinds.values():
+        mean = replace(
+            alike[-1],
+            later=_mean([one.later for one in alike]),
+            padding=_mean([one.padding for one in alike]),
+            first=_mean([one.first for one in alike]),
+            no_key=sum(one.no_key for one in alike),
+            rows=sum(one.rows for one in alike),
+        )
+        several = f"; {len(alike)} of {len(read)} calls" if len(kinds) > 1 else ""
+        some = f"; read from {len(read)} of {len(calls)} calls" if len(read) < len(calls) else ""
+        lines.append(f"{mean}{several}{some}")
+    return lines
+
+
+def _spread(calls: Sequence[Observed], most: int) -> list[Observed]:
+    """At most so many calls at equal distances, with the first and the last."""
+    if len(calls) <= most:
+        return list(calls)
+    return [calls[round(n * (len(calls) - 1) / (most - 1))] for n in range(most)]
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None

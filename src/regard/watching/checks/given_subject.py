@@ -1,0 +1,135 @@
+"""Any module with a batch of one's own as the subject of a check.
+
+The batch is a mapping of arguments by name, a tuple of arguments, or one tensor. Its tensors (B, ...) are cut into
+sequences. A mask of padding is known by its name; without one nothing is padded.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.errors import ArgumentError
+from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
+
+KEEPS = ("attention_mask", "padding_mask", "keep")
+"""Masks (B, L) in which True or 1 is a real token,"""
+DROPS = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask")
+"""and in which True is padding, as torch's modules have them."""
+
+
+class GivenSubject(Subject):
+    """A module and a batch for it.
+
+    Args:
+        model: any module.
+        batch: its arguments; tensors have the batch first.
+        causal: whether it should be causal: then no output may depend on later positions of the last input that has
+            positions.
+
+    Raises:
+        ArgumentError: there is no tensor in the batch, or there are batches of several sizes.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, *, causal: bool | None) -> None:
+        self.model, self.causal = model, causal
+        self._by_name = isinstance(batch, Mapping)
+        given = batch if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        named = dict(given) if isinstance(given, Mapping) else {str(n): one for n, one in enumerate(given)}
+        named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
+        self._shared = {name: one for name, one in named.items() if not _has_batch(name, one)}
+        tensors = {name: one for name, one in named.items() if name not in self._shared}
+        sizes = {len(one) for one in tensors.values()}
+        if len(sizes) != 1 or not min(sizes):
+            raise ArgumentError(
+                f"a batch needs tensors (B, ...) with one B of at least 1, got {_shapes(named)}: masks (T, T) are "
+                "passed on as they are if their names end with 'mask'"
+            )
+        self._masks = {name: one for name, one in tensors.items() if name in (*KEEPS, *DROPS) and one.dim() == 2}
+        self._inputs = [name for name, one in tensors.items() if name not in self._masks and one.dim() > 1]
+        self.ahead = self._inputs[-1] if self._inputs else None
+        rows = [{name: one[number] for name, one in tensors.items()} for number in range(sizes.pop())]
+        whole = max(rows, key=lambda row: int(self._real(row).sum()))
+        rest = [row for row in rows if row is not whole]
+        shortest = min(rest, key=lambda row: int(self._real(row).sum()), default=None)
+        is_short = shortest is not None and not bool(self._real(shortest).all())
+        alike = next((row for row in rest if bool(self._real(row).all())), None)
+        self.rows = Samples(whole, self._turned(whole) if alike is None else alike, shortest if is_short else None)
+        self.sides: tuple[Side, ...] = ("right",) if is_short else ()
+
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+        """The outputs of each row; `filler` chooses the values of padding."""
+        rows = [self._filled(row, filler) for row in rows]
+        batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        # A row that is alone is cut to its own length, and then no mask is needed.
+        if len(rows) == 1 and self._masks:
+            real = self._real(rows[0])
+            batch = {name: one[:, real] if one.shape[1:2] == real.shape else one for name, one in batch.items()}
+        arguments = {**self._shared, **batch}
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        arguments = {
+            n: a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for n, a in arguments.items()
+        }
+        if self._by_name:
+            output = self.model(**arguments)
+        else:
+            output = self.model(*(arguments[str(number)] for number in range(len(arguments))))
+        real = torch.stack([self._real(row) for row in rows]) if len(rows) > 1 else self._real(rows[0])[None]
+        real = real[:, real[0]] if len(rows) == 1 and self._masks else real
+        keeps = {}
+        for name in reversed(self._inputs):
+            width = batch[name].shape[1]
+            ones = torch.ones(len(rows), width, dtype=torch.bool, device=batch[name].device)
+            keeps[name] = real if real.shape[1] == width and self._masks else ones
+        if not keeps:
+            keeps = {"": torch.ones(len(rows), 0, dtype=torch.bool)}
+        return by_row(dict(tensors_of(output)), keeps)
+
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
+        """Which positions of the batch are real."""
+        return torch.stack([self._real(row) for row in rows]) if self._masks and len(rows) > 1 else None
+
+    def eager(self) -> AbstractContextManager[object] | None:
+        """A context in which F.scaled_dot_product_attention writes its attention out."""
+        return sdpa_kernel([SDPBackend.MATH])
+
+    def _real(self, row: Sample) -> Tensor:
+        """Which positions of a row are real, by the masks."""
+        for name in self._masks:
+            mask = row[name]
+            if name in KEEPS:
+                return mask.bool()
+            return ~mask if mask.dtype == torch.bool else mask == 0
+        return torch.ones(0, dtype=torch.bool)
+
+    def _filled(self, row: Sample, filler: int) -> Sample:
+        """The row with other values where a mask says padding."""
+        real = self._real(row)
+        if not filler or not len(real) or bool(real.all()):
+            return row
+        out = dict(row)
+        for name in self._inputs:
+            if len(row[name]) == len(real):
+                donor = self.rows.long[name].roll(filler, 0)
+                out[name] = torch.where(real.view(-1, *(1,) * (row[name].dim() - 1)), row[name], donor)
+        return out
+
+    def _turned(self, row: Sample) -> Sample:
+        return {name: one.flip(0) if name in self._inputs else one for name, one in row.items()}
+
+
+def _has_batch(name: str, value: object) -> bool:
+    """Whether an argument has a batch: a tensor, but no mask (T, T) for all sequences."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return False
+    is_square = value.dim() == 2 and value.shape[0] == value.shape[1]
+    return not (is_square and name.endswith("mask") and name not in (*KEEPS, *DROPS))
+
+
+def _shapes(named: Mapping[str, Any]) -> str:
+    shown = {n: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for n, v in named.items()}
+    return ", ".join(f"{name}: {shape}" for name, shape in shown.items()) or "nothing"

@@ -1,0 +1,254 @@
+"""A Hugging Face model as the subject of a check: its inputs, its padding, its cache and its eager attention."""
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.watching.checks.roles import is_causal_model, is_pair
+from regard.watching.checks.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
+
+LONG, SHORT = 13, 8
+"""The lengths of the made-up sequences,"""
+DECODED, FEW = 11, 6
+"""and of the decoder's inputs."""
+MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+"""The inputs of tokens, and the names of their masks."""
+FEEDS_ALL = ("fsmt",)
+"""Models that want the whole sequence at each step of a cache, and cut it themselves."""
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_values", "attentions", "hidden_states")
+"""Outputs that mix the sequences of a batch by design, or that repeat others."""
+
+
+def is_huggingface_model(model: nn.Module) -> bool:
+    """Whether a model is one of transformers, asked without importing it."""
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+class HuggingFaceSubject(Subject):
+    """A model of transformers with made-up inputs, by its config and its `forward`.
+
+    Raises:
+        ArgumentError: it reads something for which nothing can be made up here.
+    """
+
+    def __init__(self, model: nn.Module, *, causal: bool | None = None) -> None:
+        self.model = model
+        own: Any = model
+        self.config: Any = own.config
+        self._takes = inspect.signature(model.forward).parameters
+        self._text: Any = self.config.get_text_config()
+        self._is_pair = is_pair(self.config)
+        self.rows = self._made_up()
+        tokens = [name for name in MASKS if name in self.rows.long]
+        self.ahead = tokens[-1] if tokens else None
+        self.causal = self._should_be_causal() if causal is None else causal
+        self._can_mask = bool(tokens) and MASKS[tokens[0]] in self._takes
+        # Where positions cannot be given, an encoder that counts them from the first column pads on the right.
+        self._gives_positions = "position_ids" in self._takes and tokens == ["input_ids"]
+        self.counts_columns = not self._gives_positions
+        is_left = self._can_mask and (self._gives_positions or (self.causal and not self._is_pair))
+        self.sides = (("right", "left") if is_left else ("right",)) if self._can_mask else ()
+
+    # -- inputs ------------------------------------------------------------------------------------------
+
+    def _should_be_causal(self) -> bool:
+        modules = dict(self.model.named_modules())
+        return self.ahead == "decoder_input_ids" or (self.ahead is not None and is_causal_model(modules, self._text))
+
+    def _made_up(self) -> Samples:
+        generator = torch.Generator().manual_seed(0)
+        long, other, short = (self._row(generator, is_short=number == 2) for number in range(3))
+        return Samples(long, other, short if any(name in MASKS for name in short) else None)
+
+    def _row(self, generator: torch.Generator, *, is_short: bool) -> Sample:
+        """One sequence of the model's main input and its required inputs."""
+        row: dict[str, Tensor] = {}
+        device = next(self.model.parameters()).device
+        main = self.model.main_input_name if isinstance(self.model.main_input_name, str) else "input_ids"
+        if main == "input_ids" or ("input_ids" in self._takes and "pixel_values" not in (main,)):
+            row["input_ids"] = self._tokens(generator, SHORT if is_short else LONG)
+        if main == "pixel_values" or (main == "input_ids" and self._needs("pixel_values")):
+            row["pixel_values"] = self._pixels(generator)
+        if main == "input_features":
+            frames = 2 * int(getattr(self.config, "max_source_positions", 50))
+            row = {"input_features": torch.randn(int(self.config.num_mel_bins), frames, generator=generator)}
+        elif main == "input_values":
+            row = {"input_values": torch.randn(1_600, generator=generator)}
+        if self._is_pair:
+            row["decoder_input_ids"] = self._tokens(generator, FEW if is_short else DECODED)
+        if not row:
+            raise ArgumentError(
+                f"{type(self.model).__name__} reads {main!r}, for which nothing can be made up: give a batch, as in "
+                "check(model, batch=...) or a function that returns (model, batch)"
+            )
+        return {name: tensor.to(device) for name, tensor in row.items()}
+
+    def _needs(self, name: str) -> bool:
+        return name in self._takes and any(n in self._takes for n in ("return_loss", "bool_masked_pos"))
+
+    def _tokens(self, generator: torch.Generator, length: int) -> Tensor:
+        limits = [getattr(self._text, name, None) for name in ("max_position_embeddings", "n_positions")]
+        length = min([length, *(n - 2 for n in limits if isinstance(n, int) and n > 2)])
+        size = int(getattr(self._text, "vocab_size", None) or self.config.vocab_size)
+        special = {v for c in (self.config, self._text) for v in _special(c)}
+        usual = [token for token in range(3, min(size, 20_000)) if token not in special] or list(range(size))
+        return torch.tensor(usual)[torch.randint(len(usual), (length,), generator=generator)]
+
+    def _pixels(self, generator: torch.Generator) -> Tensor:
+        config = getattr(self.config, "vision_config", None) or self.config
+        size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+        if size is None:
+            raise ArgumentError(
+                f"{type(self.model).__name__} says no image_size: give a batch, as check(model, batch=)"
+            )
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return torch.randn(int(channels), int(height), int(width), generator=generator)
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
+        """The outputs of each row."""
+        inputs, keeps = self._inputs(rows, side, filler)
+        return by_row(self._called(inputs), keeps)
+
+    def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
+        """Which tokens of the main input are real."""
+        if "input_ids" not in rows[0]:
+            return None
+        together = padded([row["input_ids"] for row in rows], side, 0)
+        return together.keep if together.is_padded else None
+
+    def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The arguments of a batch, and which of its positions are no padding."""
+        inputs: dict[str, Any] = {}
+        keeps: dict[str, Tensor] = {}
+        dtype = next(self.model.parameters()).dtype
+        for name in rows[0]:
+            if name not in MASKS:
+                inputs[name] = torch.stack([row[name] for row in rows]).to(dtype)
+                keeps.setdefault(name, torch.ones(len(rows), 0, dtype=torch.bool, device=inputs[name].device))
+                continue
+            together = padded([row[name] for row in rows], side, self._filler(filler))
+            inputs[name], keeps[name] = together.values, together.keep
+            if together.is_padded and MASKS[name] in self._takes:
+                inputs[MASKS[name]] = together.keep.long()
+            if name == "input_ids" and self._gives_positions:
+                inputs["position_ids"] = _positions(together)
+        return inputs, keeps
+
+    def _filler(self, number: int) -> int:
+        """A token to pad with: the model's own, or the next one, which must do as well under a mask."""
+        own = getattr(self._text, "pad_token_id", None)
+        own = own if isinstance(own, int) and own >= 0 else 0
+        return own if number == 0 else int(self.rows.long[self.ahead or "input_ids"][number])
+
+    def _called(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+        output = self._forward(**inputs, **({"use_cache": False} if "use_cache" in self._takes else {}))
+        found = dict(tensors_of(output))
+        return {name: tensor for name, tensor in found.items() if not set(name.split(".")) & set(ACROSS)}
+
+    def _forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs, return_dict=True)
+
+    # -- with a cache ------------------------------------------------------------------------------------
+
+    def steps(self, row: Sample, chunk: int) -> Outputs | None:
+        """The outputs of a row read with the model's own cache."""
+        if self.config.model_type in FEEDS_ALL:
+            return None
+        if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
+            return None
+        inputs, keeps = self._inputs([row], "right", 0)
+        tokens, length = inputs.pop(self.ahead), keeps[self.ahead].shape[1]
+        inputs.pop("position_ids", None)
+        past, parts = None, []
+        for start, stop in _cuts(length, chunk):
+            given = {**inputs, self.ahead: tokens[:, start:stop], "use_cache": True}
+            if self._gives_positions:
+                given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
+            if past is not None:
+                given["past_key_values"] = past
+            output = self._forward(**given)
+            past = output.get("past_key_values")
+            if past is None:
+                return None
+            if self._is_pair and "encoder_outputs" not in inputs:
+                inputs = {n: v for n, v in inputs.items() if n in MASKS.values()}
+                inputs["encoder_outputs"] = _encoded(output.encoder_last_hidden_state)
+            parts.append(
+                {n: t for n, t in tensors_of(output) if n.split(".")[0] not in (*ACROSS, "encoder_last_hidden_state")}
+            )
+        whole = {
+            name: torch.cat([part[name] for part in parts], 1)
+            for name in parts[0]
+            if all(name in part and part[name].dim() > 1 for part in parts)
+        }
+        return by_row(whole, {self.ahead: keeps[self.ahead]})[0]
+
+    # -- another attention -------------------------------------------------------------------------------
+
+    def in_double(self) -> Self:
+        """The same in float64, with experts written out: grouped products know no float64."""
+        other = super().in_double()
+        own: Any = other.model
+        if hasattr(own, "set_experts_implementation"):
+            own.set_experts_implementation("eager")
+        return other
+
+    def eager(self) -> AbstractContextManager[object] | None:
+        """A context of eager attention; None if the model has only that."""
+        parts = [m for m in self.model.modules() if is_huggingface_model(m)]
+        configs = {id(c): c for part in parts for c in _nested(getattr(part, "config", None))}.values()
+        before = [(config, config._attn_implementation) for config in configs]
+        if all(name == "eager" for _, name in before):
+            return None
+        return _eager(self.model, before)
+
+
+@contextmanager
+def _eager(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+
+
+def _nested(config: Any) -> Iterator[Any]:
+    """A config and the configs inside it."""
+    yield config
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None:
+            yield from _nested(inner)
+
+
+def _special(config: Any) -> Iterator[int]:
+    for name, value in vars(config).items():
+        if "token" in name and name.endswith(("_id", "_index", "_ids")):
+            yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
+
+
+def _positions(batch: Padded) -> Tensor:
+    return (batch.keep.long().cumsum(-1) - 1).clamp_min(0)
+
+
+def _cuts(length: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """The first half, and then a few positions at a time."""
+    start, stop = 0, length // 2
+    while start < length:
+        yield start, stop
+        start, stop = stop, min(length, stop + chunk)
+
+
+def _encoded(states: Tensor) -> Any:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=states)

@@ -1,0 +1,212 @@
+"""The kind of the mask that reached a kernel, told from the keys its rows see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from regard.watching.checks.visible import Visible
+
+Pattern = Literal[
+    "none",
+    "causal",
+    "causal from the first key",
+    "causal from a position",
+    "window",
+    "window to both sides",
+    "prefix",
+    "documents",
+    "documents, causal",
+    "causal, with blocks of both directions",
+    "inverted",
+    "no key at all",
+    "dense of no known kind",
+]
+"""The patterns that are told apart. "Inverted" is a causal mask upside down: every row sees only later keys."""
+HiddenAt = Literal["left", "right", "both sides", "inside"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskKind:
+    """The kind of a mask: a pattern of positions, and keys hidden from all rows (padding)."""
+
+    pattern: Pattern
+    offset: int
+    """Query i stands at position offset + i."""
+    sees_later: bool
+    """Whether any row sees a key after its own position."""
+    size: int | None = None
+    """The keys of a window, or the longest prefix."""
+    padding: HiddenAt | None = None
+    """Where keys are hidden from every row."""
+    hidden: int = 0
+    """How many keys are hidden from every row, at most, in a sequence."""
+    of_weights: bool = False
+    """Whether it was read from weights, not from a mask."""
+    of_one_query: bool = False
+    """Whether there is only one query: hidden keys may then be padding or outside of a window."""
+
+    def __str__(self) -> str:
+        """The kind in a few words.
+
+        >>> str(MaskKind("window", 0, False, size=4, padding="left", hidden=3))
+        'window of 4, padding left (3 keys)'
+        """
+        said: str = self.pattern
+        if self.size is not None:
+            said = f"window of {self.size}{self.pattern.removeprefix('window')}"
+            said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
+        if self.padding is not None:
+            keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
+            what = "hidden" if self.of_one_query else "padding"
+            padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
+            said = padding if self.pattern == "none" else f"{said}, {padding}"
+        return said
+
+
+def kind_of(seen: Visible) -> MaskKind:
+    """Tell the kind of a mask. Rows without a key, and rows the model spread evenly, do not count.
+
+    Where several patterns fit, as for a single query, the simplest is told.
+
+    >>> from regard.watching.checks.visible import visible
+    >>> from regard.functional import make_call
+    >>> import regard
+    >>> x = torch.zeros(1, 1, 5, 2)
+    >>> def told(mask):
+    ...     call, _ = make_call(x, x, x, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask,
+    ...                         bias=None, dropout=0.0)
+    ...     return str(kind_of(visible(call, None)))
+    >>> told(None), told(regard.causal()), told(regard.window(2)), told(regard.prefix(3))
+    ('none', 'causal', 'window of 2', 'prefix of 3')
+    >>> told(regard.causal() & regard.lengths(torch.tensor([3])))
+    'causal, padding right (2 keys)'
+    >>> told(~regard.causal())
+    'inverted'
+    """
+    rows = _Rows(seen)
+    if not bool(rows.live.any()):
+        return MaskKind("no key at all", rows.end, sees_later=False, of_weights=not seen.is_exact)
+    pattern, offset, size, low, high = next(_fitting(rows))
+    later = bool((rows.live & (seen.last > rows.position(offset))).any())
+    side, hidden = _hidden(seen.keys, low, high)
+    return MaskKind(pattern, offset, later, size, side, hidden, not seen.is_exact, of_one_query=rows.queries == 1)
+
+
+class _Rows:
+    """The keys of each row, counted in visible keys: padding is then no part of the pattern."""
+
+    def __init__(self, seen: Visible) -> None:
+        self.seen, self.live = seen, seen.live
+        self.queries, self.keys = seen.first.shape[-1], seen.keys.shape[-1]
+        self.end = self.keys - self.queries
+        self.rank = torch.nn.functional.pad(seen.keys.long().cumsum(-1), (1, 0))
+        """For each place the number of seen keys before it, (C, S + 1)."""
+        self.total = self.rank[:, -1:]
+        self.first = self.rank.gather(1, seen.first.clamp(0, self.keys))
+        self.stop = self.rank.gather(1, (seen.last + 1).clamp(0, self.keys))
+        self.is_whole = self.all(seen.count == self.stop - self.first)
+        """Whether each row sees all keys from its first to its last."""
+
+    def position(self, offset: int) -> Tensor:
+        return torch.arange(self.queries, device=self.live.device) + offset
+
+    def before(self, place: Tensor) -> Tensor:
+        """The number of seen keys before a place for each row (T,), as (C, T)."""
+        return self.rank[:, place.clamp(0, self.keys)]
+
+    def all(self, condition: Tensor) -> bool:
+        return bool((condition | ~self.live).all())
+
+    def at(self, values: Tensor, places: Tensor) -> Tensor:
+        """The values (C, T) of the rows that stand at places (C, T), if there are such rows."""
+        return values.gather(1, places.clamp(0, self.queries - 1))
+
+
+Fit = tuple[Pattern, int, int | None, int, int]
+"""A pattern, its offset, its size, and the range of keys that any row may see."""
+
+
+def _fitting(rows: _Rows) -> Iterator[Fit]:
+    """The patterns that fit, the simplest first; the last one always does."""
+    whole, offset = (0, rows.keys), rows.end
+    sees_first, sees_last = rows.all(rows.first == 0), rows.all(rows.stop == rows.total)
+    # A sharp head has weights of 0 on keys that its mask allows: the first and the last key of each row have to do.
+    if rows.is_whole or not rows.seen.is_exact:
+        if sees_first and sees_last:
+            yield "none", offset, None, *whole
+        for offset in dict.fromkeys((rows.end, 0, _last_offset(rows))):
+            yield from _causal(rows, offset, sees_first=sees_first)
+    if rows.is_whole:
+        for offset in dict.fromkeys((rows.end, 0)):
+            yield from _both_sides(rows, offset, sees_first=sees_first, sees_last=sees_last)
+    yield "dense of no known kind", rows.end, None, *whole
+
+
+def _last_offset(rows: _Rows) -> int:
+    return int(rows.seen.last[:, -1].max()) - rows.queries + 1
+
+
+def _causal(rows: _Rows, offset: int, *, sees_first: bool) -> Iterator[Fit]:
+    """The patterns in which no row sees a later key."""
+    position = rows.position(offset)
+    if not rows.all(rows.stop == rows.before(position + 1)):
+        return
+    reach = min(rows.keys, rows.queries + offset)
+    if sees_first:
+        name: Pattern = "causal" if offset == rows.end else "causal from a position"
+        yield "causal from the first key" if offset == 0 != rows.end else name, offset, None, 0, reach
+        return
+    # The widest row shows the width, if padding leaves one row whole.
+    width = int((position + 1 - rows.seen.first).masked_fill(~rows.live, 0).max())
+    if rows.all(rows.first == rows.before(position + 1 - width)):
+        yield "window", offset, width, max(0, offset + 1 - width), reach
+    start = rows.seen.first
+    rises = rows.all(start.diff(dim=1, prepend=start[:, :1]) >= 0)
+    own = rows.at(start, start - offset) == start
+    if rises and rows.all(own | (start < offset)):
+        yield "documents, causal", offset, None, 0, reach
+
+
+def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) -> Iterator[Fit]:
+    """The patterns in which some rows see later keys."""
+    position, seen = rows.position(offset), rows.seen
+    reach, whole = rows.before(position + 1), (0, rows.keys)
+    if sees_first:
+        # The first row with a key sees the prefix.
+        first = rows.live.long().argmax(-1, keepdim=True)
+        prefix = rows.stop.gather(1, first)
+        if rows.all(rows.stop == reach.maximum(prefix)):
+            yield "prefix", offset, int(seen.last.gather(1, first).max()) + 1, *whole
+        blocks = rows.at(seen.last, seen.last - offset) == seen.last
+        if rows.all(rows.stop >= reach) and rows.all(blocks):
+            yield "causal, with blocks of both directions", offset, None, *whole
+    for own in (1, 0):
+        if sees_last and rows.all(rows.first == rows.before(position + own)):
+            yield "inverted", offset, None, max(0, offset + own), rows.keys
+    half = int((seen.last - position).masked_fill(~rows.live, 0).max())
+    at_right = half > 0 and rows.all(rows.stop == rows.before(position + half + 1))
+    if at_right and rows.all(rows.first == rows.before(position - half)):
+        yield "window to both sides", offset, 2 * half + 1, max(0, offset - half), rows.keys
+    if rows.end == 0:
+        ends = [rows.at(one, other) == one for one in (seen.first, seen.last) for other in (seen.first, seen.last)]
+        if all(rows.all(end) for end in ends) and rows.all((seen.first <= position) & (position <= seen.last)):
+            yield "documents", offset, None, *whole
+
+
+def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
+    """Where keys are hidden from every row, among those the pattern allows; how many at most."""
+    keys = keys[:, low:high]
+    hidden = int((~keys).sum(-1).max()) if keys.numel() else 0
+    if not hidden:
+        return None, 0
+    width = keys.shape[-1]
+    left = keys.long().argmax(-1)
+    right = width - 1 - keys.flip(-1).long().argmax(-1)
+    if bool((keys.sum(-1) < (right - left + 1).masked_fill(~keys.any(-1), 0)).any()):
+        return "inside", hidden
+    some = keys.any(-1)
+    at_left, at_right = bool((some & (left > 0)).any()), bool((some & (right < width - 1)).any())
+    return "both sides" if at_left and at_right else "left" if at_left else "right", hidden

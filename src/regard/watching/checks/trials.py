@@ -1,0 +1,305 @@
+"""The trials of a check: runs of a model that must give the same results, and the audits of these runs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import ArgumentError, RegardError
+from regard.watching.checks.differences import Judge, Measure, largest_difference, worst_of
+from regard.watching.checks.finding import Finding, Reason, Severity
+from regard.watching.checks.subject import Outputs, Sample, Side, Subject
+from regard.watching.watch import Seen, watch
+
+SEED = 0
+LEAK = 1e-7
+"""A relative difference from which on something leaks: two runs of the same shapes are equal to the bit."""
+REBUILT = 1e-2
+"""How far an output may be from the one its map gives, over the largest value."""
+ALONE = ("inverted mask", "causal cross-attention", "causal from the first key", "not finite", "no key", "not seen")
+"""Reasons the kernels show by themselves; future and padding have to change a result too."""
+BESIDE = (
+    "a sequence gives another result beside a sequence of the same length than alone: no position may see another "
+    "sequence"
+)
+PADDING = (
+    "what stands in the padding (on the {}) changes the results of real tokens: they attend to it; hand each attention "
+    "the padding mask"
+)
+PADDED = (
+    "a sequence gives another result beside a longer one, padded on the {}, than alone: look at masks and at "
+    "positions, which count from the first real token"
+)
+MIXED = (
+    "what stands in the padding (on the {}) changes the results of real tokens, though no attention sees it: something "
+    "else mixes positions, such as a convolution"
+)
+FUTURE = (
+    "what comes later changes earlier results of a model that should be causal{}: its attention needs a causal mask on "
+    "this path"
+)
+CACHE = (
+    "read with a cache, {} at a time, the sequence gives another result than at once: look at positions, at the keys "
+    "that the cache hands over, and at a causal mask that aligns the first query with the first key"
+)
+EAGER = "the kernel and the same attention written out give two results{}: they do not get the same mask, scale or bias"
+
+
+class Trials:
+    """Tries one subject, and collects findings."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.judge = subject, Judge(subject)
+        self.found: list[Finding] = []
+        self.tried: list[str] = []
+        self.seen: list[tuple[Seen, Any]] = []
+
+    def run(self) -> None:
+        """All trials. A sequence that cannot even run alone is the caller's mistake."""
+        subject, rows = self.subject, self.subject.rows
+        try:
+            first = self._watched([rows.long])
+        except RegardError:
+            raise
+        except Exception as error:
+            raise ArgumentError(
+                f"{type(subject.model).__name__} does not run on {_described(rows.long)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if any(bool(output.values.isnan().any()) for output in first[0].values()):
+            self.found.append(
+                Finding("not finite", "error", "its output has NaN for a single sequence without padding")
+            )
+            self._of_kernels()
+            return
+        if largest_difference(first, _run(subject, [rows.long], seed=SEED + 1)) > 0:
+            self.found.append(Finding("random", "info", "its output is random in evaluation mode too: not compared"))
+            self._of_kernels()
+            return
+        self._batch()
+        for side in subject.sides:
+            self._padding(side)
+        if subject.causal and subject.ahead is not None:
+            self._future()
+        self._cache()
+        self._eager()
+        self._of_kernels()
+
+    # -- the probes --------------------------------------------------------------------------------------
+
+    def _batch(self) -> None:
+        """Two sequences of the same length, together and alone."""
+        rows = self.subject.rows
+
+        def together(subject: Subject) -> float:
+            both = _run(subject, [rows.long, rows.other])
+            return largest_difference(both, [*_run(subject, [rows.long]), *_run(subject, [rows.other])])
+
+        with self._trying("two together"):
+            self._unless_rounding("batch", together, BESIDE)
+
+    def _padding(self, side: Side) -> None:
+        """A short sequence beside a long one, padded on a side; and other values in the padding."""
+        rows = self.subject.rows
+        if rows.short is None:
+            return
+        both = [rows.long, rows.short]
+
+        def other_filler(subject: Subject) -> float:
+            return worst_of(
+                largest_difference(_run(subject, both, side=side, filler=number), _run(subject, both, side=side))
+                for number in (1, 2)
+            )
+
+        def alone(subject: Subject) -> float:
+            assert rows.short is not None
+            apart = [*_run(subject, [rows.long]), *_run(subject, [rows.short])]
+            return largest_difference(_run(subject, both, side=side), apart)
+
+        with self._trying(f"padded {side}"):
+            self._watched(both, side)
+            is_moved = side == "left" and self.subject.counts_columns
+            # A model may know padding by its token: other tokens there may change results, if those are right with it.
+            if self.judge.beyond_rounding(alone) is None and not is_moved:
+                return
+            if self.judge.beyond_rounding(other_filler, LEAK) is None:
+                self._unless_rounding("batch", alone, PADDED.format(side), severity="info" if is_moved else "error")
+            elif self._hides_padding():
+                self._unless_rounding("batch", other_filler, MIXED.format(side), LEAK, severity="info")
+            else:
+                self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
+
+    def _hides_padding(self) -> bool:
+        """Whether every call of the last watched batch was seen, and none has weight on padding."""
+        seen, keep = self.seen[-1]
+        if keep is None or not seen.calls or seen.report().missed:
+            return False
+        if any(call.map is None or call.map.shape[-1] != keep.shape[1] for call in seen.calls):
+            return False
+        return not any(finding.reason == "padding" for finding in seen.audit(padding=keep))
+
+    def _future(self) -> None:
+        """The last positions replaced, alone and in every other way a mask may take."""
+        subject, rows = self.subject, self.subject.rows
+        ways: list[tuple[str, Measure]] = [("", _ahead([rows.long], "right"))]
+        if rows.short is not None:
+            ways += [(f", padded {side}", _ahead([rows.long, rows.short], side)) for side in subject.sides]
+        ways += [(", in training", _in_training(ways[0][1]))] if not _mixes_in_training(subject.model) else []
+        if subject.eager() is not None:
+            ways += [(f"{said}, eager", _in_eager(measure)) for said, measure in ways[:1]]
+        for said, measure in ways:
+            with self._trying(f"the last positions replaced{said}"):
+                if self._unless_rounding("future", measure, FUTURE.format(f" ({said[2:]})" if said else ""), LEAK):
+                    return
+
+    def _cache(self) -> None:
+        """The same sequence at once and with a cache."""
+        rows = self.subject.rows
+        for chunk, said in ((1, "one position"), (3, "three positions")):
+
+            def cached(subject: Subject, chunk: int = chunk) -> float:
+                steps = subject.steps(rows.long, chunk)
+                return 0.0 if steps is None else largest_difference([steps], _run(subject, [rows.long]))
+
+            with self._trying(f"a cache, {said} at a time"):
+                if self.subject.steps(rows.long, chunk) is None:
+                    self.tried.pop()
+                    return
+                if self._unless_rounding("cache", cached, CACHE.format(said)):
+                    return
+
+    def _eager(self) -> None:
+        """The model's own kernel against attention written out."""
+        rows = self.subject.rows
+        if self.subject.eager() is None:
+            return
+        batches: list[tuple[str, Sequence[Sample], Side]] = [("", [rows.long], "right")]
+        if rows.short is not None:
+            batches += [(f" padded {side}", [rows.long, rows.short], side) for side in self.subject.sides]
+        for said, batch, side in batches:
+
+            def eager(subject: Subject, batch: Sequence[Sample] = batch, side: Side = side) -> float:
+                with subject.eager() or nullcontext():
+                    written = _run(subject, batch, side=side)
+                return largest_difference(_run(subject, batch, side=side), written)
+
+            with self._trying(f"eager{said}"):
+                if self._unless_rounding("kernel and eager", eager, EAGER.format(said and f" of a batch{said}")):
+                    return
+
+    # -- the kernels -------------------------------------------------------------------------------------
+
+    def _watched(self, rows: Sequence[Sample], side: Side = "right") -> list[Outputs]:
+        """Run a batch under a watch, and keep the watch."""
+        torch.manual_seed(SEED)
+        with watch(self.subject.model, verify=True) as seen:
+            outputs = self.subject.run(rows, side=side)
+        self.seen.append((seen, self.subject.keep(rows, side)))
+        return outputs
+
+    def _of_kernels(self) -> None:
+        """Findings of the watched calls, by themselves or as the place of a fault in the results."""
+        shown = {finding.reason for finding in self.found}
+        self.tried.append("what the kernels got")
+        for seen, keep in self.seen:
+            for finding in seen.audit(causal=self.subject.causal or None, padding=keep):
+                is_place = finding.reason in shown and finding.reason in ("future", "padding")
+                if finding.reason == "future" and not self._reads_ahead(seen, finding.path):
+                    continue
+                if finding.reason in ALONE or (is_place and finding.severity == "error"):
+                    self.found.append(finding)
+            for call in seen.calls:
+                if isinstance(call.error, float) and not call.error <= REBUILT:
+                    self.found.append(Finding(
+                        "kernel and eager", "error", f"the output of {call.how} is not what its queries, keys and mask "
+                        "give", call.name, call.index, {"difference": call.error},
+                    ))  # fmt: skip
+            for path, reason in seen.report().missed:
+                self.found.append(Finding("not seen", "info", reason, path))
+
+    def _reads_ahead(self, seen: Seen, path: str) -> bool:
+        """Whether a module attends from the positions of the input `ahead`: an encoder beside it may see everything."""
+        lengths = {len(row[self.subject.ahead or ""]) for row in self.subject.rows if row is not None}
+        return any(call.map is not None and call.map.shape[-2] in lengths for call in seen.calls if call.name == path)
+
+    # -- the rest ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _trying(self, what: str) -> Iterator[None]:
+        """Name a trial. A trial that a model cannot run is no fault of its attention, and is reported."""
+        self.tried.append(what)
+        try:
+            yield
+        except Exception as error:
+            self.tried.remove(what)
+            said = f"{what}: {type(error).__name__}: {error}"[:300]
+            self.found.append(Finding("not checked", "info", said))
+
+    def _unless_rounding(
+        self, reason: Reason, measure: Measure, says: str, least: float | None = None, severity: Severity = "error"
+    ) -> bool:
+        """Note a finding if a difference is more than rounding; and whether it is."""
+        numbers = self.judge.beyond_rounding(measure, least)
+        if numbers is None:
+            return False
+        says += f" (difference {numbers['difference']:.1e} of the largest output)"
+        self.found.append(Finding(reason, severity, says, numbers=numbers))
+        return True
+
+
+def _run(
+    subject: Subject, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, seed: int = SEED
+) -> list[Outputs]:
+    """Run a batch, always with the same seed."""
+    torch.manual_seed(seed)
+    return subject.run(rows, side=side, filler=filler)
+
+
+def _ahead(rows: Sequence[Sample], side: Side) -> Measure:
+    """Measure how far earlier outputs of the first row change if its last positions are replaced."""
+
+    def measure(subject: Subject) -> float:
+        assert subject.ahead is not None
+        length, found = len(rows[0][subject.ahead]), []
+        for place in sorted({max(1, length // 2), length - 1}):
+            changed = [subject.changed(rows[0], place), *rows[1:]]
+            before, after = (_run(subject, batch, side=side)[0] for batch in (rows, changed))
+            mine, theirs = ({n: o for n, o in one.items() if o.of == subject.ahead} for one in (before, after))
+            found.append(largest_difference([mine], [theirs], place))
+        return worst_of(found)
+
+    return measure
+
+
+def _in_eager(measure: Measure) -> Measure:
+    def eager(subject: Subject) -> float:
+        with subject.eager() or nullcontext():
+            return measure(subject)
+
+    return eager
+
+
+def _in_training(measure: Measure) -> Measure:
+    """The same in training mode, where models may take another path; the same seed drops the same elements."""
+
+    def training(subject: Subject) -> float:
+        subject.model.train()
+        try:
+            return measure(subject)
+        finally:
+            subject.model.eval()
+
+    return training
+
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _mixes_in_training(model: nn.Module) -> bool:
+    return any(isinstance(module, BATCH_NORMS) for module in model.modules())
+
+
+def _described(row: Sample) -> str:
+    return ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in row.items())

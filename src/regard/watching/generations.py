@@ -1,0 +1,168 @@
+"""Join the calls of a sequence, such as the steps of a generation, to one map."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.maps.attention_map import AttentionMap, stack
+from regard.maps.sources.summary import SummarySource
+from regard.watching.kept.sequences import CallSequence, SequenceStep, rows_before
+
+NAMED = 4
+"""How many sequences a message names."""
+
+
+def separate(name: str, sequences: list[CallSequence]) -> str:
+    """The message for calls that cannot be joined."""
+    said = [_said(sequence, n > 0) for n, sequence in enumerate(sequences[:NAMED])]
+    more = len(sequences) - NAMED
+    return (
+        f"{name!r}: its calls are {len(sequences)} sequences, not one: {'; '.join(said)}"
+        f"{f'; {more} more' if more > 0 else ''}. seen.generations({name!r}) has a map for each"
+    )
+
+
+def _said(sequence: CallSequence, has_reason: bool) -> str:
+    calls = [step.call for step in sequence.steps]
+    numbers = ", ".join(map(str, calls if len(calls) < 4 else [*calls[:2], "...", calls[-1]]))
+    numbers = f"call{'s' if len(calls) > 1 else ''} {numbers}"
+    return f"{numbers} ({sequence.why})" if has_reason else numbers
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Some queries of a call."""
+
+    weights: AttentionMap
+    start: int
+    first: int
+    """The place of the first of these queries among the keys."""
+    rows: range
+
+
+def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
+    """The maps of a sequence's calls, row under row.
+
+    Args:
+        name: the path of the module, for messages.
+        sequence: the calls that belong together.
+        maps: the map of each call.
+        others: the row orders found by the other modules.
+
+    Raises:
+        ShapeError: it cannot be told which rows of the batch continue which.
+        NotKeptError: only statistics were kept of the calls, and none of these can be joined.
+    """
+    steps = sequence.steps
+    if len(steps) == 1:
+        return maps[steps[0].call]
+    orders = _orders(name, sequence, others)
+    pieces: list[_Piece] = []
+    for step, order in zip(steps, orders, strict=True):
+        weights = _in_order(maps[step.call], order)
+        if sequence.grows:
+            # Where a cache was cut back, queries beyond the cut were asked again. A cut never takes a whole call back:
+            # with other keys a new sequence begins.
+            for piece in pieces[-1:]:
+                piece.rows = range(min(len(piece.rows), step.first - piece.first))
+        pieces.append(_Piece(weights, step.start, step.first, range(weights.shape[-2])))
+    return stack([_of_rows(piece) for piece in pieces], starts=[piece.start for piece in pieces])
+
+
+ModelRun = tuple[int, int]
+
+
+class OfRuns:
+    """Which rows of the batch each run of a model continues, as far as all its modules tell."""
+
+    def __init__(self, sequences: Iterable[CallSequence]) -> None:
+        self._origins: dict[ModelRun, list[Tensor | None]] = {}
+        for sequence in sequences:
+            for step in sequence.steps[1:]:
+                if (run := _run(step)) is not None:
+                    self._origins.setdefault(run, []).append(step.origins)
+
+    def narrowed(self, step: SequenceStep) -> Tensor | None:
+        """The rows a step may continue, according to every module that ran with it; None: each row its own."""
+        if (origins := step.origins) is None:
+            return None
+        for other in self._of(step):
+            if other is None and bool(origins.diagonal().all()) and origins.shape[0] == origins.shape[1]:
+                return None
+            if other is not None and other.shape == origins.shape and bool((origins & other).any(1).all()):
+                origins = origins & other
+        return origins
+
+    def moves(self, steps: Iterable[SequenceStep]) -> bool:
+        """Whether a row of the batch is seen to change its place in any module that ran with the steps."""
+        found = (origins for step in steps for origins in self._of(step))
+        return any(o is not None and not (o.shape[0] == o.shape[1] and bool(o.diagonal().all())) for o in found)
+
+    def _of(self, step: SequenceStep) -> list[Tensor | None]:
+        run = _run(step)
+        return [step.origins] if run is None else self._origins[run]
+
+
+def _run(step: SequenceStep) -> ModelRun | None:
+    return None if step.when.begun is None else (step.when.thread, step.when.begun)
+
+
+def _orders(name: str, sequence: CallSequence, others: OfRuns) -> list[Tensor | None]:
+    """For each step, the row of its batch each row of the last step goes back to; None for the same rows.
+
+    Raises:
+        ShapeError: rows with different histories are possible.
+    """
+    steps = sequence.steps
+    if sequence.grows and not others.moves(steps[1:]):
+        # Rows that come to have the same keys, as under a small window, are not suspected of changing places.
+        return [None] * len(steps)
+    parents: list[Tensor | None] = []
+    same = steps[0].alike
+    for step in steps[1:]:
+        if (origins := others.narrowed(step)) is None:
+            same = None
+            parents.append(None)
+            continue
+        chosen = rows_before(origins)
+        possible = torch.zeros_like(origins) if same is None else same[chosen]
+        possible[torch.arange(len(chosen)), chosen] = True
+        if bool((origins & ~possible).any()):
+            raise ShapeError(
+                f"{name!r}, call {step.call}: rows of the batch have the same keys here, but were not the same before, "
+                "so that it cannot be told which of them each row continues: watch the model's other attention too, "
+                "or ask each call by itself"
+            )
+        same = None if step.alike is None else step.alike & possible[:, chosen]
+        parents.append(chosen)
+    order: Tensor | None = None
+    orders: list[Tensor | None] = [None]
+    for parent in reversed(parents):
+        order = parent if order is None else order if parent is None else parent[order]
+        orders.append(order)
+    return orders[::-1]
+
+
+def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
+    """A map with the rows of its batch in another order."""
+    if order is None:
+        return weights
+    source, leading = weights.source, weights.source.leading
+    batch = leading[:-1] if source.has_heads else leading
+    if len(batch) != 1:
+        raise ShapeError(f"a map {tuple(weights.shape)} has not one dimension of rows that could change places")
+    flat_heads = torch.arange(source.flat_heads, device=weights.device).view(batch[0], -1)[order]
+    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])))
+
+
+def _of_rows(piece: _Piece) -> AttentionMap:
+    """The requested rows of a piece."""
+    source = piece.weights.source
+    if len(piece.rows) == source.queries:
+        return piece.weights
+    if isinstance(source, SummarySource):
+        return AttentionMap(source.of_rows(piece.rows))
+    return piece.weights.only(rows=slice(piece.rows.start, piece.rows.stop))

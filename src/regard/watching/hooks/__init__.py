@@ -1,0 +1,1 @@
+"""The hooks that intercept calls of attention while a model runs."""

@@ -1,0 +1,205 @@
+"""The global hooks that keep the stack of running modules of each thread, and the threads in which a watch is open.
+
+The hooks are global because torch does not run an encoder layer fused if the layer has hooks of its own: it would then
+run slower, and its output would differ in its last bits.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from regard.errors import ArgumentError
+from regard.tensors.torch_private import forget_global_hook
+from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.module_kinds import (
+    FUSED_FORWARDS,
+    FUSED_SUBCLASS,
+    TORCHS,
+    forward_of,
+    is_plain,
+    may_run_fused,
+)
+from regard.watching.hooks.observers import MODULES
+from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
+from regard.watching.hooks.torch_mode import FunctionMode
+from regard.watching.readers.flex_calls import hand_on_compiled
+from regard.watching.readers.product_calls import close, observe_plain
+
+_local = threading.local()
+_lock = threading.Lock()
+_handles: list[RemovableHandle] = []
+_users = 0
+
+
+def this_thread() -> ThreadState:
+    """The state of the current thread."""
+    if not hasattr(_local, "thread"):
+        thread = ThreadState()
+        thread.mode = FunctionMode(thread)
+        _local.thread = thread
+    return _local.thread
+
+
+def _install() -> None:
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _handles.append(nn.modules.module.register_module_forward_pre_hook(_before))
+            _handles.append(nn.modules.module.register_module_forward_hook(_after, with_kwargs=True, always_call=True))
+
+
+def _uninstall() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        while not _users and _handles:
+            handle = _handles.pop()
+            handle.remove()
+            forget_global_hook(handle.id)
+
+
+def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
+    thread: ThreadState | None = getattr(_local, "thread", None)
+    if thread is None or not thread.watches:
+        return
+    if thread.compiled:
+        hand_on_compiled(thread)
+    if thread.plain is not None:
+        # An exception in another hook has kept us from seeing its end; or it calls this module (a gated norm).
+        thread.end_plain()
+    if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
+        thread.begin_plain(module)
+        return
+    thread.stack.append(RunningModule(module, thread.taken, thread.hidden))
+    if thread.editors and is_in_backward():
+        thread.begin_recomputation()
+    may_hide = isinstance(module, TORCHS) and thread.may_hide(module)
+    if may_hide != thread.hidden:
+        thread.hide(may_hide)
+    for watch in thread.watches:
+        watch.entered(module)
+
+
+def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
+
+    Returns:
+        The output that replaces the module's; None leaves it.
+    """
+    thread: ThreadState | None = getattr(_local, "thread", None)
+    if thread is None:
+        return None
+    if thread.plain is not None:
+        is_this = thread.plain is module
+        try:
+            if is_this and len(rest) == 2:
+                # Our mode is still off: it would see each question asked of a tensor here.
+                observe_plain(thread, module, args, rest[1])
+        finally:
+            thread.end_plain()
+        if is_this:
+            return None
+    return _end(thread, module, args, *rest) if thread.stack else None
+
+
+def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+    """End a module with a frame."""
+    # An exception in another hook may have left modules on the stack, or may have kept this one from it.
+    if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
+        return None
+    while thread.stack[-1].module is not module:
+        thread.stack.pop()
+    frame = thread.stack[-1]
+    if thread.compiled:
+        hand_on_compiled(thread)
+    try:
+        if len(rest) == 2:
+            _finish(thread, frame, args, *rest)
+    finally:
+        thread.stack.pop()
+        if frame.was_hidden != thread.hidden:
+            thread.hide(frame.was_hidden)
+        if frame.is_recomputed:
+            take_out(thread.mode)
+    if len(rest) == 2:
+        for editor in thread.editors:
+            if editor.refusal is not None:
+                refusal, editor.refusal = editor.refusal, None
+                raise refusal
+    return thread.left(module, rest[1] if len(rest) == 2 else None)
+
+
+def _finish(
+    thread: ThreadState, frame: RunningModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """Observe a module whose forward has returned."""
+    module = frame.module
+    if isinstance(module, TORCHS):
+        forward = forward_of(module)
+        if (observe := MODULES.get(forward)) is not None:
+            thread.try_to(observe, thread, frame, module, args, kwargs, output)
+        elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
+            thread.unread(FUSED_SUBCLASS)
+    if frame.pending or frame.is_in_blocks or thread.traces:
+        thread.try_to(close, thread, frame)
+
+
+class OpenThreads:
+    """The threads in which one watch is open, and the mark each needs to leave it."""
+
+    def __init__(self) -> None:
+        self._open: dict[ThreadState, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def enter(self, watch: Interceptor) -> ThreadState:
+        """Open the watch in this thread.
+
+        Raises:
+            ArgumentError: it is open here already, and would see every call twice.
+        """
+        thread = this_thread()
+        if watch in thread.watches:
+            raise ArgumentError(
+                "this `with` is open in this thread already, and would see each call twice: open it once"
+            )
+        _install()
+        self._open[thread] = thread.enter(watch)
+        return thread
+
+    def leave(self, watch: Interceptor) -> ThreadState:
+        """Close the watch in this thread; if it is not open here, where it was opened last.
+
+        A watched generator may be ended by another thread than the one that began it.
+        """
+        thread = this_thread()
+        if thread in self._open:
+            mark = self._open.pop(thread)
+        else:
+            thread, mark = self._open.popitem()
+        thread.leave(watch, mark)
+        _uninstall()
+        return thread
+
+    @contextmanager
+    def attach(self, watch: Interceptor, opened_by: str) -> Iterator[None]:
+        """Open the interceptor in another thread too.
+
+        Raises:
+            ArgumentError: it is open in no thread, or in this one already.
+        """
+        if not self._open or watch in this_thread().watches:
+            raise ArgumentError(
+                f"attach() belongs into another thread than the one whose `with {opened_by}(...)` is open"
+            )
+        self.enter(watch)
+        try:
+            yield
+        finally:
+            self.leave(watch)

@@ -1,0 +1,83 @@
+"""Kinds of modules: those torch may run fused, those that call no attention, and those named so."""
+
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from regard.tensors.torch_private import has_pre_hooks
+from regard.watching.readers.provenance import Traces
+
+
+def forward_of(module: nn.Module) -> object:
+    """The function a module's class runs as `forward`; None for a TorchScript module, whose class has none."""
+    return getattr(type(module), "forward", None)
+
+
+def _calls_super(function: object) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and "__class__" in code.co_freevars
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether the name of a module's class says it attends."""
+    name = type(module).__name__.lower()
+    return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
+
+
+TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+"""The modules torch may run fused."""
+
+FUSED_FORWARDS = frozenset(kind.forward for kind in TORCHS)
+"""Their forward functions: a subclass with a forward of its own is not mistaken for its base."""
+
+FUSED_SUBCLASS = (
+    "torch may have run it fused, and its own forward says nothing of queries and keys: watch it with gradients on, "
+    "or in train() mode, where it is not fused"
+)
+"""The report's reason for subclasses of torch's layers that call the forward of their base."""
+
+
+def may_run_fused(module: nn.Module) -> bool:
+    """Whether torch may run one of `TORCHS` in one operator, which it does only if no function mode is active."""
+    forward = forward_of(module)
+    if forward not in FUSED_FORWARDS and not _calls_super(forward):
+        return False
+    takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    return not (module.training or takes_gradients)
+
+
+PLAIN = frozenset({
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,
+    nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid,
+})  # fmt: skip
+"""Modules of torch that are frequent and do not attend.
+
+They run without our mode, because the mode costs some microseconds for each function it sees.
+"""
+
+TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
+
+
+@lru_cache(maxsize=1024)
+def is_known(place: str, name: str) -> bool:
+    """Whether a class of transformers, by its module and its name, is as plain: its norms, activations and projections.
+
+    Each of them calls three to eight functions, which together are half of those a model calls.
+
+    >>> is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm"), is_known("mine", "LlamaRMSNorm")
+    (True, False)
+    """
+    is_norm = place.startswith("transformers.models.") and name.endswith("RMSNorm")
+    return is_norm or place == "transformers.activations" or (place, name) == TRANSPOSED_LINEAR
+
+
+def is_plain(module: nn.Module, traces: Traces) -> bool:
+    """Whether a module calls no function with an observer, so it can run without our mode.
+
+    Outputs that a torch module makes of a traced tensor are found afterwards; transformers' modules run under our mode.
+    """
+    kind = type(module)
+    if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):
+        return False
+    return not has_pre_hooks(module) and "forward" not in module.__dict__

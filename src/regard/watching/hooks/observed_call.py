@@ -1,0 +1,80 @@
+"""The call an observer hands to the watches, each of which keeps parts of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.source import Source
+from regard.maps.sources.values import CallValues
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors
+from regard.watching.kept.retention import RetentionPolicy
+
+
+class CallVectors(NamedTuple):
+    """The queries, keys and values of a call, as the kernel got them; None where the model handed none over."""
+
+    query: Tensor | None
+    """(batch..., H, T, D)."""
+    key: Tensor | None
+    """(batch..., G, S, D)."""
+    value: Tensor | None
+    """(batch..., G, S, E)."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """The factors of a call or its weights, with notes about them for the report."""
+
+    factors: Factors | None
+    """The tensors from which the weights are computed; None if the weights themselves were kept."""
+    notes: list[str] = field(default_factory=list)
+    verify: Callable[[], float] | str = "nothing to compare with"
+    """Computes the error of the rebuilt output; or the reason why that is not possible."""
+    stored: Source | None = None
+    """The weights themselves, if the model computed them."""
+    softmax: Source | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
+    evidence: Evidence | None = None
+    """The vectors by which the call can be told to continue another one."""
+    mixed: str = ""
+    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    beside: CallValues = field(default_factory=CallValues)
+    """The values and the gradient of the output, as far as the watch keeps them."""
+    holds_keys: bool = False
+    """Whether the factors hold queries and keys, so the steps of a generation can share the keys."""
+
+    @property
+    def source(self) -> Source:
+        """The source of the weights."""
+        if self.stored is not None:
+            return self.stored
+        assert self.factors is not None
+        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, mixed=self.mixed)
+
+
+class ObservedCall(ABC):
+    """One observed call, while the model's tensors are at hand."""
+
+    is_editable: ClassVar[bool] = False
+    """Whether a call of this kind can be edited before it runs."""
+    how: str
+    """The observed function or module, for the report."""
+    token: object = None
+    """Identifies the call later, should it turn out to be no attention."""
+
+    @abstractmethod
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep the tensors the map needs, by the rules of a watch.
+
+        Raises:
+            RegardError: the call cannot be read; the message says why.
+        """
+
+    @abstractmethod
+    def query_key_value(self) -> CallVectors:
+        """The queries, keys and values."""

@@ -1,0 +1,258 @@
+"""The state of each thread: its watches, the stack of running modules, and the calls it hands to the watches."""
+
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import FunctionError
+from regard.tensors.torch_private import (
+    get_function_mode,
+    get_function_modes,
+    graph_task_id,
+    pop_function_mode,
+    push_function_mode,
+)
+from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.module_kinds import looks_like_attention, may_run_fused
+from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.kept.sequences import Moment
+from regard.watching.readers.provenance import SoftmaxOrigin, Traces
+
+
+class RunningModule:
+    """A module whose forward is running."""
+
+    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
+
+    def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
+        self.module = module
+        self.taken = taken
+        self.was_hidden = was_hidden
+        self.pending: list[SoftmaxOrigin] = []
+        """Softmaxes of this module that may turn out to be attention."""
+        self.is_recomputed = False
+        """Whether our mode is on for this module alone, which a backward pass runs again."""
+        self.is_in_blocks = False
+        """Whether the module multiplied values with parts of a softmax."""
+
+
+class ThreadState:
+    """One thread: its watches, its stack of modules, and the mode through which it sees functions called."""
+
+    def __init__(self) -> None:
+        self.watches: list[Interceptor] = []
+        """The interceptors that are open here, the outermost first."""
+        self.editors: list[Interceptor] = []
+        """Those that may change calls."""
+        self.stack: list[RunningModule] = []
+        self.plain: nn.Module | None = None
+        """The plain module that is running. It has no frame, because most modules of a model are plain."""
+        self._may_see = False
+        """Whether our mode has to be put back when the plain module ends."""
+        self.taken = 0
+        self.meant: nn.Module | None = None
+        self.is_reading = False
+        """Whether a watch reads a call now: the functions it calls are not the model's."""
+        self.mode: TorchFunctionMode
+        """The mode through which functions are seen; set when the thread's state is made."""
+        self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
+        """The arguments and outputs of compiled calls of FlexAttention that were not handed on yet."""
+        self.hidden = False
+        self.traces = Traces()
+        self.handed: set[int] = set()
+        """The addresses of the outputs of calls of FlexAttention seen as they ran."""
+
+    def enter(self, watch: Interceptor) -> int:
+        """Begin to report to an interceptor.
+
+        Returns:
+            The mark that `leave` needs.
+        """
+        # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
+        if not self.watches and not any(mode is self.mode for mode in get_function_modes()):
+            push_function_mode(self.mode)
+        self.watches.append(watch)
+        if watch.changes:
+            self.editors.append(watch)
+        return len(self.stack)
+
+    def leave(self, watch: Interceptor, mark: int) -> None:
+        """Stop reporting to an interceptor, and remove the modules an interrupt left on the stack."""
+        if len(self.stack) > mark:
+            was_hidden = self.stack[mark].was_hidden
+            del self.stack[mark:]
+            self.hide(was_hidden)
+        self.watches.remove(watch)
+        if watch.changes:
+            self.editors.remove(watch)
+        if not self.watches:
+            # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
+            take_out(self.mode)
+            self.hidden, self.plain = False, None
+            self.traces.clear()
+            self.compiled.clear()
+
+    def hide(self, hidden: bool) -> None:
+        """Take our function mode off torch's stack, or put it back.
+
+        torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
+        do not run fused anyway, and ours can stay.
+        """
+        if hidden and not self.hidden and get_function_mode() is self.mode:
+            pop_function_mode()
+            self.hidden = True
+        elif not hidden and self.hidden:
+            push_function_mode(self.mode)
+            self.hidden = False
+
+    def begin_plain(self, module: nn.Module) -> None:
+        """Run a plain module, without our mode."""
+        self.plain, self._may_see = module, not self.hidden
+        if self._may_see:
+            self.hide(True)
+
+    def end_plain(self) -> None:
+        """The plain module has ended."""
+        self.plain = None
+        if self._may_see:
+            self.hide(False)
+
+    def begin_recomputation(self) -> None:
+        """Put our mode on for a module a backward pass runs again: torch has it off in functions it handles,
+        of which a backward pass is one.
+        """
+        if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
+            self.stack[-1].is_recomputed = True
+            push_function_mode(self.mode)
+
+    def may_hide(self, module: nn.Module) -> bool:
+        """Whether our mode has to be off while a module runs: torch may run it fused, and it is not edited."""
+        if self.editors and any(id(module) in editor.unfused for editor in self.editors):
+            return False
+        return may_run_fused(module)
+
+    def begun(self, watch: Interceptor) -> int | None:
+        """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
+        return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
+
+    def path(self, watch: Interceptor) -> str | None:
+        """The path of the innermost running module the watch knows; None outside its model.
+
+        The module is found as the `self` of a running function, so a method (a decoder's step) counts like a call.
+        """
+        if self.meant is not None:
+            return watch.paths.get(id(self.meant))
+        running: FrameType | None = _frame_of_model(sys._getframe(1))
+        while running is not None:
+            if (path := watch.paths.get(id(running.f_locals.get("self")))) is not None:
+                return path
+            running = running.f_back
+        return None
+
+    def moment(self, watch: Interceptor) -> Moment:
+        """The time of the latest call observed."""
+        return Moment(get_ident(), self.taken, self.begun(watch))
+
+    def before(self) -> list[object]:
+        """The changes of the call that is about to run, by each interceptor that changes it, the outermost first."""
+        found = []
+        for editor in self.editors:
+            path = self.path(editor)
+            if path is not None and (change := editor.before(path, self.moment(editor))) is not None:
+                found.append(change)
+        return found
+
+    def give(self, source: ObservedCall, module: nn.Module | None = None) -> None:
+        """Hand a call to every interceptor, as a call of the running module or of `module`."""
+        self.taken += 1
+        self.meant, self.is_reading = module, True
+        try:
+            for watch in tuple(self.watches):
+                watch.after(self.path(watch), source, self.moment(watch))
+        finally:
+            self.meant, self.is_reading = None, False
+
+    def try_to(self, observe: Callable[..., Any], *args: Any) -> None:
+        """Observe without ever disturbing the model: an error goes to the report, but one of the user's function."""
+        try:
+            observe(*args)
+        except FunctionError:
+            raise
+        except Exception as error:
+            self.unread(f"{type(error).__name__}: {error}")
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Tell every watch that a module has ended; returns the output a watch puts in the place of the module's."""
+        changed = None
+        for watch in tuple(self.watches):
+            handed = watch.left(module, output if changed is None else changed)
+            changed = changed if handed is None else handed
+        return changed
+
+    def unread(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something cannot be read, in the running module or in `module`."""
+        self.meant = module
+        for watch in self.watches:
+            if (path := self.path(watch)) is not None:
+                watch.unread(path, reason)
+        self.meant = None
+
+    def refuse(self, frame: RunningModule) -> None:
+        """Tell every watch that a module attended in blocks."""
+        for watch in self.watches:
+            watch.refuse(frame.module, frame.taken)
+
+    def other(self, reason: str, module: nn.Module | None = None) -> None:
+        """Tell every watch that something only looked like attention, in the running module or in `module`."""
+        self.meant = module
+        for watch in self.watches:
+            if (path := self.path(watch)) is not None:
+                watch.other(path, reason)
+        self.meant = None
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Tell every watch that a call that it took is no attention."""
+        for watch in self.watches:
+            watch.withdraw(token, reason)
+
+    def innermost(self) -> RunningModule | None:
+        """The running module whose code this is; an nn.Softmax is passed over, because the module around calls it."""
+        frames = [frame for frame in self.stack[-2:] if not isinstance(frame.module, nn.Softmax)]
+        return frames[-1] if frames else None
+
+    def innermost_module(self) -> nn.Module | None:
+        """The module of that frame."""
+        frame = self.innermost()
+        return None if frame is None else frame.module
+
+    def is_in_attention(self) -> bool:
+        """Whether a running module looks like attention."""
+        return any(looks_like_attention(frame.module) for frame in self.stack)
+
+
+def _frame_of_model(running: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not ours: to ask a frame for its `self` copies all it holds."""
+    while running is not None and running.f_globals.get("__name__", "").startswith("regard.watching."):
+        running = running.f_back
+    return running
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
+    return graph_task_id() != -1
+
+
+def take_out(mode: TorchFunctionMode) -> None:
+    """Take a mode off torch's stack, also from below modes entered after it."""
+    above = []
+    while (top := get_function_mode()) is not None and top is not mode:
+        above.append(pop_function_mode())
+    if top is mode:
+        pop_function_mode()
+    for other in reversed(above):
+        push_function_mode(other)

@@ -1,0 +1,61 @@
+"""The torch function mode through which a thread sees the functions its model calls."""
+
+import types
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
+from regard.watching.hooks.observers import FUNCTIONS, of_operator
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.readers.traced_calls import observe_traced
+
+OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+"""The kinds of functions that are operators."""
+
+NATIVE = frozenset({
+    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
+    types.WrapperDescriptorType,
+})  # fmt: skip
+"""The kinds of functions that are none: those of torch, of its tensors and of Python.
+
+To ask for the kind takes a tenth of the time that `isinstance` takes with the classes of operators.
+"""
+
+
+class FunctionMode(TorchFunctionMode):
+    """Hands the functions with an observer to it, in place of running them."""
+
+    def __init__(self, thread: ThreadState) -> None:
+        super().__init__()
+        self._thread = thread
+        self._compiled = thread.compiled
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            result = func(*args, **(kwargs or {}))
+            if func is flex_attention_operator:
+                # torch's compiler traces this line too: its code will do so after each run of the kernel. The other
+                # results must not be asked for, because a kernel that returns them is another one.
+                self._compiled.append((args, result[0]))
+            return result
+        thread = self._thread
+        observe = FUNCTIONS.get(func)
+        if observe is None and type(func) in NATIVE and not thread.traces.alive and not thread.editors:
+            # Most functions go this way: each line here is run some hundred times in a small model.
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if thread.is_reading or not thread.watches:
+            return func(*args, **(kwargs or {}))
+        if thread.editors and (change := thread.editors[0].changes.get(func)) is not None:
+            return change(thread, func, args, kwargs or {})
+        if observe is None:
+            if isinstance(func, OPERATORS):
+                observe = of_operator(func)
+            elif thread.traces:
+                observe = observe_traced
+            else:
+                return func(*args, **(kwargs or {}))
+        return observe(thread, func, args, kwargs or {})

@@ -1,0 +1,165 @@
+"""The evidence by which calls are told to be steps of one generation: fingerprints of their queries and keys.
+
+A cache hands the keys of the last step to the next one. So the calls that belong together are those whose keys are
+the same vectors, in any memory: a cache may append to them, let the oldest go, write into a buffer of
+fixed size, or put the rows of its batch in another order. A fingerprint is a projection of a vector on a few fixed
+random directions: vectors that differ have different fingerprints.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.kept.factors import undisturbed
+from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.readers.provenance import base_of
+
+DIRECTIONS = 2
+"""The elements of a fingerprint. Different vectors agree in one of them with a chance of about `TOLERANCE`."""
+SAME = 1e-4
+"""How far fingerprints of the same vector may be apart, relative to their size: far more than rounding makes, as where
+keys are computed anew at each step; far less than a cache of 8 bits does."""
+
+LARGEST = 1024
+"""How many of the last elements of a vector are compared."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """The vectors that identify a call, (B, G, length, D) or (B, length, D): its queries, and its keys or values.
+
+    If the weights themselves were seen, they serve as queries.
+    """
+
+    queries: Tensor | SavedTensor
+    keys: Tensor | SavedTensor
+    given: Tensor
+    """The tensor of keys or values the model handed over."""
+    held: tuple[SavedTensor, ...] = ()
+    """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
+
+    def printed(self) -> "Prints | None":
+        """The fingerprints; None for tensors without data (meta tensors)."""
+        return _printed(self.queries, self.keys, ViewedMemory.of(self.given))
+
+    def later(self) -> "Callable[[], Prints | None] | None":
+        """A function that makes the fingerprints on demand; it returns None if their tensors were overwritten.
+
+        It is None itself if the map does not hold the vectors: to wait would keep memory alive.
+        """
+        if not self.held:
+            return None
+        queries, keys, held = self.queries, self.keys, self.held
+        memory = ViewedMemory.of(self.given, holds_nothing=isinstance(keys, SavedTensor))
+
+        def printed() -> Prints | None:
+            return None if any(kept.is_stale for kept in held) else _printed(queries, keys, memory)
+
+        return printed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prints:
+    """The fingerprints of a call's queries (B, T, n) and keys (B, S, n), and the memory in which the keys are."""
+
+    queries: Tensor
+    keys: Tensor
+    memory: "ViewedMemory"
+    filled: int
+    """How many keys there are before the empty places of a buffer, which are 0 throughout."""
+
+
+def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory") -> Prints | None:
+    queries, keys = (one.tensor if isinstance(one, SavedTensor) else one for one in (queries, keys))
+    if keys.is_meta or queries.is_meta or not keys.numel():
+        return None
+    # Without this a watch would take the products computed here for calls of the model.
+    with undisturbed(), DisableTorchFunction():
+        prints = _print(keys)
+        return Prints(_print(queries), prints, memory, _filled(prints))
+
+
+def same_rows(one: Tensor, other: Tensor) -> Tensor:
+    """Which rows of two batches of fingerprints (B, L, n) and (C, L, n) are the same throughout: bool (B, C)."""
+    # Rows whose sums differ are not the same. Only the other pairs are looked at closely.
+    weights = _weights(one.shape[1], one.device)
+    sums, others = ((prints * weights).sum(1) for prints in (one, other))
+    size = (one.abs() * weights.abs()).sum(1).amax(-1)[:, None]
+    found = (sums[:, None] - others).abs().amax(-1) <= SAME * size
+    rows, columns = found.nonzero().unbind(1)
+    found[rows, columns] = _close(one[rows], other[columns]).all(-1)
+    return found
+
+
+def _filled(keys: Tensor) -> int:
+    if bool(keys[:, -1].any()):
+        return keys.shape[1]
+    used = keys.any(-1).any(0).nonzero()
+    return int(used[-1]) + 1 if len(used) else keys.shape[1]
+
+
+def _close(one: Tensor, other: Tensor) -> Tensor:
+    """Which fingerprints (..., n) are the same, up to rounding."""
+    size = one.abs().amax(-1)
+    # A vector may by chance be nearly orthogonal to all directions; its fingerprint then has the rounding of others.
+    return (one - other).abs().amax(-1) <= SAME * size + SAME / 100 * (size.mean() if size.numel() else 0.0)
+
+
+def _print(vectors: Tensor) -> Tensor:
+    vectors = vectors.detach()[..., -LARGEST:]
+    vectors = (vectors if vectors.dim() == 4 else vectors.unsqueeze(1)).float()
+    directions = _directions(vectors.shape[1], vectors.shape[3], vectors.device)
+    if vectors.stride(1) == vectors.shape[3] * vectors.stride(3):
+        # The heads of a token lie side by side: one product over all of them is the sum already.
+        return vectors.transpose(1, 2).flatten(2) @ directions.flatten(0, 1)
+    return (vectors @ directions).sum(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewedMemory:
+    """The memory of a view, without keeping it alive."""
+
+    reference: Any
+    """A weak reference to its storage, or to the tensor it is a view of."""
+    place: tuple[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "ViewedMemory":
+        """That of a tensor. A reference to a storage holds a small piece of the heap; one to a tensor holds nothing,
+        but ends with the tensor."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        base = None if not holds_nothing or tensor.is_inference() else base_of(tensor)
+        reference = StorageWeakRef(tensor.untyped_storage()) if base is None else weakref.ref(base)
+        return cls(reference, (int(tensor.storage_offset()), tensor.stride()))
+
+    def is_that_of(self, other: "ViewedMemory") -> bool:
+        """Whether the other is the same view of the same memory."""
+        return self.place == other.place and (self is other or self._number() == other._number() is not None)
+
+    def _number(self) -> int | None:
+        """The identity of the storage; None if it is gone."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        reference = self.reference
+        if isinstance(reference, weakref.ref):
+            tensor = reference()
+            reference = None if tensor is None else StorageWeakRef(tensor.untyped_storage())
+        return None if reference is None else int(reference.cdata)
+
+
+@lru_cache(maxsize=256)
+def _directions(groups: int, dim: int, device: torch.device) -> Tensor:
+    # They are kept, so that neither the default dtype nor the default device of the first call may be in them.
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(groups, dim, DIRECTIONS, generator=generator, dtype=torch.float32, device="cpu").to(device)
+
+
+def _weights(length: int, device: torch.device) -> Tensor:
+    return torch.linspace(1.0, 2.0, length, dtype=torch.float32, device=device)[:, None]

@@ -1,0 +1,271 @@
+"""The factors of one observed attention call (queries, keys and row state), from which its map is read."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import Causal
+from regard.call.shapes import Sizes
+from regard.kernels import BACKENDS, row_state
+from regard.kernels.base import Call
+from regard.maps.sources.call import GivenFactors
+from regard.maps.sources.row_shift import RowShift
+from regard.tensors.tensor_tree import tensors_mapped
+from regard.tensors.tile_sizes import fitting, ranges
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+from regard.watching.kept.saved_tensor import SavedTensor
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+"""How far the sum of the checked row may be from 1; beyond a kernel's log-sum-exp is not used."""
+
+
+class Factors:
+    """A call and its row state, each given or computed at the first read, and the tensors they are read from.
+
+    `call` is a `Call`, or a function that makes one from kept tensors (an input and its weights). The row state that
+    an operator `of` torch computed is checked when it is first read, and computed anew if it is wrong.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        call: Call | Callable[[], Call],
+        *,
+        state: Tensor | SavedTensor | Callable[[], Tensor] | None = None,
+        held: Iterable[SavedTensor] = (),
+        of: str | None = None,
+        notes: list[str] | None = None,
+        even: Tensor | None = None,
+        graph: bool = False,
+        is_deferred: bool = False,
+    ) -> None:
+        self.sizes = sizes
+        self._is_deferred = is_deferred
+        """Whether the call is made of the held copies themselves, and only when it is asked for."""
+        self._context = with_graph if graph else undisturbed
+        self.even = even
+        """Rows the model spread evenly because its mask left them no key, as in `GivenMask`."""
+        self._call = call
+        self._state = state
+        self.held = tuple(held)
+        """The tensors the model must not overwrite; if the call may be a step, queries first and then keys."""
+        self.keys: Keys | None = None
+        self._of = of
+        self._notes = [] if notes is None else notes
+        self._row_shift = RowShift()
+
+    @property
+    def call(self) -> Call:
+        """The call.
+
+        Raises:
+            OverwrittenError: the model has overwritten tensors from which the call is read.
+        """
+        for kept in self.held:
+            if kept.is_stale:
+                kept.check()
+        if not isinstance(self._call, Call):
+            with self._context():
+                self._call = self._call()
+            if not self._is_deferred:
+                # The computed call has tensors of its own, which the model cannot change.
+                self.held = ()
+        if self.keys is not None:
+            self.keys.kept.check()
+            return replace(self._call, key=self.keys.tensor[:, :, : self.sizes.keys])
+        return self._call
+
+    @property
+    def state(self) -> Tensor:
+        """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
+        call = self.call
+        self._check(call)
+        assert not isinstance(self._state, SavedTensor), "the check has read it"
+        if self._state is None:
+            with self._context():
+                self._state = row_state(call)
+        elif not isinstance(self._state, Tensor):
+            with self._context():
+                self._state = self._state()
+        return self._state
+
+    @property
+    def known_state(self) -> Tensor | None:
+        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+        self._check(self.call)
+        return None if self._state is None else self.state
+
+    @property
+    def reading(self) -> tuple[Call, Tensor]:
+        """The call and its row state, both of shifted rows where the bias is far from 0."""
+        call, state = self.call, self.state
+        with self._context():
+            return self._row_shift.applied(call, state)
+
+    def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
+        """The same, but a kernel's row state is checked by the caller, who computes all weights of the last queries."""
+        call = self.call
+        if isinstance(self._state, SavedTensor):
+            self._state = self._state.tensor
+        is_open = self._of is not None and call.bias is None and BACKENDS["fused"].has_exact_state(call)
+        if not is_open or not isinstance(self._state, Tensor):
+            return *self.reading, None
+
+        def is_right(miss: float) -> bool:
+            if miss <= _tolerance(call):
+                self._of = None
+            self._check(call)  # Rows with no key have sums of 0, which may be right.
+            return self._state is not None
+
+        return call, self._state, is_right
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the model has overwritten tensors from which the call is read."""
+        held = self.held if self.keys is None else (*self.held, self.keys.kept)
+        return any(kept.is_stale for kept in held)
+
+    def check_state(self) -> None:
+        """Check a kernel's row state now, if it can still be read."""
+        if self._of is not None and not self.is_stale:
+            self._check(self.call)
+
+    def _check(self, call: Call) -> None:
+        """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
+        if isinstance(self._state, SavedTensor):
+            self._state = self._state.tensor
+        if self._of is None or not isinstance(self._state, Tensor):
+            return
+        operator, self._of = self._of, None
+        self._state, miss = checked(call, self._state)
+        if self._state is None:
+            said = f"{operator} gave a log-sum-exp with which a row sums to 1 {miss:+.1e}: computed anew"
+            self._notes.append(said)
+        elif not BACKENDS["fused"].has_exact_state(call):
+            self._state = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy (`copy`, `pickle`) is read at once, because the model keeps the tensors this is read from."""
+        return GivenFactors, (self.call, self.state)
+
+    def follow(self, keys: "Keys") -> None:
+        """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""
+        assert isinstance(self._call, Call)
+        self.keys, self.held = keys, (self.held[0], *self.held[2:])
+        self._call = replace(self._call, key=self._call.key.new_empty(0))
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors held in memory now."""
+        tensors = [kept.tensor for kept in self.held]
+        if self.keys is not None:
+            tensors.append(self.keys.tensor)
+        if isinstance(self._call, Call):
+            tensors += [self._call.query, self._call.key]
+        if isinstance(self._state, Tensor | SavedTensor):
+            tensors.append(self._state if isinstance(self._state, Tensor) else self._state.tensor)
+        return tensors
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> GivenFactors:
+        """Read all, and apply a change to each tensor; the model can no longer overwrite the result."""
+        return GivenFactors(*tensors_mapped((self.call, self.state), change))
+
+
+class Keys:
+    """The keys of the last step of a generation; the keys of each earlier step are their beginning."""
+
+    def __init__(self, tensor: Tensor, kept: SavedTensor) -> None:
+        self.tensor = tensor
+        self.kept = kept
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
+    is_casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if not (is_casting or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+        return nullcontext()
+    return _exactly(torch.no_grad())
+
+
+def with_graph() -> AbstractContextManager[object]:
+    """The same with gradients.
+
+    Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see nothing of a read.
+    """
+    stack = _exactly(torch.enable_grad())
+    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
+    return stack
+
+
+def _exactly(gradients: AbstractContextManager[object]) -> ExitStack:
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(gradients)
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def checked(call: Call, lse: Tensor) -> tuple[Tensor | None, float]:
+    """A kernel's log-sum-exp, or None if the last row of weights does not sum to 1 with it; and the error."""
+    with undisturbed():
+        miss = row_sum_error(call, lse)
+    return (lse if miss <= _tolerance(call) else None), miss
+
+
+def _tolerance(call: Call) -> float:
+    return TOLERANCE.get(call.query.dtype, 1e-3)
+
+
+def row_sum_error(call: Call, lse: Tensor) -> float:
+    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
+
+    It uses few operations, because it runs for every watched call.
+    """
+    sizes, columns = call.sizes, range(call.sizes.keys)
+    last = range(sizes.queries - 1, sizes.queries)
+    query = call.query[:, :, -1:].to(call.compute_dtype)
+    key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
+    if call.group > 1:
+        # Heads that share a key are rows of one product, so the keys are not repeated.
+        scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
+    else:
+        scores = query @ key.mT * scale
+    if call.bias is not None:
+        scores = scores + call.bias.block(last, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
+    if call.mask is not None and not _sees_all(call.mask, sizes):
+        scores = scores.masked_fill(~call.allowed(call.mask, last, columns), -torch.inf)
+    found, given = scores.logsumexp(-1), lse[..., -1:]
+    if call.mask is not None or call.bias is not None:
+        dead = (found == -torch.inf) & (given == -torch.inf)
+        found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
+    return float((found - given).abs().max())
+
+
+def _sees_all(mask: Mask, sizes: Sizes) -> bool:
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and sizes.queries + mask.offset >= sizes.keys
+
+
+def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
+    """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
+    with undisturbed():
+        sizes, pieces = call.sizes, []
+        value = value.to(call.compute_dtype).repeat_interleave(sizes.heads // value.shape[1], dim=1)
+        step = fitting(CHUNK_ELEMENTS, sizes.flat_batch * sizes.heads * sizes.keys)
+        for rows in ranges(sizes.queries, step):
+            scores = call.scores(rows, range(sizes.keys))
+            pieces.append(call.normalization.weights(scores, state[..., rows.start : rows.stop]) @ value)
+        return torch.cat(pieces, dim=2)
+
+
+def output_error(rebuilt: Tensor, output: Tensor, value: Tensor) -> float:
+    """The largest difference of two outputs over the largest |value|."""
+    return float((rebuilt - output.to(rebuilt.dtype)).abs().max()) / max(float(value.abs().max()), 1e-30)

@@ -1,0 +1,174 @@
+"""Read the masks torch's functions take, bool or additive, back into predicates.
+
+A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
+predicate that says the same needs no memory. Added elements so low no score can outweigh them (finfo.min, -1e9)
+are masks too. A row of only such elements is different: a kernel cannot tell them apart, and spreads the row
+evenly over them. The map has to show that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.call.biases.base import Bias, DenseBias
+from regard.call.masks.base import And, Mask
+from regard.call.masks.basic import DenseMask, causal
+from regard.call.masks.patterns import window
+from regard.call.shapes import Sizes, canonical_pairwise
+from regard.tensors.tile_sizes import fitting
+from regard.watching.kept.saved_tensor import SavedTensor
+
+HIDDEN = -1e8
+"""At and below this, neighbouring float32 values are at least 8 apart, and a score added to one is lost."""
+CHUNK_ELEMENTS = 1 << 22
+"""How many elements of a mask are read at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenMask:
+    """The meaning of a dense mask, bound to its call."""
+
+    mask: Mask | None = None
+    bias: Bias | None = None
+    live: Tensor | None = None
+    """Rows with a key, bool (B or 1, H or 1, T or 1); None: all rows."""
+    even: Tensor | None = None
+    """Rows the model spreads evenly over their keys, in the same shape; None: no row."""
+    dense: Tensor | None = None
+    """The T x S tensor held, if any."""
+    kept: tuple[SavedTensor, ...] = ()
+    """The same tensor, with the version seen."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the dense tensor."""
+        return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
+
+    def holding(self, kept: SavedTensor) -> "GivenMask":
+        """The same mask, read from a saved tensor."""
+        if self.bias is not None:
+            return replace(self, bias=DenseBias(kept.tensor), dense=kept.tensor, kept=(kept,))
+        return replace(self, mask=DenseMask(kept.tensor), dense=kept.tensor, kept=(kept,))
+
+
+def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
+    """Read a mask that broadcasts to (batch..., H, T, S): additive, or bool, where True keeps a key (or drops it,
+    with `drops`). A learned additive mask is a bias with its graph, also where a mask would say the same.
+
+    Raises:
+        ShapeError: the mask does not broadcast.
+
+    >>> sizes = Sizes((1,), 2, 2, 3, 3, True)
+    >>> read_mask(torch.ones(3, 3, dtype=torch.bool).tril(), sizes).mask
+    causal
+    #...........
+    ...
+    >>> read_mask(torch.tensor([0.0, 0.0, torch.finfo().min]), sizes).mask
+    a dense mask
+    >>> read_mask(torch.zeros(3, 3), sizes).mask
+    """
+    rank = len(sizes.map_shape)
+    tensor = canonical_pairwise(tensor[(None,) * (rank - tensor.dim())], sizes, "the model's mask")
+    if tensor.dtype == torch.bool:
+        return _recognised(~tensor if drops else tensor, sizes)
+    even, is_plain = _survey(tensor)
+    if is_plain and not is_learned:
+        given = _recognised(tensor > HIDDEN, sizes, even)
+        if even is None or given.dense is None:
+            return given
+    live = (tensor > -torch.inf).any(-1)
+    if even is not None:
+        top = tensor.amax(-1, keepdim=True)
+        flat = torch.where(tensor == top, 0.0, -torch.inf).to(tensor.dtype)
+        tensor = torch.where(even[..., None], flat, tensor)
+    dense = _if_pairs(tensor)
+    bias = DenseBias(tensor.clone() if dense is None and not is_learned else tensor)
+    return GivenMask(bias=bias, live=None if bool(live.all()) else live, even=even, dense=dense)
+
+
+def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
+    """The conjunction of two masks; None if one of them is additive or has even rows."""
+    if any(given.bias is not None or given.even is not None for given in (one, other)):
+        return None
+    masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    dense = one.dense if one.dense is not None else other.dense
+    return GivenMask(mask=mask, dense=dense, kept=(*one.kept, *other.kept))
+
+
+def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
+    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask says the same.
+
+    A bool mask says the same if each number is 0 or hides, and each of those rows has one number throughout.
+    """
+    rows, is_plain = [], True
+    for chunk in _chunks(tensor.detach()):
+        top = chunk.amax(-1)
+        rows.append((top <= HIDDEN) & (top > -torch.inf))
+        is_plain = is_plain and bool(((chunk == 0) | (chunk <= HIDDEN)).all())
+        if bool(rows[-1].any()):
+            is_plain = is_plain and bool((chunk.amin(-1) == top)[rows[-1]].all())
+    even = torch.cat(rows, dim=-1)
+    return (even if bool(even.any()) else None), is_plain
+
+
+def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
+    """Find the simplest predicate that says the same as a bool mask (B or 1, H or 1, T or 1, S or 1).
+
+    The bool mask is False in the `even` rows, although these see every key.
+    """
+    keys = keep.any(-2, keepdim=True)
+    rows = keep.any(-1) if even is None else keep.any(-1) | even
+    live = None if bool(rows.all()) else rows
+    per_key = None if bool(keys.all()) else DenseMask(keys.expand(*keys.shape[:-1], sizes.keys))
+    for pattern in _patterns(keep, sizes):
+        if _says(keep, pattern, keys, even):
+            masks = [m for m in (pattern, per_key) if m is not None]
+            mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+            if mask is not None and even is not None:
+                mask = mask | DenseMask(even[..., None])
+            return GivenMask(mask=mask, live=live, even=even)
+    return GivenMask(mask=DenseMask(keep), live=live, dense=_if_pairs(keep))
+
+
+def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
+    """Patterns a mask could have, apart from keys it never allows; None allows all."""
+    yield None
+    if keep.shape[-2] == 1 or keep.shape[-1] == 1:
+        return
+    device, end = keep.device, sizes.keys - sizes.queries
+    for offset in {end, 0} if end >= 0 else {0}:
+        yield causal(offset).bind(sizes, device)
+    # The row that sees the most keys shows the width of a window, if padding leaves one row whole.
+    width = int(keep.sum(-1).max())
+    if 0 < width < sizes.keys:
+        for offset in {end, 0} if end >= 0 else {0}:
+            yield window(width, offset=offset).bind(sizes, device)
+            if width % 2:
+                yield window(width, side="both", offset=offset).bind(sizes, device)
+
+
+def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
+    """Whether a mask equals a pattern on the keys it allows at all; even rows are not compared."""
+    columns = torch.arange(keep.shape[-1], device=keep.device)
+    zero = torch.zeros((), dtype=torch.long, device=keep.device)
+    start = 0
+    for chunk in _chunks(keep):
+        stop = start + chunk.shape[-2]
+        rows = torch.arange(start, stop, device=keep.device)[:, None]
+        expected = keys if pattern is None else keys & pattern.allowed(zero, zero, rows, columns)
+        agrees = (chunk == expected).all(-1)
+        if not bool((agrees if even is None else agrees | even[..., start:stop]).all()):
+            return False
+        start = stop
+    return True
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    return iter(tensor.split(fitting(CHUNK_ELEMENTS, tensor.numel() // tensor.shape[-2]), dim=-2))
+
+
+def _if_pairs(tensor: Tensor) -> Tensor | None:
+    return tensor if tensor.shape[-2] > 1 and tensor.shape[-1] > 1 else None

@@ -1,0 +1,133 @@
+"""Gradients that backward passes hand to watched calls, each kept for its call."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from regard.errors import GradientError
+from regard.watching.kept.saved_tensor import SavedTensor
+
+Change = Callable[[Tensor], Tensor]
+
+ITSELF = "the model itself"
+"""Stands in messages for the path of the model, which is empty."""
+NO_GRAPH = (
+    "{} ran without gradients (under torch.no_grad, torch.inference_mode, or torch.utils.checkpoint with "
+    "use_reentrant=True), so that no backward pass reaches it: run the model with gradients, and checkpoint with "
+    "use_reentrant=False"
+)
+FROZEN = (
+    "nothing that the output of {} was made of requires a gradient, so that no backward pass reaches it: let the "
+    "model's parameters or its input require one, such as inputs_embeds.requires_grad_()"
+)
+
+
+class GradientOf:
+    """The gradient of one tensor of the model: a hook of the tensor receives it when a backward pass comes by."""
+
+    def __init__(self, what: str, log: "GradientLog") -> None:
+        self.what = what
+        """The call, for messages."""
+        self._log = log
+        self._kept: SavedTensor | None = None
+        self._passes = 0
+
+    def receive(self, gradient: Tensor | None) -> None:
+        """Keep the gradient of the first backward pass; of several, it could not be told which one is asked for."""
+        if gradient is None:
+            return
+        self._passes += 1
+        self._kept = self._log.keep(gradient, f"the gradient of {self.what}") if self._passes == 1 else None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a backward pass came by."""
+        return self._passes > 0
+
+    def clear(self) -> None:
+        """Forget the received gradients."""
+        self._kept, self._passes = None, 0
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors held in memory."""
+        return [] if self._kept is None else [self._kept.tensor]
+
+    def read(self) -> Tensor:
+        """The gradient.
+
+        Raises:
+            GradientError: no backward pass came by, or several.
+            OverwrittenError: it was written to since.
+        """
+        if self._passes > 1:
+            raise GradientError(
+                f"{self._passes} backward passes went through {self.what}, and it cannot be told of which the gradient "
+                "is asked: read it after the first, and call seen.zero_grad() before the next"
+            )
+        if self._kept is None:
+            others = self._log.reached
+            came = f"a backward pass reached {others} other calls of this watch, but not" if others else (
+                "no backward pass has reached"
+            )  # fmt: skip
+            raise GradientError(
+                f"{came} {self.what}: call backward() on a loss that depends on its output, before the gradient is read"
+            )
+        self._kept.check()
+        return self._kept.tensor
+
+
+class GradientLog:
+    """The gradients one watch waits for."""
+
+    def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
+        self.keep = keep
+        """How a gradient is kept."""
+        self.is_recording = True
+        """Whether the call that is being read ran with gradients; while it is read, they may be off."""
+        self._waiting: list[GradientOf] = []
+
+    def of(self, tensor: Tensor, what: str) -> GradientOf:
+        """Wait for the gradient of a tensor of the running model.
+
+        Raises:
+            GradientError: the tensor will get none.
+        """
+        if not tensor.requires_grad:
+            raise GradientError((FROZEN if self.is_recording else NO_GRAPH).format(what))
+        found = GradientOf(what, self)
+        tensor.register_hook(found.receive)
+        self._waiting.append(found)
+        return found
+
+    @property
+    def reached(self) -> int:
+        """How many calls a backward pass has reached."""
+        return sum(one.is_reached for one in self._waiting)
+
+    def clear(self) -> None:
+        """Forget all gradients, so the next backward pass is the first one again."""
+        for one in self._waiting:
+            one.clear()
+
+
+def called(path: str) -> str:
+    """A call of a module, for messages.
+
+    >>> called("encoder.0"), called("")
+    ("this call of 'encoder.0'", 'this call of the model itself')
+    """
+    return f"this call of {path!r}" if path not in ("", ITSELF) else f"this call of {ITSELF}"
+
+
+def refusing(reason: str) -> Callable[[], Tensor]:
+    """A gradient there will never be.
+
+    >>> refusing("nothing requires one")()
+    Traceback (most recent call last):
+    regard.errors.GradientError: nothing requires one
+    """
+
+    def refuse() -> Tensor:
+        raise GradientError(reason)
+
+    return refuse

@@ -1,0 +1,113 @@
+"""The values and the output gradient that a watch keeps of a call beside its weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import Sizes
+from regard.errors import GradientError
+from regard.maps.sources.values import CallValues, of_heads
+from regard.watching.kept.output_gradients import GradientOf, called, refusing
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
+
+DROPPED = (
+    "{} ran with dropout {}, and which weights its kernel dropped is not known: call model.eval() first, which keeps "
+    "the gradients and leaves dropout out"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputOf:
+    """The output of a call, as the model got it, and how its gradient becomes that of P V."""
+
+    tensor: Tensor | None
+    """None if the model got no output of its attention."""
+    laid_out: Callable[[Tensor], Tensor]
+    """Turns the gradient of the output into (B, H, T, E)."""
+    dropout: float = 0.0
+    held: Sequence[SavedTensor] = ()
+    """The tensors it is turned with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValuesOf:
+    """The values of a call: a function that makes (B, G or H, S, E), and the tensors it makes them of."""
+
+    make: Callable[[], Tensor]
+    held: Sequence[SavedTensor]
+
+    def read(self) -> Tensor:
+        """The values.
+
+        Raises:
+            OverwrittenError: the model has written to them.
+        """
+        for kept in self.held:
+            kept.check()
+        return self.make()
+
+
+def saved_values(
+    policy: RetentionPolicy, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
+) -> CallValues:
+    """Keep values and gradients, if the watch was asked for them.
+
+    Args:
+        policy: the rules of the watch.
+        name: the module's path, for messages.
+        sizes: those of the call.
+        values: keeps the values.
+        output: gives the output, and keeps the tensors that turn its gradient.
+    """
+    made = values() if policy.values else None
+    value = None if made is None else lambda: of_heads(made.read(), sizes.heads)
+    held = [] if made is None else [kept.tensor for kept in made.held]
+    if policy.gradients is None:
+        return CallValues(value, None, lambda: held)
+    found = output()
+    gradient = _gradient(policy, name, found)
+    if not isinstance(gradient, GradientOf):
+        return CallValues(value, gradient, lambda: held)
+    turned = _Turned(gradient, found.laid_out, found.held)
+    return CallValues(value, lambda: turned.read().flatten(0, 1), lambda: held + gradient.tensors())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turned:
+    """A received gradient, laid out anew. The tensor it is of is not held."""
+
+    received: GradientOf
+    laid_out: Callable[[Tensor], Tensor]
+    held: Sequence[SavedTensor]
+
+    def read(self) -> Tensor:
+        gradient = self.received.read()
+        for kept in self.held:
+            kept.check()
+        with torch.no_grad():
+            return self.laid_out(gradient)
+
+
+def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> Callable[[], Tensor]:
+    """Wait for the gradient of weights the model made itself: `weights` has their tensor, and their layout."""
+    gradient = _gradient(policy, name, weights)
+    if not isinstance(gradient, GradientOf):
+        return gradient
+    return _Turned(gradient, weights.laid_out, ()).read
+
+
+def _gradient(policy: RetentionPolicy, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:
+    """Wait for the gradient of an output; or a function that says why there is none."""
+    assert policy.gradients is not None
+    what = called(name)
+    if output.dropout > 0:
+        return refusing(DROPPED.format(what, output.dropout))
+    if output.tensor is None:
+        return refusing(f"the fused layer of {name} gives no output of its attention: run it with gradients")
+    try:
+        return policy.gradients.of(output.tensor, what)
+    except GradientError as error:
+        return refusing(str(error))

@@ -1,0 +1,319 @@
+"""Find out which calls of a module continue one another: the steps of a generation, told from their keys.
+
+A call with T queries continues another one if its keys are those of the other, as a whole or from a later key on (a
+sliding window), followed by T new ones. So each key has a place among all keys of its sequence of calls, even if
+a cache has dropped some. Nothing is taken for granted: a call for which there is no such evidence begins a new
+sequence, and says why.
+
+Cross-attention asks the same keys at each step. Such a call continues another one if it asks other queries, and if
+the self-attention of the same step goes on too, or the keys are still in the same memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.watching.kept.evidence import Prints, ViewedMemory, same_rows
+
+OPEN = 16
+"""How many sequences of a module may wait for their next call. Their fingerprints are held until then."""
+
+
+class Moment(NamedTuple):
+    """When a call ran."""
+
+    thread: int
+    """The identity of the thread."""
+    at: int
+    """How many calls its thread had observed until then, this one included."""
+    begun: int | None
+    """How many it had observed when the model itself was called; None outside such a call, as in a method of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceStep:
+    """One call in a sequence of calls."""
+
+    call: int
+    """The number of the call among those of its module."""
+    when: Moment
+    start: int
+    """The place of its first key among all keys of the sequence."""
+    first: int
+    """The place of its first query among the keys."""
+    origins: Tensor | None = None
+    """Which rows of the batch of the step before each row may continue, bool (B, C); None: each row its own."""
+    alike: Tensor | None = None
+    """Which rows of the batch have the same new keys and the same queries, bool (B, B); None: each row its own."""
+
+
+@dataclass(slots=True, eq=False)
+class CallSequence:
+    """Calls of one module that continue one another."""
+
+    steps: list[SequenceStep]
+    why: str
+    """Why the first call it does not share with another sequence does not continue one."""
+    grows: bool | None = None
+    """Whether each call adds keys (self-attention), or all have the same (cross-attention); None after one call."""
+
+
+@dataclass(slots=True, eq=False)
+class _End:
+    """A sequence that may go on, and the fingerprints of its last call."""
+
+    sequence: CallSequence
+    known: Tensor
+    """The fingerprints of all its keys so far (B, total, n); for cross-attention those of its last call."""
+    queries: Tensor
+    memory: ViewedMemory
+    order: int
+
+    @property
+    def last(self) -> SequenceStep:
+        return self.sequence.steps[-1]
+
+
+@dataclass(slots=True)
+class _Found:
+    """How a call continues a sequence."""
+
+    end: _End
+    start: int
+    kept: int
+    """How many of its keys are not new."""
+    origins: Tensor
+    cut: int | None = None
+    """The number of keys up to which the cache was cut back before the call; None if it was not."""
+
+
+@dataclass(slots=True, eq=False)
+class _Told:
+    """The last result of self-attention in a step: whether a sequence goes on or begins anew, and from which rows."""
+
+    at: int
+    origins: Tensor | None
+
+
+class _Waiting(NamedTuple):
+    """The first call of a module, whose fingerprints were not made yet."""
+
+    call: int
+    printed: Callable[[], Prints | None]
+    when: Moment
+
+
+@dataclass(slots=True, eq=False)
+class Sequences:
+    """The sequences of calls of each module, in the order in which they began."""
+
+    _of: dict[str, list[CallSequence]] = field(default_factory=dict)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    """The first call of each module that has made no second one."""
+    _ends: dict[str, list[_End]] = field(default_factory=dict)
+    _told: dict[int, _Told] = field(default_factory=dict)
+    """By thread."""
+    _count: int = 0
+
+    @property
+    def of(self) -> dict[str, list[CallSequence]]:
+        """The sequences by the name of the module."""
+        for name in tuple(self._waiting):
+            self._settle(name)
+        return self._of
+
+    def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
+        """Remember the first call of a module without its fingerprints; returns whether it is the first.
+
+        Most models are run once under a watch, so they are rarely needed. They are made when the module is
+        called again, or when the sequences are read.
+        """
+        if name in self._of or name in self._waiting:
+            return False
+        self._waiting[name] = _Waiting(call, printed, when)
+        return True
+
+    def _settle(self, name: str) -> None:
+        """Place the first call of a module, if it waits."""
+        waiting = self._waiting.pop(name, None)
+        if waiting is None:
+            return
+        try:
+            prints = waiting.printed()
+        except RuntimeError:
+            # Tensors without data (FakeTensor) cannot be compared.
+            prints = None
+        self._place(name, waiting.call, prints, waiting.when)
+
+    def add(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
+        """Find the place of a call. Returns the number of the call it directly continues, if there is one."""
+        self._settle(name)
+        return self._place(name, call, prints, when)
+
+    def _place(self, name: str, call: int, prints: Prints | None, when: Moment) -> int | None:
+        if prints is None:
+            self._begin(name, call, None, when, "nothing is known of its keys by which it could be told")
+            return None
+        # Two calls of each step make two sequences: of those of the latest step, the one that has waited longest is
+        # the first to go on.
+        ends = sorted(self._ends.setdefault(name, []), key=lambda end: (-(end.last.when.begun or 0), end.order))
+        found, why = self._grown(prints, ends), ""
+        if found is None:
+            found, why = self._fixed(prints, ends, when)
+        if found is None:
+            self._begin(name, call, prints, when, why)
+            return None
+        return self._go_on(name, call, prints, when, found)
+
+    # -- which sequence goes on --------------------------------------------------------------------------
+
+    def _grown(self, prints: Prints, ends: list[_End]) -> _Found | None:
+        """The sequence whose last keys are followed by as many new ones as there are queries."""
+        kept = prints.filled - prints.queries.shape[1]
+        for end in ends if kept > 0 else ():
+            start = end.known.shape[1] - kept
+            if end.sequence.grows is not False and start >= 0:
+                origins = _origins(prints.keys[:, :kept], end.known[:, start:])
+                if origins is not None:
+                    return _Found(end, start, kept, origins)
+        return None
+
+    def _fixed(self, prints: Prints, ends: list[_End], when: Moment) -> tuple[_Found | None, str]:
+        """The sequence that has asked the same keys before, or whose cache was cut back; or why there is none."""
+        kept, why = prints.filled - prints.queries.shape[1], ""
+        for end in ends:
+            if end.sequence.grows or end.known.shape[1] != prints.filled:
+                continue
+            origins = _origins(prints.keys[:, : prints.filled], end.known)
+            if origins is not None:
+                told = self._told_since(end, when)
+                if end.queries.shape == prints.queries.shape and _are_same(prints.queries, end.queries):
+                    why = "it asks the same queries of the same keys as an earlier call"
+                elif prints.memory.is_that_of(end.memory) if told is None else told.origins is not None:
+                    origins = _narrowed(origins, None if told is None else told.origins)
+                    return _Found(end, 0, prints.filled, origins), ""
+                else:
+                    why = "its keys are equal to those of an earlier call, but were made anew"
+        if why:
+            return None, why
+        if kept < 1:
+            return None, "all its keys are new, so that nothing was cached"
+        why = (
+            "its keys neither are those of an earlier call nor begin with them: another input, or a cache that "
+            "changes keys"
+        )
+        return self._cut_back(prints, ends, kept), why
+
+    def _told_since(self, end: _End, when: Moment) -> _Told | None:
+        """The result of self-attention in the same run of the model, after the last call of a sequence."""
+        since = max(when.begun or 0, end.last.when.at if end.last.when.thread == when.thread else 0)
+        told = self._told.get(when.thread)
+        return told if told is not None and told.at > since else None
+
+    @staticmethod
+    def _cut_back(prints: Prints, ends: list[_End], kept: int) -> _Found | None:
+        """The latest sequence that begins with the keys that are not new."""
+        for end in sorted(ends, key=lambda end: -end.order):
+            start = end.last.start
+            if end.sequence.grows is not False and start + kept < end.known.shape[1]:
+                origins = _origins(prints.keys[:, :kept], end.known[:, start : start + kept])
+                later = [step for step in end.sequence.steps if step.first >= start + kept]
+                # Of steps that are left out, none may have changed the order of the batch.
+                if origins is not None and all(step.origins is None for step in later):
+                    return _Found(end, start, kept, origins, start + kept)
+        return None
+
+    # -- continuations -----------------------------------------------------------------------------------
+
+    def _begin(self, name: str, call: int, prints: Prints | None, when: Moment, why: str) -> None:
+        sequences = self._of.setdefault(name, [])
+        if sequences:
+            # The first run of a module does not tell whether the model begins anew.
+            self._told[when.thread] = _Told(when.at, None)
+        if prints is None:
+            sequences.append(CallSequence([SequenceStep(call, when, 0, 0)], why))
+            return
+        first = prints.filled - prints.queries.shape[1]
+        step = SequenceStep(call, when, 0, first, alike=_unless_own(_alike(prints, 0)))
+        sequences.append(CallSequence([step], why))
+        self._open(name, sequences[-1], prints.keys[:, : prints.filled], prints)
+
+    def _go_on(self, name: str, call: int, prints: Prints, when: Moment, found: _Found) -> int | None:
+        end, origins, new = found.end, found.origins, prints.keys[:, found.kept : prints.filled]
+        sequence, before = end.sequence, end.last
+        known = prints.keys[:, : prints.filled]
+        if new.shape[1] and found.start:
+            known = torch.cat([end.known[:, : found.cut][rows_before(origins)], new], 1)
+        moved = _unless_own(origins)
+        alike = None if moved is None or _is_one_to_one(moved) else _unless_own(_alike(prints, found.kept))
+        step = SequenceStep(call, when, found.start, found.start + found.kept, moved, alike)
+        if new.shape[1]:
+            self._told[when.thread] = _Told(when.at, origins)
+        if found.cut is not None and found.cut <= before.first:
+            why = f"its cache was cut back to {found.cut} keys, to where it was before other calls"
+            kept = [step for step in sequence.steps if step.first < found.cut]
+            sequence = CallSequence([*kept, step], why, True)
+            self._of[name].append(sequence)
+            self._open(name, sequence, known, prints)
+            return None
+        sequence.steps.append(step)
+        sequence.grows = bool(new.shape[1])
+        self._ends[name].remove(end)
+        self._open(name, sequence, known, prints)
+        return before.call
+
+    def _open(self, name: str, sequence: CallSequence, known: Tensor, prints: Prints) -> None:
+        """Let a sequence wait for its next call; of many that wait, the oldest is given up."""
+        self._count += 1
+        ends = self._ends[name]
+        ends.append(_End(sequence, known, prints.queries, prints.memory, self._count))
+        del ends[:-OPEN]
+
+
+def rows_before(origins: Tensor) -> Tensor:
+    """One row before for each row (B,) of those that are possible (B, C): its own place, or else the first."""
+    places = torch.arange(len(origins), device=origins.device)
+    inside = places.clamp_max(origins.shape[1] - 1)
+    stays = origins[places, inside] & (places == inside)
+    return torch.where(stays, places, origins.int().argmax(1))
+
+
+def _origins(kept: Tensor, known: Tensor) -> Tensor | None:
+    """Which rows of a batch of known keys each row of kept keys may be, bool (B, C); None if some row is none."""
+    found = same_rows(kept, known)
+    return found if bool(found.any(1).all()) else None
+
+
+def _narrowed(origins: Tensor, others: Tensor | None) -> Tensor:
+    """The rows that two parts of a model allow, if there are such for each row."""
+    if others is None or others.shape != origins.shape:
+        return origins
+    both = origins & others
+    return both if bool(both.any(1).all()) else origins
+
+
+def _alike(prints: Prints, first: int) -> Tensor:
+    """Which rows of a batch have the same queries, and the same keys from the first new one on: bool (B, B)."""
+    if len(prints.keys) == 1:
+        return torch.ones(1, 1, dtype=torch.bool, device=prints.keys.device)
+    new = prints.keys[:, first : prints.filled]
+    alike = same_rows(prints.queries, prints.queries)
+    return alike & same_rows(new, new) if new.shape[1] else alike
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return bool(same_rows(one, other).diagonal().all())
+
+
+def _is_one_to_one(origins: Tensor) -> bool:
+    return origins.shape[0] == origins.shape[1] and bool((origins.sum(0) == 1).all() & (origins.sum(1) == 1).all())
+
+
+def _unless_own(pairs: Tensor) -> Tensor | None:
+    """Pairs of rows, or None if each row is paired with itself alone."""
+    rows, columns = pairs.shape
+    is_own = rows == columns and torch.equal(pairs, torch.eye(rows, dtype=torch.bool, device=pairs.device))
+    return None if is_own else pairs

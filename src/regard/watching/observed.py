@@ -1,0 +1,228 @@
+"""The record of a watch: every call it kept, and the calls it passed over with the reasons."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from regard.call.shapes import Sizes
+from regard.errors import GradientError, ShapeError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.source import Source
+from regard.maps.sources.summary import Summarize, SummarySource
+from regard.tensors.torch_private import DisableTorchFunction, peek_interpreter_stack
+from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.module_kinds import looks_like_attention
+from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.hooks.thread_state import is_in_backward
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, undisturbed, with_graph
+from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.sequences import Moment, Sequences
+from regard.watching.kept.shared_keys import share_keys
+
+
+@dataclass(slots=True, eq=False)
+class Observed:
+    """One observed call."""
+
+    name: str
+    index: int
+    how: str
+    map: AttentionMap | None
+    """None if it could not be read."""
+    factors: Factors | None = None
+    """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
+    softmax: AttentionMap | None = None
+    """The softmax from which the model made the weights, if it differs from them."""
+    is_stored: bool = False
+    """Whether the map was read from weights the model computed itself."""
+    notes: list[str] = field(default_factory=list)
+    error: float | str | None = None
+    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    is_other: bool = False
+    """Whether it was refused because it is no attention."""
+    at: int = 0
+    """How many calls its thread had observed until then, this one included."""
+    run: int | None = None
+    """Identifies the run of the model in which it happened; None outside of one."""
+    token: object = None
+    """Identifies the call for its observer."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of the map."""
+        if self.factors is not None:
+            return self.factors.sizes
+        assert self.map is not None
+        *lead, queries, keys = self.map.shape
+        has_heads = len(lead) > 1
+        batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
+        return Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
+
+    def refuse(self, reason: str) -> None:
+        """Drop the map, because it turned out not to be the module's attention."""
+        self.map, self.softmax, self.factors, self.notes = None, None, None, [reason]
+
+
+class Record(Interceptor):
+    """The calls one watch has observed, in their order, and the reasons for those it passed over.
+
+    `Seen` and the report read it.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        wanted: Callable[[str], bool],
+        policy: RetentionPolicy,
+        *,
+        verify: bool,
+        summary: Summarize | None = None,
+    ) -> None:
+        self.modules = modules
+        self.wanted = wanted
+        """Whether the module of a path was asked for."""
+        self.policy = policy
+        self.keeps_graph = policy.graph
+        self.calls: list[Observed] = []
+        self.sequences = Sequences()
+        """Which calls of each module continue one another."""
+        self.paths = {id(module): path for path, module in modules.items()}
+        self.count: Counter[str] = Counter()
+        """How many wanted calls each module made, readable or not."""
+        self.ran: Counter[str] = Counter()
+        """How often each module ran that looks like attention."""
+        self.recomputed: Counter[str] = Counter()
+        """How many calls each module made in a backward pass, which are not kept again."""
+        self.unreadable: Counter[tuple[str, str]] = Counter()
+        """How often something unreadable was observed, by (module path, reason)."""
+        self.others: Counter[tuple[str, str]] = Counter()
+        """How often a lookalike of attention was observed, by (module path, description)."""
+        self.skipped = 0
+        """How many calls came from modules that were not asked for."""
+        self.outside = 0
+        """How many calls came from outside the model."""
+        self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
+        self._verify, self._summary = verify, summary
+        self._lock = threading.RLock()
+
+    def entered(self, module: nn.Module) -> None:
+        """Count runs of modules that look like attention, so the report can miss none, and recomputed modules."""
+        if (path := self._suspects.get(id(module))) is not None:
+            self.ran[path] += 1
+        if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
+            self.recomputed[path] += 1
+
+    def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
+        """Keep a call, if it is wanted. No error here may disturb the model."""
+        with self._lock:
+            if path is None:
+                self.outside += 1
+            elif not self.wanted(path):
+                self.skipped += 1
+            elif is_in_backward():
+                self.recomputed.setdefault(path, 1)
+            else:
+                self._keep(path, call, when)
+
+    def _keep(self, path: str, source: ObservedCall, when: Moment) -> None:
+        index = self.count[path]
+        self.count[path] += 1
+        try:
+            if peek_interpreter_stack() is not None:
+                raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
+            with self._context(path):
+                observed = self._read(path, index, source, when)
+        except Exception as error:
+            notes = [f"{type(error).__name__}: {error}"]
+            observed = Observed(path, index, source.how, None, notes=notes, at=when.at)
+        self.calls.append(observed)
+
+    def _context(self, path: str) -> AbstractContextManager[object]:
+        """The context in which a call is read: without gradients, unless its map is to carry them.
+
+        Raises:
+            GradientError: the map is to carry gradients, and the call ran without.
+        """
+        policy, is_recording = self.policy, torch.is_grad_enabled()
+        if policy.gradients is not None:
+            policy.gradients.is_recording = is_recording
+        if not policy.graph:
+            return torch.no_grad()
+        if not is_recording:
+            raise GradientError(NO_GRAPH.format(called(path)))
+        return with_graph()
+
+    def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
+        reading = source.read(self.policy, path or ITSELF)
+        weights, softmax = reading.source, reading.softmax
+        observed = Observed(
+            path, index, source.how, AttentionMap(weights), reading.factors,
+            softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
+            notes=reading.notes, at=when.at, run=when.begun, token=source.token,
+        )  # fmt: skip
+        if self._verify:
+            observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
+        # Statistics need no vectors later.
+        may_wait = self._summary is None
+        before = self._place(path, index, reading.evidence, when, may_wait=may_wait)
+        if self._summary is not None:
+            observed.map, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
+        elif before is not None and reading.holds_keys and reading.factors is not None:
+            share_keys(self._call(path, before).factors, reading.factors)
+        return observed
+
+    def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool) -> int | None:
+        """Find the call a call continues; returns its number."""
+        try:
+            later = evidence.later() if may_wait and evidence is not None else None
+            if later is not None and self.sequences.wait(path, index, later, when):
+                return None
+            return self.sequences.add(path, index, None if evidence is None else evidence.printed(), when)
+        except RuntimeError:
+            # Tensors without data (FakeTensor) cannot be compared. The map is as good as any.
+            return self.sequences.add(path, index, None, when)
+
+    def _call(self, path: str, index: int) -> Observed:
+        return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
+
+    def unread(self, path: str, reason: str) -> None:
+        """Remember something unreadable, such as a softmax in blocks."""
+        if self.wanted(path):
+            with self._lock:
+                self.unreadable[path, reason] += 1
+
+    def refuse(self, module: nn.Module, since: int) -> None:
+        """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
+        path = self.paths.get(id(module))
+        with self._lock:
+            for call in self.calls:
+                if call.name == path and call.at > since and call.is_stored and call.map is not None:
+                    call.refuse("one softmax of several that the module attends by, in blocks")
+
+    def other(self, path: str, reason: str) -> None:
+        """Remember a lookalike of attention."""
+        if self.wanted(path):
+            with self._lock:
+                self.others[path, reason] += 1
+
+    def withdraw(self, token: object, reason: str) -> None:
+        """Take back a call that turned out to be no attention."""
+        with self._lock:
+            for call in self.calls:
+                if call.token is token and call.map is not None:
+                    call.refuse(reason)
+                    call.is_other = True
+                    self.others[call.name, reason] += 1
+
+
+def _summarized(source: Source, what: Summarize) -> AttentionMap:
+    # Without this a watch would take the functions called here for calls of the model.
+    with undisturbed(), DisableTorchFunction():
+        return AttentionMap(SummarySource.of(source, what))

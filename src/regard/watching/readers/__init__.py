@@ -1,0 +1,1 @@
+"""The readers of intercepted calls, one for each function that computes attention."""

@@ -1,0 +1,221 @@
+"""Observe FlexAttention: queries and keys with the functions that change their scores and mask them.
+
+Uncompiled, torch hands the call to an operator of higher order, which is observed like any function. Compiled, no
+function is seen; while torch compiles the call under a watch, it records that the arguments of the operator are to be
+put into a list after each run. Its kernel stays the same, and so do the bits.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.call.biases.base import Bias
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import predicate
+from regard.call.normalizations import Softmax
+from regard.call.scores.base import ScaledDot, Score
+from regard.call.scores.custom import Custom
+from regard.call.shapes import Sizes
+from regard.functional import make_call
+from regard.tensors.torch_private import EnableTorchFunction, is_torch_function_enabled
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, output_error, undisturbed, weighted
+from regard.watching.kept.mask_reading import read_mask
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+
+MOST_PAIRS = 1 << 22
+"""How many pairs of a mask are rendered once, to find out whether it is causal, a window, or padding."""
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Modified(Bias):
+    """The scores of a call with a `score_mod`: the function of the scaled dot product and of the places of a pair."""
+
+    function: Function
+    scale: float
+    batches: Tensor | None = None
+    """The batch row of each chosen pair of batch and head,"""
+    heads: Tensor | None = None
+    """and its head."""
+    reads_vectors: bool = True
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """This is never called: `block` and `pairs` know the batch too."""
+        raise AssertionError
+
+    def block(
+        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
+    ) -> Tensor:
+        """The scores of some rows and columns."""
+        device = query.device
+        i, j = (torch.as_tensor(part, device=device) if isinstance(part, Tensor) else
+                torch.arange(part.start, part.stop, device=device) for part in (rows, columns))  # fmt: skip
+        batch, head = self._cell(query.shape[0], query.shape[1], device)
+        return self._scores(query @ key.mT, batch, head, i[:, None], j)
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        """The scores of N pairs; query and key are (N, B, H, 1, D)."""
+        batch, head = self._cell(query.shape[1], query.shape[2], query.device)
+        i, j = (part[:, None, None, None, None] for part in (rows, columns))
+        return self._scores(query @ key.mT, batch, head, i, j)
+
+    def select(self, batches: Tensor, heads: Tensor) -> "Modified":
+        """The scores of chosen pairs of batch and head."""
+        if self.batches is not None and self.heads is not None:
+            return replace(self, batches=self.batches[batches], heads=self.heads[batches])
+        return replace(self, batches=batches, heads=heads)
+
+    def _cell(self, batch: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self.batches is not None and self.heads is not None:
+            return self.batches[:, None, None, None], self.heads[:, None, None, None]
+        return (torch.arange(batch, device=device)[:, None, None, None],
+                torch.arange(heads, device=device)[:, None, None])  # fmt: skip
+
+    def _scores(self, dots: Tensor, *where: Tensor) -> Tensor:
+        return of_pairs(self.function, dots * self.scale, *where)
+
+
+def of_pairs(function: Function, *parts: Tensor) -> Tensor:
+    """A function of scalars (a score, indices), applied to tensors that broadcast together."""
+    from regard.tensors.torch_private import TransformGetItemToIndex
+
+    parts = torch.broadcast_tensors(*parts)
+    with ExitStack() as stack:
+        if not is_torch_function_enabled():
+            stack.enter_context(EnableTorchFunction())
+        # A tensor the function closes over is looked up at traced places, which torch allows within this mode.
+        stack.enter_context(TransformGetItemToIndex())
+        found: Tensor = torch.vmap(function)(*(part.reshape(-1) for part in parts))
+    return found.reshape(parts[0].shape)
+
+
+@dataclass(slots=True, eq=False)
+class FlexCall(ObservedCall):
+    """One call, after it ran."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score_mod: Function
+    mask_mod: Function
+    scale: float
+    output: Tensor
+    how: str
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep queries, keys and both functions. A mask of a known kind becomes that mask."""
+        query, key = self.query, self.key
+        if key.shape[0] < query.shape[0]:
+            key = key.expand(query.shape[0], -1, -1, -1)
+        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        plain = _is_identity(self.score_mod)
+        score: Score = ScaledDot(self.scale) if plain else Custom(changed_by_score_mod)
+        call, _ = make_call(
+            kept[0].tensor, kept[1].tensor, kept[1].tensor,
+            score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+        )  # fmt: skip
+        bias = None if plain else Modified(self.score_mod, self.scale)
+        call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
+        factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
+        beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
+
+        def error() -> float:
+            value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
+            return output_error(weighted(*factors.reading, value), self.output, value)
+
+        evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
+        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not policy.graph)
+
+    def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
+        kept = policy.keep(self.value, f"the values of {name}")
+        return ValuesOf(lambda: kept.tensor.expand(sizes.flat_batch, -1, -1, -1), [kept])
+
+    def _output(self) -> OutputOf:
+        return OutputOf(self.output, lambda gradient: gradient)
+
+    def query_key_value(self) -> CallVectors:
+        """The arguments."""
+        return CallVectors(self.query, self.key, self.value)
+
+    def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
+        """The mask as a predicate of a known kind if it is one; else the function itself."""
+        mask = predicate(flex_mask(self.mask_mod)).bind(sizes, device)
+        if sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys > MOST_PAIRS:
+            return mask
+        with undisturbed():
+            given = read_mask(mask.dense(sizes, device=device), sizes)
+        return mask if given.dense is not None or given.bias is not None else given.mask
+
+
+def changed_by_score_mod(query: Tensor, key: Tensor) -> Tensor:
+    """Zeros, to which `Modified` adds the scores."""
+    return query.new_zeros(*query.shape[:-1], key.shape[-2])
+
+
+def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A `mask_mod` as a predicate on index tensors that broadcast."""
+
+    def flex_mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return of_pairs(function, batch, head, query, key)
+
+    return flex_mask_mod
+
+
+def _is_identity(score_mod: Function) -> bool:
+    """Whether a function gives every score back as it is."""
+    if isinstance(score_mod, torch.fx.GraphModule):
+        nodes = list(score_mod.graph.nodes)
+        return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
+    # transformers makes a function that branches on its closure, and often gives the score back. It cannot
+    # branch on its arguments, because torch maps it over them.
+    probe, place = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+    try:
+        return score_mod(probe, place, place, place, place) is probe
+    except Exception:
+        return False
+
+
+def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
+    return function if not buffers else lambda *places: function(*places, *buffers)
+
+
+def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
+    result = func(*args, **kwargs)
+    thread.handed.add(result[0].data_ptr())
+    thread.try_to(give_flex, thread, args, result[0], None)
+    return result
+
+
+def hand_on_compiled(thread: ThreadState) -> None:
+    """Hand on the recorded compiled calls, as calls of the running module."""
+    calls, module = list(thread.compiled), thread.stack[-1].module if thread.stack else None
+    thread.compiled.clear()
+    # Calls torch runs while it compiles are recorded too, and were seen already.
+    calls = [(args, output) for args, output in calls if output.data_ptr() not in thread.handed]
+    thread.handed.clear()
+    for args, output in calls:
+        if module is not None:
+            thread.try_to(give_flex, thread, args, output, module)
+
+
+def give_flex(thread: ThreadState, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
+    """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
+    query, key, value, score_mod, block_mask, scale, _, *buffers = args
+    mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
+    how = "flex_attention" if module is None else "flex_attention, compiled"
+    call = FlexCall(
+        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
+    )  # fmt: skip
+    if mods == () and _is_identity(score_mod):
+        call.score_mod = score_mod
+    thread.give(call, module)

@@ -1,0 +1,203 @@
+"""Heads a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
+
+Such a call does not say which of its rows is which. The number of heads comes from the module that runs (its
+attributes, or the batch of its arguments). The order comes from the values: each row is a slice of the output of
+a layer of the module for the arguments of one sequence, so the last vector of a row is found in that
+sequence alone. Without that evidence nothing is unfolded.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.kept.factors import undisturbed
+
+NAMES = (
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
+    "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
+)  # fmt: skip
+"""The attributes by which modules, or their `config`, tell the number of their heads."""
+MODULES = 3
+"""How many running modules are asked, from the innermost outwards: some leave the softmax to a module inside."""
+SAMPLES = 4
+"""How many rows are looked for in the module's arguments."""
+CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
+
+
+class Folding(NamedTuple):
+    """How the rows of a batch are made of sequences and heads."""
+
+    heads: int
+    heads_last: bool
+    """Whether the heads of a sequence are neighbours (B * H), or the sequences of a head (H * B)."""
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B * H, ...) as (B, H, ...).
+
+        >>> Folding(2, heads_last=True).unfolded(torch.arange(6))
+        tensor([[0, 1],
+                [2, 3],
+                [4, 5]])
+        >>> Folding(2, heads_last=False).unfolded(torch.arange(6))
+        tensor([[0, 3],
+                [1, 4],
+                [2, 5]])
+        """
+        if self.heads_last:
+            return tensor.unflatten(0, (-1, self.heads))
+        return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+    def folded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...).
+
+        >>> folding = Folding(2, heads_last=False)
+        >>> folding.folded(folding.unfolded(torch.arange(6)))
+        tensor([0, 1, 2, 3, 4, 5])
+        """
+        return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
+
+
+_known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
+
+
+def find_folding(values: Tensor) -> Folding | str | None:
+    """Find out how the running module has folded its heads into the rows of its values (N, S, E).
+
+    Returns:
+        How it has; None if it has not; or a sentence that says why it cannot be told.
+    """
+    with undisturbed(), DisableTorchFunction():
+        for module, tensors in _running():
+            heads = _heads_of(module, len(values))
+            if any(len(tensor) == len(values) for tensor in tensors):
+                # The rows came from outside: folded already, or one for each sequence; but lengths may come first.
+                found = _order_of(module, tensors, values, heads)
+                if found is not None or heads:
+                    return found
+                continue
+            first = [len(values) // len(t) for t in tensors if len(t) and len(values) % len(t) == 0]
+            if (found := _order_of(module, tensors, values, heads or first)) is not None:
+                return found
+            if len(values) in heads and any(len(tensor) == 1 for tensor in tensors):
+                return Folding(len(values), heads_last=True)
+            if folds := heads or first:
+                return (
+                    f"its {len(values)} maps are {len(values) // folds[0]} sequences of {folds[0]} heads or blocks, in "
+                    "an order that is not known"
+                )
+    return None
+
+
+def note_of(folding: Folding | str) -> str:
+    """The line for the report."""
+    if isinstance(folding, str):
+        return folding
+    order = "(B * H, T, S)" if folding.heads_last else "(H * B, T, S)"
+    return f"the model folds {folding.heads} heads into the batch, {order}: shown as (B, H, T, S)"
+
+
+def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
+    """How a module folds its heads, given candidate head counts; None if it is unknown."""
+    known = _known.get(module)
+    if known is not None and known.heads in folds:
+        return known
+    for heads in folds:
+        if (found := _order(module, tensors, values, heads)) is not None:
+            if len(values) > heads:
+                # The heads of a single sequence have no order.
+                _known[module] = found
+            return found
+    return None
+
+
+def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """The modules whose forward is running, from the innermost outwards, and the tensors among their arguments."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[nn.Module] = []
+    while frame is not None and len(found) < MODULES:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward" and not any(module is m for m in found):
+            code = frame.f_code
+            names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+            given = (frame.f_locals.get(name) for name in names)
+            tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 2]
+            if tensors:
+                found.append(module)
+                yield module, tensors
+        frame = frame.f_back
+
+
+def inferred_heads(module: nn.Module) -> list[int]:
+    """The head counts that a module or its config states."""
+    # A property of a module may run anything, and is not asked.
+    own = {**vars(type(module)), **vars(module)}
+    inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
+    return list(dict.fromkeys(n for n in inferred if isinstance(n, int) and not isinstance(n, bool) and n > 0))
+
+
+def _of_config(config: object, name: str) -> object:
+    """A value of a config; None if it has none, or if the layers of the model have one each."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # A config of others may raise anything.
+        return None
+
+
+def _heads_of(module: nn.Module, count: int) -> list[int]:
+    return [n for n in inferred_heads(module) if n > 1 and count % n == 0]
+
+
+def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:
+    """The order of sequences and heads, if the values tell it."""
+    count = len(values)
+    sequences = count // heads
+    rows = [n for n in range(1, count) if n // heads != n % sequences] or [1]
+    rows = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
+    wanted = values.detach()[rows, -1].float()
+    for last in _last_vectors(module, tensors, sequences, values.shape[-1]):
+        neighbours = [bool(_occurs(one, last[n // heads], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
+        others = [bool(_occurs(one, last[n % sequences], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
+        if all(neighbours) and (sequences == 1 or not all(others)):
+            return Folding(heads, heads_last=True)
+        if all(others) and not all(neighbours):
+            return Folding(heads, heads_last=False)
+    return None
+
+
+def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
+    """The output of each layer of a module for the last vector of each sequence (B, C), for each argument."""
+    children = [layer for child in module.children() for layer in (child, *child.children())]
+    layers = [layer for layer in children if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"]
+    for tensor in tensors:
+        for x in _ends(tensor.detach(), sequences):
+            if x.shape[-1] >= width:
+                yield x.float()
+            for layer in layers:
+                weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
+                # The Conv1D of transformers has its weight the other way round.
+                weight = weight.mT if isinstance(layer, nn.Linear) else weight
+                if weight.dim() == 2 and weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
+                    made = x.float() @ weight.float()
+                    yield made if bias is None else made + bias.detach().float()
+
+
+def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:
+    """The last vectors (B, C) of a tensor (B, ..., T, C), (T, B, C) or (B, C, T)."""
+    if len(tensor) == sequences:
+        yield tensor.flatten(1, -2)[:, -1]
+        yield tensor.flatten(2)[..., -1]
+    if tensor.dim() == 3 and tensor.shape[1] == sequences:
+        yield tensor[-1]
+
+
+def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether a vector is a contiguous slice of another one."""
+    apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
+    return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()

@@ -1,0 +1,138 @@
+"""The log-sum-exp torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+from regard.tensors.guards import is_autocasting, is_function_observed, look
+from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
+
+aten = torch.ops.aten
+FLASH = SDPBackend.FLASH_ATTENTION.value
+
+LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": lambda lse, queries: lse,
+    "_scaled_dot_product_flash_attention": lambda lse, queries: lse,
+    "_scaled_dot_product_efficient_attention": lambda lse, queries: lse[..., :queries],
+    "_scaled_dot_product_cudnn_attention": lambda lse, queries: lse.flatten(2)[..., :queries],
+    "_scaled_dot_product_fused_attention_overrideable": lambda lse, queries: lse,
+}
+KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isinstance(found := operator(name), Missing)}
+"""For each operator this torch has, how its second result becomes (B, H, T).
+
+The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
+result of cuDNN's kernel has one dimension more, and is None if no gradient is wanted.
+"""
+
+
+FLASH_CPU = flash_cpu.default
+
+
+class KernelLse:
+    """One call of F.scaled_dot_product_attention as it ran: the operator, its inputs, and its lse.
+
+    >>> query = torch.ones(1, 1, 2, 4)
+    >>> output, kernel = run_with_lse(torch.nn.functional.scaled_dot_product_attention, (query, query, query), {})
+    >>> kernel.operator, kernel.lse
+    ('aten._scaled_dot_product_flash_attention_for_cpu', tensor([[[2.6931, 2.6931]]]))
+    """
+
+    __slots__ = ("key", "lse", "operator", "query")
+
+    def __init__(self) -> None:
+        self.operator: str | None = None
+        self.lse: Tensor | None = None
+        self.query: Tensor | None = None
+        self.key: Tensor | None = None
+
+    def ran(self, operator: Any, query: Tensor, key: Tensor, lse: Tensor | None) -> None:
+        """Store the operator; `lse` is as the operator gave it."""
+        self.operator = _name_of(operator)
+        self.query, self.key = query, key
+        self.lse = None if lse is None else KERNELS[operator](lse, query.shape[-2])
+
+
+@cache
+def _name_of(operator: Any) -> str:
+    return str(operator).removesuffix(".default")
+
+
+def sdpa_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> dict[str, Any]:
+    """The arguments of F.scaled_dot_product_attention by name; `inspect` finds no signature of that function."""
+    return dict(locals())
+
+
+def run_with_lse(
+    func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, KernelLse]:  # fmt: skip
+    """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
+    kernel = KernelLse()
+    output = None
+    if func is F.scaled_dot_product_attention:
+        try:
+            output = _by_the_kernel(kernel, sdpa_arguments(*args, **kwargs))
+        except (RuntimeError, TypeError):
+            output = None  # torch raises in its own words
+    if output is None:
+        with _Recording(kernel):
+            output = func(*args, **kwargs)
+    return output, kernel
+
+
+def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
+    """Call the kernel of the CPU as torch would, if torch would; None if it is not certain.
+
+    torch asks `_fused_sdp_choice`, and calls kernel with the same tensors. To watch its dispatch instead costs
+    50 to 100 us a call.
+    """
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    given = query, key, value
+    if arguments["attn_mask"] is not None or not all(
+        type(one) is Tensor and one.is_cpu and one.dim() == 4 for one in given
+    ):
+        return None
+    if any(one.is_nested for one in given) or FLASH_CPU not in KERNELS:
+        return None
+    if is_function_observed() or not look(query).is_plain or is_autocasting("cpu"):
+        return None
+    if fused_choice(**arguments) != FLASH:
+        return None
+    dropout, is_causal, scale = (arguments[name] for name in ("dropout_p", "is_causal", "scale"))
+    output, lse = flash_cpu_alone(query, key, value, dropout, is_causal, scale=scale)
+    kernel.ran(FLASH_CPU, query, key, lse)
+    return output
+
+
+class _Recording(TorchDispatchMode):
+    """Placed around one call of F.scaled_dot_product_attention, it sees the operators that run."""
+
+    def __init__(self, kernel: KernelLse) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is aten.scaled_dot_product_attention.default:
+            # Under inference_mode the call arrives whole; decomposed here, it shows its kernel too.
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in KERNELS:
+            self._kernel.ran(func, args[0], args[1], result[1])
+        return result

@@ -1,0 +1,378 @@
+"""Observe nn.MultiheadAttention and the layers made of it: queries and keys come from the layer's input and weights.
+
+torch runs these layers fused if it can; an entire encoder layer may be one operator that shows no queries and no keys.
+They stay fused: a watch keeps the input and the weights, and the projections are computed when the map is first read.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import signature
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.call.masks.basic import causal
+from regard.call.masks.basic import lengths as lengths_mask
+from regard.call.normalizations import Softmax
+from regard.call.scores.base import ScaledDot
+from regard.call.shapes import Sizes, without_autocast
+from regard.kernels.base import Call
+from regard.maps.sources.values import widened
+from regard.tensors.guards import is_autocasting
+from regard.tensors.torch_private import attends_as_torch, nested_sizes
+from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import RunningModule, ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, output_error, undisturbed, weighted, with_graph
+from regard.watching.kept.mask_reading import GivenMask, both
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.projections import LayerNormArguments, Projection
+from regard.watching.readers.sdpa_calls import masked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projected(ObservedCall):
+    """One call of multi-head attention, after it ran."""
+
+    is_editable: ClassVar[bool] = True
+    query: Projection
+    key: Projection
+    value: Projection
+    out: tuple[Tensor, Tensor | None]
+    num_heads: int
+    batch_first: bool
+    key_padding_mask: Tensor | None
+    attn_mask: Tensor | None
+    is_causal: bool
+    """Whether the kernel got the causal flag in place of a mask."""
+    dropout: float
+    output: Tensor | None
+    lengths: Tensor | None = None
+    """The true lengths (N,) if the input was nested (it is padded here)."""
+    how: str
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep inputs, weights and masks; queries and keys are computed when the map is read."""
+        query, held = self.query.keep(policy, name)
+        key, more = self.key.keep(policy, name, (self.query, query))
+        sizes = self.sizes()
+        kind = self.query.input.device.type
+        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+        given = self.mask(policy, sizes, dtype)
+
+        def build() -> Call:
+            # The map may be read under another autocast than the call's.
+            with autocast_to(dtype, query.input):
+                q = query.heads(self.num_heads, batch_first=self.batch_first)
+                k = key.heads(self.num_heads, batch_first=self.batch_first)
+            # Projected heads are canonical, and torch has checked them.
+            call = Call(
+                query=q, key=k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
+                sizes=sizes,
+            )  # fmt: skip
+            return masked(call, given, causal(0) if self.is_causal else None)
+
+        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
+        beside = saved_values(
+            policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
+        )
+        return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
+
+    def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
+        """Keep the input and the weights of the values."""
+        value, held = self.value.keep(policy, name)
+        heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
+
+        def make() -> Tensor:
+            with with_graph() if graph else undisturbed(), autocast_to(dtype, value.input):
+                return value.heads(heads, batch_first=batch_first)
+
+        return ValuesOf(make, held)
+
+    def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
+        """The projected output. Its gradient goes back through the projection, whose weights are kept for that."""
+        kept = policy.keep_weight(self.out[0], f"the weights of {name}")
+        heads, batch_first = self.num_heads, self.batch_first
+
+        def laid_out(gradient: Tensor) -> Tensor:
+            weight = kept.tensor.detach()
+            weight = widened(weight if dtype is None else weight.to(dtype))
+            gradient = widened(gradient if gradient.dim() == 3 else gradient.unsqueeze(1))
+            gradient = gradient if batch_first else gradient.transpose(0, 1)
+            return (gradient @ weight).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        return OutputOf(self.output, laid_out, self.dropout, [kept])
+
+    def query_key_value(self) -> CallVectors:
+        """The heads (N, H, L, D), projected once more: torch hands none over."""
+        projections = (self.query, self.key, self.value)
+        return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
+
+    def _evidence(self) -> Evidence | None:
+        """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""
+        if self.key.static is not None or self.key.row is not None or self.key.zero:
+            return None
+        inputs = (x if x.dim() == 3 else x.unsqueeze(1) for x in (self.query.input, self.key.input))
+        queries, keys = (x if self.batch_first else x.transpose(0, 1) for x in inputs)
+        return Evidence(queries, keys, self.key.input)
+
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
+        x, y = self.query.input, self.key.input
+        is_batched = x.dim() == 3
+        length, batch = (1, 0) if self.batch_first else (0, 1)
+        if not is_batched:
+            length = 0
+        keys = y.shape[length] if self.key.static is None else self.key.static.shape[1]
+        keys += (self.key.row is not None) + self.key.zero
+        lead = (x.shape[batch],) if is_batched else ()
+        return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
+
+    def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
+        """The conjunction of both masks."""
+        if self.lengths is not None:
+            return self._nested(sizes)
+        extra = (self.key.row is not None) + self.key.zero
+        tensors = []
+        if self.attn_mask is not None and not self.is_causal:
+            mask = self.attn_mask
+            shape = (*sizes.leading, *mask.shape[-2:])
+            tensors.append(mask.view(shape) if mask.dim() == 3 else mask)
+        if self.key_padding_mask is not None:
+            tensors.append(self.key_padding_mask.view(*sizes.batch, 1, 1, -1))
+        tensors = [F.pad(t, (0, extra)) if extra else t for t in tensors]
+        given = [policy.mask(t, sizes, drops=True, dtype=dtype) for t in tensors]
+        if len(given) < 2:
+            return given[0] if given else GivenMask()
+        return both(*given) or policy.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
+
+    def learned_bias(self, sizes: Sizes) -> Tensor | None:
+        """Both masks as one additive bias, if one of them takes a gradient, which a mask would lose."""
+        if self.attn_mask is None or self.is_causal or not self.attn_mask.requires_grad:
+            return None
+        bias = self.attn_mask.view(*sizes.leading, *self.attn_mask.shape[-2:]) if self.attn_mask.dim() == 3 else (
+            self.attn_mask
+        )  # fmt: skip
+        if self.key_padding_mask is not None:
+            bias = bias + _added(self.key_padding_mask).view(*sizes.batch, 1, 1, -1)
+        return F.pad(bias, (0, (self.key.row is not None) + self.key.zero))
+
+    def _nested(self, sizes: Sizes) -> GivenMask:
+        assert self.lengths is not None
+        rows = torch.arange(sizes.queries, device=self.lengths.device) < self.lengths[:, None]
+        # A row beyond its sequence does not exist in a nested tensor: it has no key.
+        mask = lengths_mask(self.lengths[:, None] * rows, per_query=True)
+        return GivenMask(mask=mask.bind(sizes, self.lengths.device))
+
+    def _verify(self, factors: Factors) -> Callable[[], float] | str:
+        if self.dropout:
+            return "dropout"
+        if self.output is None:
+            return "the fused layer gives no output of its attention"
+        output = self.output if self.output.dim() == 3 else self.output.unsqueeze(1)
+        wanted = output if self.batch_first else output.transpose(0, 1)
+
+        def error() -> float:
+            value = self.value.heads(self.num_heads, batch_first=self.batch_first)
+            heads = weighted(*factors.reading, value).transpose(1, 2).flatten(2)
+            return output_error(F.linear(heads.to(self.out[0].dtype), *self.out), wanted, value)
+
+        return error
+
+
+def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
+    """The autocast that was on during a call, on the device of a tensor; none for None."""
+    return without_autocast(like) if dtype is None else torch.autocast(like.device.type, dtype)
+
+
+def _added(mask: Tensor) -> Tensor:
+    """Turn a bool mask, in which True drops a key, into an additive one."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+
+
+class Layer(NamedTuple):
+    """The parts of a layer of multi-head attention."""
+
+    num_heads: int
+    weights: tuple[Tensor | None, ...]
+    """The weights of query, key and value."""
+    is_packed: bool
+    """Whether all three are the same tensor, which has the weights of query, key and value as its thirds."""
+    biases: Tensor | None
+    """The biases of query, key and value as thirds of one tensor."""
+    rows: tuple[Tensor | None, ...]
+    """Learned rows (1, 1, E) that are appended to query, key and value; None for the query."""
+    has_zero_row: bool
+    """Whether keys and values end with a row of zeros."""
+    out: tuple[Tensor, Tensor | None]
+    dropout: float
+    """0 in evaluation mode."""
+    static: tuple[Tensor | None, ...] = (None, None, None)
+    """Keys and values (N * H, S, D) that replace projected ones."""
+
+
+def _layer_of_call(given: Mapping[str, Any]) -> Layer:
+    """The parts of the layer that F.multi_head_attention_forward got; `given` has its arguments by name."""
+    is_packed = not given["use_separate_proj_weight"]
+    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return Layer(
+        num_heads=given["num_heads"],
+        weights=tuple(given[name] for name in names),
+        is_packed=is_packed,
+        biases=given["in_proj_bias"],
+        rows=(None, given["bias_k"], given["bias_v"]),
+        has_zero_row=given["add_zero_attn"],
+        out=(given["out_proj_weight"], given["out_proj_bias"]),
+        dropout=given["dropout_p"] if given["training"] else 0.0,
+        static=(None, given["static_k"], given["static_v"]),
+    )
+
+
+def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
+    """The parts of the layer a module is."""
+    is_packed = module.in_proj_weight is not None
+    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return Layer(
+        num_heads=module.num_heads,
+        weights=tuple(getattr(module, name) for name in names),
+        is_packed=is_packed,
+        biases=module.in_proj_bias,
+        rows=(None, module.bias_k, module.bias_v),
+        has_zero_row=module.add_zero_attn,
+        out=(module.out_proj.weight, module.out_proj.bias),
+        dropout=module.dropout if module.training else 0.0,
+    )
+
+
+def _projected(
+    layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
+) -> Projected:
+    """A call of a layer; `given` has the inputs and masks under the names torch's function and module share."""
+    projections = [
+        Projection(
+            input=given[name], weight=layer.weights[n], bias=layer.biases, part=n, is_packed=layer.is_packed,
+            row=layer.rows[n], zero=layer.has_zero_row and n > 0, static=layer.static[n],
+        )
+        for n, name in enumerate(("query", "key", "value"))
+    ]  # fmt: skip
+    return Projected(
+        query=projections[0],
+        key=projections[1],
+        value=projections[2],
+        out=layer.out,
+        num_heads=layer.num_heads,
+        batch_first=batch_first,
+        key_padding_mask=given["key_padding_mask"],
+        attn_mask=given["attn_mask"],
+        is_causal=given["is_causal"] and given["key_padding_mask"] is None and not given["need_weights"],
+        dropout=layer.dropout,
+        output=output,
+        how=how,
+    )
+
+
+def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: Tensor | None) -> Projected:
+    """A call of nn.MultiheadAttention, whose arguments are `given` by name."""
+    lengths, query = None, given["query"]
+    if query.is_nested:
+        lengths = nested_sizes(query)[:, 0].to(query.device)
+        query = query.to_padded_tensor(0.0)
+        given, output = {**given, "query": query, "key": query, "value": query}, None
+    batch_first = module.batch_first and query.dim() == 3
+    called = _projected(
+        _layer_of_module(module), given, output, batch_first=batch_first, how="nn.MultiheadAttention"
+    )  # fmt: skip
+    return replace(called, lengths=lengths)
+
+
+def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any]) -> Projected:
+    """A call of an encoder layer that ran fused; its kernel drops a key wherever a mask is not 0."""
+    masks = (given["src_mask"], given["src_key_padding_mask"])
+    attn_mask, key_padding_mask = (None if mask is None else mask != 0 for mask in masks)
+    inside = {
+        **dict.fromkeys(("query", "key", "value"), given["src"]), "attn_mask": attn_mask,
+        "key_padding_mask": key_padding_mask, "is_causal": False, "need_weights": False,
+    }  # fmt: skip
+    called = _of_module(layer.self_attn, inside, None)
+    first = layer.norm1
+    norm = LayerNormArguments(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
+    query, key = replace(called.query, norm=norm), replace(called.key, norm=norm)
+    value = replace(called.value, norm=norm)
+    return replace(called, query=query, key=key, value=value, how="nn.TransformerEncoderLayer, fused")
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in signature(function).parameters.items()}
+
+
+def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that ran, by the names of the function's parameters, defaults included."""
+    # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
+    parameters = _parameters(function)
+    return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
+
+
+def observe_function(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
+    output = func(*args, **kwargs)
+    thread.try_to(_give, thread, func, args, kwargs, output[0])
+    return output
+
+
+def _give(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> None:
+    thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
+
+
+def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
+    """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
+    is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
+    how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
+    return _projected(_layer_of_call(given), given, output, how=how)
+
+
+def observe_module(
+    thread: ThreadState,
+    frame: RunningModule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
+    if thread.taken == frame.taken:
+        assert isinstance(module, nn.MultiheadAttention)
+        given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
+        thread.give(_of_module(module, given, output[0]))
+
+
+def observe_encoder_layer(
+    thread: ThreadState,
+    frame: RunningModule,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    """Hand a call of nn.TransformerEncoderLayer to the watches, if it ran fused."""
+    if thread.taken != frame.taken:
+        return
+    assert isinstance(module, nn.TransformerEncoderLayer)
+    # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
+    if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
+        given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
+        thread.give(_of_encoder_layer(module, given), module.self_attn)
+    elif may_run_fused(module):
+        thread.unread(FUSED_SUBCLASS)

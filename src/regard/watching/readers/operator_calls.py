@@ -1,0 +1,81 @@
+"""Observe operators: torch's own functions under other names, and opaque ones of others."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.tensors.torch_private import HigherOrderOperator, tree_leaves
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.readers.functions import OWN, name_of, namespace_of
+from regard.watching.readers.traced_calls import observe_traced
+
+ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
+"""Parts of the names of operators that attend."""
+OURS = frozenset({"regard"})
+HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims",
+                      "debugprims",
+                      "torchaudio", "quantized", "mkldnn", "onednn", "mkl", "sparse", "fsdp", "streams"})  # fmt: skip
+"""Namespaces of operators that attend only where their names say so."""
+
+POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
+"""Dtypes of positions and masks; bytes may be quantized queries, keys and values."""
+
+
+def observe_operator(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run an opaque operator, and name it."""
+    result = func(*args, **kwargs)
+    if not _is_of_positions((args, kwargs, result)):
+        thread.try_to(_name, thread, func)
+    return result
+
+
+def observe_own(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator of torch that is none of the functions in the table; name it if it attends."""
+    if any(part in name_of(func) for part in ATTENTION):
+        thread.try_to(_name, thread, func)
+    return observe_traced(thread, func, args, kwargs)
+
+
+def is_own(func: Any) -> bool:
+    """Whether an operator is one of torch's own functions under another name."""
+    return not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN
+
+
+def _is_of_positions(given: object) -> bool:
+    """Whether all tensors of a call are positions or masks: it takes no scores or values, and gives no mean of values.
+
+    transformers 4.57 makes its masks so: by `torch.vmap` of functions that index a mask of padding, an operator of
+    torch's that runs a function of its own.
+    """
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
+
+
+def _is_ours() -> bool:
+    """Whether this library runs the operator itself, such as for a map read while a model runs."""
+    running: FrameType | None = sys._getframe(2)
+    while running is not None:
+        name = running.f_globals.get("__name__", "")
+        if name.startswith("regard.") and not name.startswith("regard.watching.hooks."):
+            return True
+        running = running.f_back
+    return False
+
+
+def _name(thread: ThreadState, func: Any) -> None:
+    if isinstance(func, HigherOrderOperator):
+        name, namespace = f"torch.ops.higher_order.{func.name()}", "higher_order"
+    else:
+        namespace = namespace_of(func) or ""
+        name = f"torch.ops.{namespace}.{name_of(func)}"
+    attends = any(part in name.lower() for part in ATTENTION)
+    if namespace not in OURS and (attends or namespace not in HARMLESS):
+        if _is_ours():
+            return
+        thread.unread(f"{name}, an operator that cannot be looked into")

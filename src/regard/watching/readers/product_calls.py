@@ -1,0 +1,415 @@
+"""Observe products: weights multiplied with values, along the axis on which they sum to 1, are attention.
+
+The left operand of the product is kept, the weights that really multiplied the values: a mask, a gate, a mix
+of heads or dropout may stand between the softmax and them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import RunningModule, ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import output_error, undisturbed
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_values import OutputOf, weights_gradient
+from regard.watching.kept.stored_weights import StoredSource, stored
+from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
+from regard.watching.readers.folded_heads import Folding, find_folding, note_of
+from regard.watching.readers.functions import name_of
+from regard.watching.readers.no_attention import ValueProduct, judged
+from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.traced_calls import trace_results
+
+CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
+"""Functions by which a router takes some of its weights."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenOut(ObservedCall):
+    """Weights the model multiplied with values, after the product ran."""
+
+    product: ValueProduct
+    result: Tensor
+    softmax: Tensor | None
+    """The softmax, laid out as the weights, if it may differ from them."""
+    name: str
+    how: str
+    notes: tuple[str, ...] = ()
+    token: object = field(default_factory=object)
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep the weights themselves, and the softmax beside them if it differs."""
+        product = self.product
+        weights, values = product.laid_out(product.weights), product.laid_out_values()
+        softmax, notes, folding = self.softmax, list(self.notes), None
+        if weights.dim() == 3 and values is not None and values.shape[:-1] == (len(weights), weights.shape[-1]):
+            folding = find_folding(values)
+        if folding is not None:
+            notes.append(note_of(folding))
+        shown: Callable[[Tensor], Tensor] = _as_laid_out
+        if isinstance(folding, Folding):
+            if softmax is not None and len(softmax) == len(weights) and softmax.dim() == 3:
+                softmax = folding.unfolded(softmax)
+            weights = folding.unfolded(weights)
+            shown = folding.unfolded
+            values = None if values is None else folding.unfolded(values)
+        mixed = folding if isinstance(folding, str) else ""
+        differs = softmax is not None and not _equal(softmax, weights)
+        kept = policy.keep(weights, f"the weights of {name}")
+        received = self._gradient(policy, name, shown)
+        source = stored(kept, self.name + (", changed" if differs else ""), mixed, received)
+        beside = None
+        if softmax is not None and differs:
+            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, mixed)
+            notes.append(CHANGED)
+        return Reading(
+            None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
+            evidence=self._evidence(weights.detach(), values), mixed=mixed,
+        )  # fmt: skip
+
+    def query_key_value(self) -> CallVectors:
+        """The values alone: it is not known of which queries and keys the model made the weights."""
+        return CallVectors(None, None, self.product.laid_out_values())
+
+    def _gradient(
+        self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
+    ) -> Callable[[], Tensor] | None:  # fmt: skip
+        """Wait for the gradient of the weights, which are a tensor of the model; it is laid out as they are."""
+        if policy.gradients is None:
+            return None
+        # The function must not hold the product, and with it the values.
+        layout = self.product.layout
+        output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
+        return weights_gradient(policy, name, output)
+
+    def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
+        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
+        expected = (*weights.shape[:-2], weights.shape[-1])
+        if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
+            return None
+        return Evidence(weights, values, self.product.values)
+
+    def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
+        """Multiply the weights read from the map with the values, and compare with the model's output."""
+        product = self.product
+        read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
+        if isinstance(folding, Folding):
+            read = folding.folded(read)
+        read = read.detach()
+        operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
+        operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
+        with undisturbed():
+            rebuilt = sum_of_products(operands, product.contraction.labels, product.contraction.output)
+            found = product.contraction.product_of(self.result.detach().to(rebuilt.dtype))
+            return output_error(rebuilt, found, product.values)
+
+
+CHANGED = (
+    "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
+    "gate, a mix of heads or dropout) is seen.softmax(name)"
+)
+
+
+def _as_laid_out(weights: Tensor) -> Tensor:
+    return weights
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal but for the rounding of another dtype."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
+
+
+def observe_product(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a product, and look whether an operand is made of weights."""
+    result = func(*args, **kwargs)
+    if thread.traces:
+        thread.try_to(_multiplied, thread, func, args, kwargs, result)
+    if isinstance(result, Tensor) and any(isinstance(arg, nn.Parameter) for arg in args):
+        thread.traces.projected(result, channels_last=True)
+    return result
+
+
+def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Look at a plain module that ran without our mode: remember projections, and follow traced tensors."""
+    kind = type(module)
+    if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
+        thread.traces.projected(output, channels_last=True)
+    elif isinstance(module, nn.Conv1d | nn.Conv2d):
+        thread.traces.projected(output, channels_last=False)
+    if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
+        return
+    if isinstance(module, nn.Linear):
+        thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)
+    else:
+        thread.try_to(trace_results, thread, _Named(type(module).__name__), args, {}, output)
+
+
+class _Named:
+    """Stands for the function a module runs."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+
+def observe_sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
+    """Weights times values were summed over the keys: that is a product too."""
+    weights, values = trace.of
+    if trace.key not in dims or len(dims) > 1:
+        return
+    dim = total.dim()
+    tensors, labels = [], []
+    for one, beside in ((weights, values), (values, weights)):
+        # An axis of size 1 was only there to be broadcast.
+        sizes = {dim - beside.dim() + n: size for n, size in enumerate(beside.shape)}
+        axes = {dim - one.dim() + n: size for n, size in enumerate(one.shape)}
+        kept = [axis for axis, size in axes.items() if size > 1 or sizes.get(axis, 1) == 1]
+        tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
+        labels.append(tuple(kept))
+    output = tuple(axis for axis in range(dim) if axis not in dims)
+    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
+    _attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
+
+
+def _multiplied(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    contraction = read_contraction(name_of(func), args, kwargs)
+    if contraction is None:
+        trace_results(thread, func, args, kwargs, result)
+        return
+    found = [(n, thread.traces.of(t)) for n, t in enumerate(contraction.operands)]
+    traced = [(n, trace.beside or trace) for n, trace in found if trace is not None]
+    weights = [(n, trace) for n, trace in traced if trace.kind == "weights"]
+    for n, trace in traced:
+        if trace.kind == "output":
+            _output_multiplied(thread, contraction, n, trace, weights)
+    if len(weights) > 1:
+        _several(thread, contraction, weights, result)
+    elif weights:
+        _one(thread, contraction, *weights[0], result)
+
+
+def _several(thread: ThreadState, contraction: Contraction, weights: list[tuple[int, Trace]], result: Tensor) -> None:
+    """Weights times weights: the result maps the first's queries to the last's keys."""
+    origins = tuple(dict.fromkeys(origin for _, trace in weights for origin in trace.origins))
+    summed = any(label not in contraction.output for n, _ in weights for label in contraction.labels[n])
+    for origin in origins:
+        origin.is_taken = True
+    n, trace = weights[-1]
+    label = None if trace.key is None else contraction.labels[n][trace.key]
+    key = contraction.output.index(label) if label in contraction.output else None
+    made = Trace("weights", origins, key, None, True, summed or trace.is_product, depth=len(thread.stack))
+    thread.traces.put(result, made if key is not None else replace(made, lost_in="a product of weights"))
+
+
+def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, result: Tensor) -> None:
+    labels = contraction.labels[n]
+    if trace.key is None:
+        if trace.is_product:
+            _name(thread, trace, PRODUCT.format(len(trace.origins)))
+        else:
+            _lost(thread, contraction, n, trace)
+        return
+    label = labels[trace.key]
+    others = [m for m, own in enumerate(contraction.labels) if m != n and label in own]
+    if label not in contraction.output:
+        if others:
+            _attended(thread, contraction, n, trace, label, result)
+        return
+    across = None if trace.other is None else labels[trace.other]
+    values = [m for m, own in enumerate(contraction.labels) if m != n and across is not None and across in own]
+    if across is not None and across not in contraction.output and values:
+        operand = contraction.operands[values[0]]
+        is_new = any(own not in labels and own in contraction.output for own in contraction.labels[values[0]])
+        if is_new and not is_learned(operand) and _is_pair(trace):
+            _attended(thread, contraction, n, trace, across, result, across=True)
+            return
+    # A sum over any other axis mixes heads: the result is still made of weights.
+    key = contraction.output.index(label)
+    other = contraction.output.index(across) if across in contraction.output else None
+    thread.traces.put(result, replace(trace, key=key, other=other, is_changed=True, depth=len(thread.stack)))
+
+
+def _is_pair(trace: Trace) -> bool:
+    """Whether the other axis is that of the queries: it is known only if it stands beside that of the keys."""
+    origin = trace.origins[0]
+    return origin.axis >= len(origin.shape) - 2 and len(trace.origins) == 1
+
+
+PRODUCT = (
+    "the product of {} softmaxes, which goes through landmarks (a low-rank attention): no weights of positions on "
+    "positions are formed"
+)
+
+
+def _attended(
+    thread: ThreadState,
+    contraction: Contraction,
+    n: int,
+    trace: Trace,
+    label: object,
+    result: Tensor,
+    *,
+    across: bool = False,
+) -> None:
+    """Weights were multiplied with values: hand the call to the watches, unless it is no attention."""
+    if trace.is_product:
+        _name(thread, trace, PRODUCT.format(len(trace.origins)))
+        return
+    product = ValueProduct.of(contraction, n, label)
+    if product is None or _is_repeated(trace, product, contraction, thread):
+        return
+    verdict = judged(thread, product, trace)
+    if verdict.reason:
+        _name(thread, trace, verdict.reason)
+        return
+    origin, product = trace.origins[0], product.unfold(trace)
+    softmax, notes = _softmax_of(trace, product), list(verdict.notes)
+    if len(trace.origins) > 1:
+        notes.append(f"these weights were made of {len(trace.origins)} softmaxes, which were not kept")
+    elif trace.is_changed and softmax is None:
+        notes.append("the softmax that these weights were made of was overwritten, and was not kept")
+    if _size(origin) > product.weights.numel() and product.keys >= origin.keys:
+        notes.append(f"a part of a softmax {tuple(origin.shape)}")
+    if across:
+        notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
+    call = WrittenOut(product, result, softmax, origin.how, f"{origin.how}, T x S weights kept", tuple(notes))
+    thread.give(call)
+    for one in trace.origins:
+        one.is_taken = True
+        one.calls.append(call.token)
+    query = product.query_label
+    if query is not None and query in contraction.output:
+        certain = not origin.is_projection and product.queries == product.keys
+        key = contraction.output.index(query)
+        made = Trace("output", trace.origins, key, of=(call.token, certain), depth=len(thread.stack))
+        thread.traces.put(result, made)
+
+
+def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
+    """Whether weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
+    origin = trace.origins[0]
+    if not origin.calls:
+        return False
+    if product.keys < origin.keys:
+        _refuse_blocks(thread, trace.origins)
+        return True
+    return product.weights.numel() >= _size(origin)
+
+
+def _size(origin: SoftmaxOrigin) -> int:
+    size = 1
+    for extent in origin.shape:
+        size *= extent
+    return size
+
+
+def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
+    """The softmax the weights were made of, laid out as they are; None if it is the same, or gone."""
+    if not trace.is_changed or len(trace.origins) > 1:
+        return None
+    origin = trace.origins[0]
+    softmax = origin.softmax
+    if softmax is None:
+        return None
+    if product.unfolded and softmax.shape[:-2] == product.unfolded:
+        return softmax
+    if softmax.shape == product.weights.shape and (not trace.is_moved or product.is_at(origin.axis)):
+        return product.laid_out(softmax)
+    last = softmax.dim() - 1
+    return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))
+
+
+def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Trace) -> None:
+    """Weights whose keys are not one axis any more were multiplied: attention in blocks, or a router's choice."""
+    if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
+        return
+    if any(origin.calls for origin in trace.origins):
+        return
+    if trace.lost_in in CHOICES and not thread.is_in_attention():
+        for origin in trace.origins:
+            origin.went_into = trace.lost_in
+        return
+    _refuse_blocks(thread, trace.origins, f" after {trace.lost_in}" if trace.lost_in else "")
+
+
+def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], after: str = "") -> None:
+    if (frame := thread.innermost()) is not None:
+        frame.is_in_blocks = True
+    for origin in origins:
+        if not origin.is_refused:
+            origin.is_taken = origin.is_refused = True
+            shape = tuple(origin.shape)
+            thread.unread(f"a softmax {shape} that is not multiplied with values as it stands{after} (in blocks?)")
+
+
+def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
+    """Say why weights are no attention."""
+    for origin in trace.origins:
+        origin.is_taken = True
+    thread.other(reason)
+
+
+def _output_multiplied(
+    thread: ThreadState, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
+) -> None:
+    """An attention's output whose queries are summed over at once: the queries were no positions, but landmarks."""
+    label = contraction.labels[n][trace.key] if trace.key is not None else None
+    if label is None or label in contraction.output:
+        return
+    others = [own for m, own in enumerate(contraction.labels) if m != n and label in own]
+    token, is_certain = trace.of
+    learned = any(is_learned(t) for m, t in enumerate(contraction.operands) if m != n)
+    if not others or is_certain or learned:
+        return
+    thread.withdraw(token, LOW_RANK)
+    for _, found in weights:
+        found.is_product = True
+        found.origins = tuple(dict.fromkeys((*found.origins, *trace.origins)))
+
+
+LOW_RANK = (
+    "weights whose output another product sums over at once, as linear and landmark attention do: their queries are "
+    "features or landmarks, not positions"
+)
+
+
+def close(thread: ThreadState, frame: RunningModule) -> None:
+    """Report the softmaxes of a module that ended, if nothing that lives is made of them, and no product took them up.
+
+    Those that live on belong to the module around it.
+    """
+    outer = thread.stack[-2] if len(thread.stack) > 1 else None
+    for origin in frame.pending:
+        if origin.is_taken:
+            origin.tensor = None
+        elif outer is not None and thread.traces.is_alive(origin):
+            outer.pending.append(origin)
+        else:
+            _report(thread, origin)
+    if frame.is_in_blocks:
+        thread.refuse(frame)
+    thread.traces.leave(len(thread.stack))
+
+
+def _report(thread: ThreadState, origin: SoftmaxOrigin) -> None:
+    origin.tensor = None
+    if thread.is_in_attention():
+        after = f"; it went into {origin.went_into}" if origin.went_into else ""
+        thread.unread(f"a softmax {tuple(origin.shape)} that no product with values took up{after}", origin.module)
+    else:
+        after = f" ({origin.went_into} took some of it)" if origin.went_into else ""
+        thread.other(
+            f"a softmax over {origin.keys} that multiplied nothing{after}: a router or classifier?", origin.module
+        )

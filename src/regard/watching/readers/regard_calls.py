@@ -1,0 +1,77 @@
+"""Observe `regard.attention`: under any backend, its own map is kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from regard.call.shapes import as_autocast, canonical
+from regard.functional import Attended, attention
+from regard.kernels.base import Call
+from regard.maps.sources.call import GivenFactors, source_of_call
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, output_error, weighted
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+
+
+@dataclass(slots=True, eq=False)
+class RegardCall(ObservedCall):
+    """One call, after it ran."""
+
+    is_editable: ClassVar[bool] = True
+    attended: Attended
+    vectors: tuple[Tensor, Tensor, Tensor]
+    how: str = "regard.attention"
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep the call and the row state of the map the function made."""
+        weights = self.attended.weights
+        made = source_of_call((weights if policy.graph else weights.detach()).source, "a watch")
+        query = policy.keep(made.call.query, f"the queries of {name}")
+        key = policy.keep(made.call.key, f"the keys of {name}")
+        call = replace(made.call, query=query.tensor, key=key.tensor)
+        assert isinstance(made.factors, GivenFactors), "the function makes no other"
+        # A state that is not known yet costs a pass over the scores, which only a reading of the map should pay.
+        known = made.factors.known_state
+        state = None if known is None else policy.keep(known, "").tensor
+        factors = Factors(call.sizes, call, state=state, held=(query, key), graph=policy.graph)
+        beside = saved_values(
+            policy, name, call.sizes, lambda: self._values(policy, name), lambda: self._output(call)
+        )  # fmt: skip
+
+        def error() -> float:
+            output = self.attended.output.reshape(*call.query.shape[:-1], -1)
+            value = canonical(*self.vectors)[2]
+            return output_error(weighted(*factors.reading, value), output, value)
+
+        verify = "dropout" if call.dropout else error
+        held = () if policy.graph else (query, key)
+        evidence = Evidence(call.query, call.key, self.vectors[1], held=held)
+        return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not policy.graph)
+
+    def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
+        kept = policy.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")
+        return ValuesOf(lambda: kept.tensor, [kept])
+
+    def _output(self, call: Call) -> OutputOf:
+        sizes, dropout = call.sizes, call.dropout
+        rows = (sizes.flat_batch, sizes.heads, sizes.queries, -1)
+        return OutputOf(self.attended.output, lambda gradient: gradient.reshape(rows), dropout)
+
+    def query_key_value(self) -> CallVectors:
+        """The arguments."""
+        return CallVectors(*self.vectors)
+
+
+def observe_attention(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run `regard.attention` with its weights, and hand these to the thread's watches."""
+    # A call that also returns the weights runs in the same kernel and gives the same bits.
+    attended = attention(*args, **{**kwargs, "return_weights": True})
+    thread.give(RegardCall(attended, args[:3]))
+    return attended if kwargs.get("return_weights") else attended.output

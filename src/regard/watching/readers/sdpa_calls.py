@@ -1,0 +1,334 @@
+"""Observe F.scaled_dot_product_attention: the arguments of the model, and the log-sum-exp of the kernel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.call.masks.base import And, Mask
+from regard.call.masks.basic import Causal, causal
+from regard.call.normalizations import Softmax
+from regard.call.scores.base import ScaledDot
+from regard.call.shapes import Sizes
+from regard.errors import ShapeError
+from regard.functional import make_call
+from regard.kernels.base import Call
+from regard.maps.sources.values import CallValues
+from regard.tensors.guards import is_autocasting
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors, output_error, weighted
+from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.folded_heads import Folding, find_folding, inferred_heads, note_of
+from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+
+
+@dataclass(slots=True, eq=False)
+class Sdpa(ObservedCall):
+    """One call, after it ran."""
+
+    is_editable: ClassVar[bool] = True
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+    output: Tensor | None
+    """None before it ran."""
+    kernel: KernelLse
+    folding: Folding | str | None = None
+    """How the heads were folded into the batch, if they were; they no longer are."""
+    raw: Tensor | None = None
+    """The output as the model got it, if `output` is laid out in another way."""
+    how: str = "F.scaled_dot_product_attention"
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
+        query, key, dtype = self._as_computed()
+        query, key = one_rank(query, key, self.enable_gqa)
+        kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        if self.attn_mask is None and dtype is None and kept[0].is_deferred:
+            deferred = self._read_deferred(*kept, policy)
+            if deferred is not None:
+                return deferred
+        call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
+        vectors = call.query, call.key
+        mixed = self.folding if isinstance(self.folding, str) else ""
+        given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
+        if is_causal and mask is not None and mask.is_floating_point():
+            # Which keys the lowest element hides depends on the other keys of the row, and some of these are not seen.
+            mask, is_causal = _with_causal(mask, call.sizes), False
+        if mask is not None:
+            given = policy.mask(mask, call.sizes, dtype=dtype)
+        call = masked(call, given, causal(0) if is_causal else None)
+        # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
+        queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
+        # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
+        evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
+        notes = [note_of(self.folding)] if self.folding else []
+        state, held = self._state(call, given, policy), [queries, kept[1], *given.kept]
+        factors = Factors(
+            call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
+            graph=policy.graph,
+        )  # fmt: skip
+        verify = "dropout" if self.dropout_p else self._verify(factors)
+        beside = CallValues()
+        if policy.values or policy.gradients is not None:
+            beside = saved_values(
+                policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
+            )
+        return Reading(
+            factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not policy.graph
+        )  # fmt: skip
+
+    def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
+        """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
+
+        None if the call is of another kind.
+        """
+        lse, scale = self.kernel.lse, self.scale
+        known = _known_of(self.query, self.key, scale) if self.folding is None and not policy.keeps_more else None
+        if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
+            return None
+        mask = FROM_THE_FIRST if self.is_causal else None
+
+        def call() -> Call:
+            return replace(known, query=query.tensor, key=key.tensor, mask=mask)
+
+        state, held = policy.deferred_copy(lse, ""), (query, key)
+        notes: list[str] = []
+        factors = Factors(
+            known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_deferred=True
+        )
+        verify = "dropout" if self.dropout_p else self._verify(factors)
+        evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
+        return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
+
+    def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:
+        kept = policy.keep(self.value, f"the values of {name}")
+        # The function must not hold the call, and with it tensors the watch lets go.
+        sizes, dtype, rank = call.sizes, call.query.dtype, self._rank
+        return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
+
+    def _output(self, sizes: Sizes) -> OutputOf:
+        rows, folding = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.folding
+
+        def laid_out(gradient: Tensor) -> Tensor:
+            unfolded = folding.unfolded(gradient) if isinstance(folding, Folding) else gradient
+            return unfolded.reshape(rows)
+
+        return OutputOf(self.output if self.raw is None else self.raw, laid_out, self.dropout_p)
+
+    @property
+    def _rank(self) -> int:
+        return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
+
+    def query_key_value(self) -> CallVectors:
+        """The arguments, with one value for each key where transformers has repeated both."""
+        groups, heads = self.key.shape[-3:-2], self.value.shape[-3:-2]
+        if groups == heads or not groups or heads[0] % groups[0]:
+            return CallVectors(self.query, self.key, self.value)
+        return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
+
+    def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
+        """Query and key in the dtype autocast gave them, and that dtype."""
+        kind = self.query.device.type
+        if not is_autocasting(kind) or self.query.dtype == torch.float64:
+            return self.query, self.key, None
+        dtype = torch.get_autocast_dtype(kind)
+        seen = self.kernel.query, self.kernel.key
+        given = self.query, self.key
+        query, key = (
+            s if s is not None and s.shape == g.shape and s.dtype == dtype and not g.requires_grad else g.to(dtype)
+            for s, g in zip(seen, given, strict=True)
+        )
+        return query, key, dtype
+
+    def _state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
+        """The kernel's log-sum-exp in our convention; None if there is none that can be used."""
+        lse, shape = self.kernel.lse, call.query.shape[:-1]
+        if policy.graph:
+            # The kernel's number has no gradient. One that has is computed when the map is read.
+            return None
+        # For even rows the kernel gives finfo.min. With a mask and is_causal it is not known which rows have a key.
+        if lse is None or given.even is not None or (self.is_causal and given.live is not None):
+            return None
+        if lse.numel() != shape.numel():
+            return None
+        lse = lse.detach().to(call.query.device).reshape(shape)
+        if given.live is not None:
+            lse = lse.masked_fill(~given.live, -torch.inf)
+        return policy.keep(lse, "").tensor
+
+    def _verify(self, factors: Factors) -> Callable[[], float]:
+        assert self.output is not None, "it is read after it ran"
+        given = self.output
+
+        def error() -> float:
+            call = factors.call
+            output = given.reshape(*call.query.shape[:-1], -1)
+            value = _laid_out_value(self.value, call.sizes, self._rank).to(call.query)
+            return output_error(weighted(*factors.reading, value), output, value)
+
+        return error
+
+
+FROM_THE_FIRST = Causal(0)
+
+
+def _call_of(query: Tensor, key: Tensor, scale: float | None, *, is_checked: bool) -> Call:
+    """The call of queries and keys, without a mask; its checks are cached by shape."""
+    known = _known_of(query, key, scale) if is_checked else None
+    return _checked(query, key, scale) if known is None else replace(known, query=query, key=key)
+
+
+def _known_of(query: Tensor, key: Tensor, scale: float | None) -> Call | None:
+    """A cached call of such queries and keys without their data; None if they cannot be cached."""
+    is_plain = type(query) is type(key) is Tensor and query.dim() == key.dim() == 4 and len(query) == len(key)
+    if not is_plain or not (scale is None or type(scale) is float):
+        return None
+    return _known(query.shape, key.shape, query.dtype, key.dtype, query.device, key.device, scale)
+
+
+@lru_cache(maxsize=64)
+def _known(
+    queries: torch.Size, keys: torch.Size, query_dtype: torch.dtype, key_dtype: torch.dtype,
+    query_device: torch.device, key_device: torch.device, scale: float | None,
+) -> Call:  # fmt: skip
+    query, key = (
+        torch.empty((), dtype=dtype, device=device).expand(shape)
+        for shape, dtype, device in ((queries, query_dtype, query_device), (keys, key_dtype, key_device))
+    )
+    return _checked(query, key, scale)
+
+
+def _checked(query: Tensor, key: Tensor, scale: float | None) -> Call:
+    score = ScaledDot(scale)
+    return make_call(query, key, key, score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0)[0]
+
+
+NOTHING_GIVEN = GivenMask()
+
+
+def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
+    """An additive mask that hides the keys after each query too."""
+    later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
+    return mask.masked_fill(later, -torch.inf)
+
+
+def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
+    """Values as (B, G or H, S, E)."""
+    value = value[(None,) * (rank - value.dim())]
+    # The keys may be grouped while the values came with a copy for each query head.
+    heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
+    lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
+    return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
+
+
+def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
+    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
+    if also is None and given.mask is None and given.bias is None and given.even is None:
+        return call
+    bound = None if also is None else also.bind(call.sizes, call.query.device)
+    masks = [m for m in (bound, given.mask) if m is not None]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
+    return replace(call, query=query, mask=mask, bias=given.bias)
+
+
+def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
+    """Give query and key the same number of dimensions, as broadcasting does; grouped heads need four.
+
+    Raises:
+        ShapeError: a tensor is nested.
+    """
+    if query.is_nested or key.is_nested:
+        raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
+    rank = max(query.dim(), key.dim(), 4 if has_groups else 2)
+    if not query.dim() == key.dim() == rank:
+        query, key = (t[(None,) * (rank - t.dim())] for t in (query, key))
+    if rank >= 4 and not has_groups and query.shape[-3] < key.shape[-3]:
+        query = query.expand(*query.shape[:-3], key.shape[-3], *query.shape[-2:])
+    return query, key
+
+
+def observe_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
+    output, kernel = run_with_lse(func, args, kwargs)
+    thread.try_to(_give, thread, args, kwargs, output, kernel)
+    return output
+
+
+def _give(
+    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse
+) -> None:
+    thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel))
+
+
+def laid_out_by_heads(
+    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
+) -> Sdpa:
+    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout.
+
+    `output` is None before it ran.
+    """
+    call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
+    return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
+
+
+def _unfolded(call: Sdpa) -> Sdpa:
+    """Undo the folding of heads into the batch, (B * H, T, D)."""
+    rows = (call.query, call.key, call.value)
+    if any(t.is_nested or t.dim() != 3 for t in rows) or len({len(t) for t in rows}) > 1:
+        return call
+    folding = find_folding(call.value)
+    if not isinstance(folding, Folding):
+        return replace(call, folding=folding)
+    query, key, value = (folding.unfolded(t) for t in rows)
+    mask = call.attn_mask
+    if mask is not None and mask.dim() == 3:
+        mask = folding.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
+    # The kernel's row state has the order of the folded rows.
+    return replace(
+        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), folding=folding, raw=call.output,
+        output=None if call.output is None else folding.unfolded(call.output),
+    )  # fmt: skip
+
+
+def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
+    """Undo a layout of transformers, which makes the heads of a single query the rows of the key head they share.
+
+    Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
+    """
+    # A module asks three tables before it says it has no attribute.
+    name = "num_key_value_groups"
+    group = getattr(module, name, 1) if name in module.__dict__ or hasattr(type(module), name) else 1
+    query, mask = call.query, call.attn_mask
+    if group == 1 or call.enable_gqa or query.dim() != 4:
+        return call
+    inferred = inferred_heads(module)
+    if query.shape[1] == call.key.shape[1] and query.shape[1] in inferred:
+        return _not_repeated(call, group)
+    if query.shape[1:3] != (call.key.shape[1], group) or query.shape[1] * group not in inferred:
+        return call
+    if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+        mask = mask.flatten(1, 2).unsqueeze(2)
+    return replace(call, query=query.flatten(1, 2).unsqueeze(2), attn_mask=mask, enable_gqa=True)
+
+
+def _not_repeated(call: Sdpa, group: int) -> Sdpa:
+    """Undo the repetition of key heads, which transformers makes under a mask: each head is there once again."""
+    grouped = call.key.unflatten(1, (-1, group))
+    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+        return call
+    return replace(call, key=grouped[:, :, 0], enable_gqa=True)

@@ -1,0 +1,133 @@
+"""Follow traced tensors through the functions and the plain modules a model applies to them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
+from regard.watching.readers.functions import is_in_place, name_of
+from regard.watching.readers.provenance import Trace
+
+WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
+"""Functions that write one tensor into a part of another."""
+
+
+def observe_traced(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run any function, and trace its results if an argument is traced."""
+    result = func(*args, **kwargs)
+    if result is None or isinstance(result, Tensor | tuple | list):
+        thread.try_to(trace_results, thread, func, args, kwargs, result)
+    return result
+
+
+def trace_results(
+    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    """Trace the results of a function that ran, if an argument is traced."""
+    found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
+    if not found:
+        return
+    name = name_of(func)
+    if name in WRITES and args and isinstance(args[0], Tensor):
+        _written_into(thread, args[0], found)
+        return
+    if is_in_place(func):
+        _overwritten(args[0], found)
+    results = [result] if isinstance(result, Tensor) else list(result or ())
+    for place, one in enumerate(results):
+        if isinstance(one, Tensor):
+            _follow_one(thread, func, name, args, kwargs, found, one, place)
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """All tensors among the arguments of a function, also those in lists."""
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            yield from (part for part in arg if isinstance(part, Tensor))
+
+
+def _follow_one(
+    thread: ThreadState, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    found: list[tuple[Tensor, Trace]], result: Tensor, place: int,
+) -> None:  # fmt: skip
+    traces = thread.traces
+    tensor, trace = next(((t, one) for t, one in found if one.kind == "weights"), found[0])
+    if trace.kind == "sums":
+        # A sum stays the sum with an epsilon, with a bound, inverted, and in any layout.
+        if result.numel() == tensor.numel() and len(found) == 1 and result is not tensor:
+            traces.put(result, replace(trace, beside=None))
+        return
+    if trace.kind == "exponentials":
+        if name in REDUCTIONS or result.numel() != tensor.numel():
+            return
+        traces.put(result, replace(trace, of=trace.of))
+        return
+    if trace.kind == "spread":
+        return
+    axes = followed(func, name, args, kwargs, tensor, result, (trace.key, trace.other), place)
+    if axes is None:
+        return
+    key, other = axes
+    if trace.kind == "output":
+        if key is not None:
+            traces.put(result, replace(trace, key=key))
+        return
+    others = [one for _, one in found if one is not trace and one.kind == trace.kind]
+    origins = tuple(dict.fromkeys((*trace.origins, *(origin for one in others for origin in one.origins))))
+    changed = (
+        trace.is_changed or bool(others) or not (name in SAME_NUMBERS or (result is tensor and not is_in_place(func)))
+    )
+    lost = trace.lost_in or ("" if key is not None else name)
+    is_product = trace.is_product or any(one.is_product for one in others)
+    new = replace(
+        trace, origins=origins, key=key, other=other, is_changed=changed, lost_in=lost, is_product=is_product,
+        is_moved=trace.is_moved or name in MOVES, of=None,
+    )  # fmt: skip
+    if name == "mul" and (spread := _spread(tensor, trace, args, kwargs, result)) is not None:
+        traces.put(result, spread)
+        return
+    traces.put(result, new)
+
+
+def _spread(
+    tensor: Tensor, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> Trace | None:
+    """Weights (..., S, 1) times values (..., S, D): a sum over S may come next, which makes a product of it."""
+    values = next((t for t in tensors_in(args, kwargs) if t is not tensor), None)
+    key = trace.key
+    if key is None or values is None or trace.kind != "weights" or result.dim() < tensor.dim():
+        return None
+    from_right = key - tensor.dim()
+    if tensor.dim() < -from_right or values.dim() < -from_right or values.shape[from_right] != tensor.shape[from_right]:
+        return None
+    grown = [
+        n for n in range(from_right + 1, 0) if tensor.shape[n] == 1 and result.shape[n] > 1
+    ]  # fmt: skip
+    if not grown or tensor.shape[from_right] < 2:
+        return None
+    return replace(trace, kind="spread", key=result.dim() + from_right, of=(tensor, values))
+
+
+def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
+    """An inference tensor does not count how often it is written to, so it is noticed here."""
+    for tensor, trace in found:
+        if tensor is target:
+            for origin in trace.origins:
+                if origin.tensor is not None and origin.tensor.is_inference():
+                    origin.tensor = None
+
+
+def _written_into(thread: ThreadState, target: Tensor, found: list[tuple[Tensor, Trace]]) -> None:
+    """Weights written into a part of a larger tensor make it one of weights."""
+    tensor, trace = found[-1]
+    if trace.kind != "weights" or tensor is target:
+        return
+    key = None if trace.key is None else trace.key + target.dim() - tensor.dim()
+    known = key if key is not None and 0 <= key < target.dim() else None
+    lost = trace.lost_in or ("" if known is not None else "__setitem__")
+    thread.traces.put(target, replace(trace, key=known, other=None, is_changed=True, lost_in=lost))

@@ -1,0 +1,354 @@
+"""`regard.watch`: every attention call of a PyTorch model becomes an `AttentionMap`."""
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
+
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indexing import is_integer
+from regard.maps.sources.summary import Summarize
+from regard.tensors.torch_private import how_compiled
+from regard.watching.generations import OfRuns, joined_map, separate
+from regard.watching.hooks.module_hooks import OpenThreads
+from regard.watching.hooks.module_names import Names, chooser, not_seen
+from regard.watching.kept.retention import RetentionPolicy, Where
+from regard.watching.observed import Observed, Record
+from regard.watching.report import Report, count, missed_by, report
+
+if TYPE_CHECKING:
+    from regard.watching.checks.finding import Finding
+
+Key = tuple[str, int]
+
+
+def watch(
+    model: nn.Module,
+    names: Names = None,
+    *,
+    keep: str | Summarize = "factors",
+    verify: bool = False,
+    copy: bool = False,
+    grad: bool = False,
+    values: bool = False,
+    gradients: bool = False,
+) -> "Seen":
+    """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
+
+    The model is not changed, and its results stay the same bit for bit. Its attention runs in the same kernel
+    as without a watch; a map holds the queries and keys the model made anyway, and one number for each
+    row. Modules have to be called as usual, as `module(x)`: if the `forward` of one of torch's own layers is
+    called by name, the layer does not take its fused path while it is watched, and its last bits differ.
+
+    Args:
+        model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the
+            layers made of it, `regard.attention`, or a softmax it multiplies with values.
+        names: which modules to watch, by path: a name (which means the module and all inside it; `*` is a wildcard),
+            a list of names, or a function from a path to bool. None watches all.
+        keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
+            statistics, which are computed as the model runs, so that memory stays small with any number of layers.
+            A `regard.Summarize(...)` says which statistics, and how large.
+        verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
+        copy: copy queries and keys. This is needed only if the model overwrites them later; reading the map then
+            raises an error that says so.
+        grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone
+            or beside the task's. A call that ran without gradients is then refused, and the report says so. By
+            default maps are detached.
+        values: keep the values of each call too, for `map.value_norms()` and the gradients of weights.
+        gradients: keep the gradient of each call's output when a backward pass comes by, after which `map.gradient()`
+            is dL/dP, and `map.attribution()` and `map.relevance()` are made of it. It needs the values.
+
+    In all cases the model's outputs and the gradients of its parameters keep their bits.
+
+    Raises:
+        ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or only statistics are
+            to be kept (`keep="summary"`) where gradients or values are asked for.
+
+    >>> import torch
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> model = nn.Sequential(Block(), Block())
+    >>> with watch(model) as seen:
+    ...     output = model(torch.eye(3)[None, None])
+    >>> list(seen)
+    [('0', 0), ('1', 0)]
+    >>> seen["0"][0, 0, 1]
+    tensor([0.3595, 0.6405, 0.0000])
+    >>> with watch(model, values=True, gradients=True) as seen:
+    ...     output = model(torch.eye(3, requires_grad=True)[None, None])
+    >>> output[0, 0, 2, 2].backward()
+    >>> seen["1"].gradient()[0, 0, 2]
+    tensor([0.0000, 0.0000, 0.4711])
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"watch() takes a torch.nn.Module, got {type(model).__name__}")
+    summary = Summarize() if keep == "summary" else keep if isinstance(keep, Summarize) else None
+    if summary is None and keep not in get_args(Where):
+        raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
+    modules = dict(model.named_modules())
+    refuse_compiled(modules, "watch", "watched")
+    where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
+    if summary and (grad or values or gradients):
+        raise ArgumentError(
+            "keep='summary' lets queries, keys and values go as the model runs: grad, values and gradients need "
+            "keep='factors' or keep='cpu'"
+        )
+    policy = RetentionPolicy(where, copy=copy, graph=grad, values=values, gradients=gradients)
+    return Seen(Record(modules, chooser(names, modules), policy, verify=verify, summary=summary))
+
+
+class Seen:
+    """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
+
+    `seen["encoder.0"]` is the map of a module called once, or the list of its maps; `seen[name, 2]`
+    is the map of its third call. `print(seen.report())` lists the seen calls, and the missed ones with reasons.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        """The observed calls, and those passed over."""
+        self._open_in = OpenThreads()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse `pickle` and `copy`.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "what a watch has seen is bound to its model and can be neither copied nor pickled: copy or save its maps, "
+            "as in copy.deepcopy(dict(seen.items())) or seen[name].save(path)"
+        )
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by path; the model itself is ""."""
+        return self.record.modules
+
+    @property
+    def calls(self) -> list[Observed]:
+        """All observed calls in their order, also those that could not be read."""
+        return self.record.calls
+
+    # -- watching ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Seen":
+        self._open_in.enter(self.record)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open_in.leave(self.record)
+
+    @contextmanager
+    def attach(self) -> Iterator["Seen"]:
+        """Watch another thread too: that thread must run the model inside `with seen.attach():`.
+
+        Raises:
+            ArgumentError: the watch itself is not entered, or it watches this thread already.
+        """
+        with self._open_in.attach(self.record, "regard.watch"):
+            yield self
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    @property
+    def maps(self) -> list[AttentionMap]:
+        """Every map, in the order of the calls."""
+        return [call.map for call in self.calls if call.map is not None]
+
+    @overload
+    def __getitem__(self, key: Key) -> AttentionMap: ...
+    @overload
+    def __getitem__(self, key: str) -> AttentionMap | list[AttentionMap]: ...
+    def __getitem__(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
+        """The map of a (module path, call number); or for a path its only map, or the list of its maps.
+
+        Raises:
+            NotSeenError: the call was not seen, or could not be read; the message says why.
+            ArgumentError: the key is neither a path nor a path with a number.
+        """
+        name, index = _name_and_number(key)
+        calls = [call for call in self.calls if call.name == name]
+        if index is not None:
+            calls = [call for call in calls if call.index == (index if index >= 0 else self.record.count[name] + index)]
+        if not calls:
+            raise NotSeenError(self._why_not(name, index))
+        maps = [call.map for call in calls if call.map is not None]
+        if len(maps) < len(calls):
+            raise NotSeenError(
+                f"{name!r} was seen but could not be read: {next(c for c in calls if not c.map).notes[0]}"
+            )
+        return maps[0] if index is not None or len(maps) == 1 else list(maps)
+
+    @overload
+    def softmax(self, key: Key) -> AttentionMap: ...
+    @overload
+    def softmax(self, key: str) -> AttentionMap | list[AttentionMap]: ...
+    def softmax(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
+        """The softmax of a call that wrote its attention out, before a mask, a gate, a mix of heads or dropout.
+
+        `seen[key]` has the weights that multiplied the values. Where nothing stood between, it is the same map.
+
+        Raises:
+            NotSeenError: the call was not seen, or could not be read; the message says why.
+            NotKeptError: only statistics were kept, and of the weights alone.
+        """
+        found = self[key]
+        if self.record.policy.where == "summary":
+            raise NotKeptError(f"the softmax of {key!r} was not kept: watch with keep='factors'")
+        beside = {id(call.map): call.softmax for call in self.calls if call.softmax is not None}
+        softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
+        return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
+
+    def zero_grad(self) -> None:
+        """Forget the gradients that backward passes have handed over, so the next pass is the first one again.
+
+        Of two passes without this between them, it could not be told whose gradient `map.gradient()` should be.
+        """
+        if self.record.policy.gradients is not None:
+            self.record.policy.gradients.clear()
+
+    def _why_not(self, name: str, index: int | None) -> str:
+        if calls := self.record.count[name]:
+            return f"{name!r} was called {calls} times, numbered from 0; there is no call {index}"
+        named = (*self.record.unreadable, *self.record.others)
+        reasons = [reason for path, reason in named if path == name]
+        return f"{name!r}: {reasons[0]}" if reasons else not_seen(name, [call.name for call in self.calls])
+
+    def joined(self, name: str) -> AttentionMap:
+        """Join the maps of one module's calls, row under row, if all of them are the steps of one generation.
+
+        Each key has its place among all keys of the generation, also under a sliding window, where a call by itself
+        counts from the first key that was still in the cache. See `generations` for the rule.
+
+        Raises:
+            NotSeenError: nothing of that name was seen.
+            ShapeError: the calls are not those of one generation; the message says which are, and why others are not.
+            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+        """
+        maps = self[name]
+        sequences = self.record.sequences.of[name]
+        if isinstance(maps, list) and len(sequences) > 1:
+            raise ShapeError(separate(name, sequences))
+        return self.generations(name)[0]
+
+    def generations(self, name: str) -> list[AttentionMap]:
+        """Join the maps of one module's calls, each sequence of calls to a map of its own, the earliest first.
+
+        A call continues another if its keys are those of the other, or the last of them (a sliding window), followed by
+        one new key for each query; or if it asks other queries of the same keys (cross-attention). A call that
+        continues none begins a map of its own: another input, a run without a cache, a cache that changes keys.
+        Rows of the batch that changed places (beam search) are followed back from the last step. Of a cache that was
+        cut back (assisted decoding) the rows that were cut are left out.
+
+        Raises:
+            NotSeenError: nothing of that name was seen.
+            ShapeError: it cannot be told which rows of the batch a step continues.
+            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+        """
+        maps = self[name]
+        by_call = dict(enumerate(maps)) if isinstance(maps, list) else {0: maps}
+        sequences = self.record.sequences.of
+        others = OfRuns(sequence for found in sequences.values() for sequence in found)
+        return [joined_map(name, sequence, by_call, others) for sequence in sequences[name]]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter([(call.name, call.index) for call in self.calls if call.map is not None])
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in (call.name, (call.name, call.index)) for call in self.calls if call.map is not None)
+
+    def keys(self) -> list[Key]:
+        """(module path, call number) of every map, in the order of the calls."""
+        return list(self)
+
+    def items(self) -> list[tuple[Key, AttentionMap]]:
+        """Every key with its map."""
+        return list(zip(self.keys(), self.maps, strict=True))
+
+    def report(self) -> Report:
+        """Report the seen calls, the memory they hold, and the missed calls with reasons; print it."""
+        return report(self.record)
+
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
+        """Look for faults of the masks that reached the kernels: lost, turned or upside down.
+
+        Args:
+            causal: whether self-attention should be causal; None asks the config of a Hugging Face model, and expects
+                nothing of any other model.
+            padding: which keys are real tokens, bool (B, S), True = real, as in `regard.padding`. Without it, layers
+                are compared with the other layers of their stack.
+
+        Returns:
+            The findings, errors first: one object for each reason and module, with measurements and advice. An "info"
+            is a fact that may surprise; "warning" and "error" are not. Each call takes at most two passes over its
+            map, in linear memory.
+
+        Raises:
+            ShapeError: `padding` is no bool tensor (B, S).
+
+        >>> import torch
+        >>> class Block(nn.Module):
+        ...     def forward(self, x):
+        ...         upside_down = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=upside_down)
+        >>> with watch(Block()) as seen:
+        ...     output = seen.modules[""](torch.eye(3)[None, None])
+        >>> [(finding.reason, finding.severity) for finding in seen.audit()]
+        [('inverted mask', 'error')]
+        """
+        # The audit is loaded when it is asked for: `import regard` stays light.
+        from regard.watching.checks.audit import audit
+
+        return audit(self.record, causal=causal, keep=padding)
+
+    def __repr__(self) -> str:
+        names = len({call.name for call in self.calls if call.map is not None})
+        missed = missed_by(self.record)
+        tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
+        return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
+
+
+def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
+    """Refuse a model of which any part is compiled; `do` and `done` are the verb in the message.
+
+    Raises:
+        ArgumentError: a part is compiled; the message says which model to watch instead.
+    """
+    for path, module in modules.items():
+        compiled = how_compiled(module)
+        if compiled == "around":
+            inside = ".".join(["model", *([path] if path else []), "_orig_mod"])
+            raise ArgumentError(
+                f"{'the model' if not path else repr(path)} is compiled, and {done} it would run uncompiled and stay "
+                f"so: {do} the module inside ({inside}) and run that one"
+            )
+        if compiled == "in place":
+            raise ArgumentError(
+                f"{'the model' if not path else repr(path)} was compiled in place ({type(module).__name__}.compile()), "
+                f"and {done} it would run uncompiled and stay so: {do} a model that is not compiled, "
+                "such as one with the same state_dict"
+            )
+
+
+def _name_and_number(key: Any) -> tuple[str, int | None]:
+    """The module path and the call number of a key of `Seen`.
+
+    Raises:
+        ArgumentError: it is no key.
+    """
+    match key:
+        case str():
+            return key, None
+        case (str() as name, number) if is_integer(number):
+            return name, operator.index(number)
+    raise ArgumentError(
+        f"seen[...] takes the path of a module, or (path, number of its call); got {key!r}. seen.maps has all in order"
+    )

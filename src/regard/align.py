@@ -50,7 +50,6 @@ class Alignment:
         return queries, torch.arange(len(queries)) - before + self.first[queries]
 
     def __getitem__(self, index: int) -> "Alignment":
-        """The alignment of one map of several."""
         if self.first.dim() < 2:
             raise ShapeError("this is the alignment of one map, which has no other to choose")
         return Alignment(self.first[index], self.last[index])

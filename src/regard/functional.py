@@ -234,7 +234,6 @@ class Explanation:
     """How several statistics of the weights are computed together, where that depends on what is installed."""
 
     def __str__(self) -> str:
-        """A few lines of text for a reader."""
         lines = [
             f"{self.backend}: {self.reason}",
             f"  {self.flops:.3g} FLOPs, {self.extra_bytes:.3g} bytes for T x S weights",

@@ -97,7 +97,6 @@ class Softmax(Normalization):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """Weights of whole rows, and their log-sum-exp (-inf for a row with no key)."""
         peak = scores.detach().amax(-1, keepdim=True)
         if not scores.requires_grad and not in_forward_mode():
             return self._in_one_pass(scores, peak)
@@ -122,16 +121,13 @@ class Softmax(Normalization):
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
-        """exp(scores - lse); rows whose state is -inf are exactly 0."""
         # Where the state is -inf, all scores are -inf too.
         return torch.exp(scores - state.masked_fill(state == -torch.inf, 0.0)[..., None])
 
     def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
-        """The same, written over the scores."""
         return scores.sub_(state.masked_fill(state == -torch.inf, 0.0)[..., None]).exp_()
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """P * (dP - sum P dP + dlse)."""
         return grad.sub_((inner if grad_state is None else inner - grad_state)[..., None]).mul_(weights)
 
     def __str__(self) -> str:
@@ -159,11 +155,9 @@ class SoftmaxWithSink(Softmax):
 
     @property
     def base(self) -> Normalization:
-        """Softmax."""
         return Softmax()
 
     def finish(self, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale the rows by exp(lse - lse')."""
         both = torch.logaddexp(state, self.sink_of_rows(state))
         return output * torch.exp(state - both)[..., None].to(output.dtype), both
 
@@ -173,7 +167,6 @@ class SoftmaxWithSink(Softmax):
         return sink[:, None] if sink.dim() == 1 else sink
 
     def select(self, heads: Tensor) -> Normalization:
-        """The sinks of those heads."""
         if not isinstance(self.sink, Tensor) or self.sink.numel() == 1:
             return self
         return SoftmaxWithSink(self.sink.reshape(-1)[heads][:, None, None])
@@ -198,17 +191,14 @@ class Sigmoid(Normalization):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """The weights, and a row state that holds no information."""
         return torch.sigmoid(scores + self.shift), scores.new_zeros(scores.shape[:-1])
 
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
-        """sigma(scores + b)."""
         return torch.sigmoid(scores + self.shift)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """P (1 - P) dP."""
         return weights * (1 - weights) * grad
 
     def __str__(self) -> str:
@@ -226,17 +216,14 @@ class Unnormalized(Normalization):
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """The weights, and a row state that holds no information."""
         return torch.exp(scores), scores.new_zeros(scores.shape[:-1])
 
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
-        """exp(scores)."""
         return torch.exp(scores)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """P dP."""
         return weights * grad
 
     def __str__(self) -> str:
@@ -249,19 +236,16 @@ class _Threshold(Normalization):
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
     ) -> Float[Tensor, "*batch t s"]:
-        """The part of each score that stands above the threshold."""
         return self._above(scores, state[..., None])
 
     def normalize(
         self, scores: Float[Tensor, "*batch T S"]
     ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
-        """Weights of whole rows, and the threshold tau of each row."""
         dead = (scores == -torch.inf).all(-1, keepdim=True)
         tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        """g (dP - sum g dP / sum g) with g = dP/ds at a fixed threshold, plus the gradient through the threshold."""
         slope = self._slope(weights)
         share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
         answer = slope * (grad - (share * grad).sum(-1, keepdim=True))

@@ -109,7 +109,6 @@ def _of_numbers(message: str) -> str:
 
 
 def _missing(event: events.MissingArgs) -> list[str]:
-    """The missing arguments of each sub-command that lacks any."""
     by_command = groupby(event.missing_arguments, lambda one: f"{event.prog} {one.source_parser.prog_suffix}".strip())
     return [
         f"Missing from {command}: {', '.join(one.arg.get_invocation_text()[1].as_str_no_ansi() for one in missing)}"

@@ -49,7 +49,6 @@ def check_model(
 
 
 def _target(words: str) -> "Target":
-    """The model that the first argument means."""
     from regard.watching.checks.targets import Target, of_function, of_huggingface_folder
 
     folder = Path(words)

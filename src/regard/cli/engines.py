@@ -159,7 +159,6 @@ class EngineFlags:
     """Whether each of these flags of `LACKS` was given."""
 
     def __post_init__(self) -> None:
-        """Check the flags, which takes no library."""
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()

@@ -56,7 +56,6 @@ def view_run(
 
 
 def _printed(shown: "Panel", scale: str) -> str:
-    """One sentence and its map."""
     from regard.views.labels import printable
     from regard.views.terminal import map_text
 

@@ -55,7 +55,6 @@ class AddBias(Edit):
             object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights with the bias."""
         bias = bias_of(self.bias, self, at, "bias")
         if bias is None or is_all(self.bias, 0.0):
             return weights
@@ -109,7 +108,6 @@ class Reweight(Edit):
             object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights times the factor."""
         if not isinstance(weights.call.normalization, Softmax):
             raise ArgumentError(
                 f"{at}: its weights are made by {weights.call.normalization}, and only a softmax turns a factor into a "

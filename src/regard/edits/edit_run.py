@@ -132,7 +132,6 @@ class EditRun(Interceptor):
     # -- calls -------------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
-        """Count the runs of modules that look like attention; a new run of the model has new masks."""
         path = self.paths.get(id(module))
         if path == "":
             self._policy = RetentionPolicy("factors", copy=False)
@@ -140,7 +139,6 @@ class EditRun(Interceptor):
             self._ran[path] += 1
 
     def before(self, path: str, when: Moment) -> CallEdits | None:
-        """The edits for the call the running module makes; None without any."""
         with self._lock:
             # Blocks a backward pass runs again repeat the latest call of their module.
             again = is_in_backward() and self._count[path] > 0
@@ -201,7 +199,6 @@ class EditRun(Interceptor):
     # -- calls beside the edited ones --------------------------------------------------------------------
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Refuse a call of a named module that can only be watched."""
         if path is None or call.is_editable or path not in self._wanted or self.refusal is not None:
             return
         self.refusal = ArgumentError(
@@ -211,7 +208,6 @@ class EditRun(Interceptor):
         )
 
     def unread(self, path: str, reason: str) -> None:
-        """Remember something in a named module that cannot even be watched."""
         if path in self._wanted:
             self._unread[path, reason] += 1
 

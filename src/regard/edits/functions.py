@@ -63,7 +63,6 @@ class Edited(ObservedCall):
     is_editable: ClassVar[bool] = True
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the edited call, from which the weights are read."""
         own = RegardCall(Attended(self.made.output, self.made.softmax), self.vectors)
         notes = [f"edited, {self.made.plan}"]
         if self.made.weights is self.made.softmax:
@@ -75,7 +74,6 @@ class Edited(ObservedCall):
         return Reading(None, notes, self._error, stored=weights, softmax=softmax, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
-        """The vectors of the model."""
         return CallVectors(*self.vectors)
 
     def _error(self) -> float:
@@ -201,7 +199,6 @@ def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_causal: bool) -> Call:
-    """The call under the model's own mask."""
     also, sizes = causal(0) if is_causal else None, call.sizes
     if mask is None:
         return call if also is None else replace(call, mask=also.bind(sizes, call.query.device))
@@ -227,7 +224,6 @@ def _ready_multi_head(
     kwargs: dict[str, Any],
     policy: RetentionPolicy,
 ) -> ReadyCall:
-    """F.multi_head_attention_forward: projections, attention, and the projection of the output."""
     given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
     projections = (layer.query, layer.key, layer.value)

@@ -71,7 +71,6 @@ class Knockout(Edit):
             object.__setattr__(self, "edges", _pairs(self.edges))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights without these edges."""
         mask = self._product(at) if self.edges is None else self._edges(at)
         if mask is None:
             return weights
@@ -162,18 +161,15 @@ class KnockedOutBlock(Mask):
         return cls(rows, cut, tuple(accumulate(rows.tolist(), initial=0)), tuple(accumulate(keys.tolist(), initial=0)))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """False where the query and the key are chosen."""
         zero = torch.zeros_like(batch)
         where_ = zero if len(self.cut) == 1 else batch, zero if self.cut.shape[1] == 1 else head
         return ~(self.rows[query] & self.cut[(*where_, zero, key)])
 
     def depends_on(self) -> frozenset[str]:
-        """The queries, the keys, and the batch and the heads if these differ."""
         differing = {axis for axis, n in zip(("batch", "head"), self.cut.shape, strict=False) if n > 1}
         return frozenset({"query", "key", *differing})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether no chosen query or no chosen key is in the block."""
         return _count(self.rows_before, rows) == 0 or _count(self.keys_before, columns) == 0
 
     def __str__(self) -> str:
@@ -207,16 +203,13 @@ class KnockedOutPairs(Mask):
         return cls(codes, sizes.keys, heads, batch, tuple(pairs))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """False for those pairs."""
         cut = torch.isin(query * self.keys + key, self.codes)
         return ~_in_flat_heads(cut, self.heads, self.batch, head, batch)
 
     def depends_on(self) -> frozenset[str]:
-        """The queries, the keys, and the batch and the heads if only some are cut."""
         return _axes(self.heads, self.batch)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether no pair is in the block."""
         return not any(q in rows and k in columns for q, k in self.pairs)
 
     def __str__(self) -> str:
@@ -234,7 +227,6 @@ class KnockedOutEdges(Mask):
     batch: Tensor | None
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """False where the function is True, which is asked for positions in the whole sequence."""
         cut = self.function(batch, head, query + self.first_query, key + self.first_key)
         if not isinstance(cut, Tensor) or cut.dtype != torch.bool:
             kind = str(cut.dtype) if isinstance(cut, Tensor) else type(cut).__name__
@@ -242,7 +234,6 @@ class KnockedOutEdges(Mask):
         return ~_in_flat_heads(cut, self.heads, self.batch, head, batch)
 
     def depends_on(self) -> frozenset[str]:
-        """Everything: nothing is known of the function."""
         return AXES
 
     def __str__(self) -> str:

@@ -74,11 +74,9 @@ class ReplaceWeights(Edit):
 
     @property
     def needs_positions(self) -> bool:
-        """Only if queries are chosen."""
         return self.queries is not None
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights with other ones in the chosen heads and rows."""
         sizes, device = at.sizes, at.device
         heads, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
         rows = at.chosen(self.batch, "batch")

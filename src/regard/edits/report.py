@@ -25,7 +25,6 @@ class EditReport:
     """(module path, reason) of named modules that look like attention and could not be edited."""
 
     def __str__(self) -> str:
-        """A line for each module and plan."""
         lines = [f"{self.model}: edits of {count(len(self.plans), 'module')}"]
         for path, plans in self.plans.items():
             for plan, n in plans.items():

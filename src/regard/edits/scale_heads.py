@@ -51,7 +51,6 @@ class ScaleHeads(Edit):
             object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        """The weights times the factor."""
         sizes, device = at.sizes, at.device
         head, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
         rows = at.chosen(self.batch, "batch")
@@ -77,5 +76,4 @@ class ScaleHeads(Edit):
 
     @property
     def needs_positions(self) -> bool:
-        """Only if queries are chosen."""
         return self.queries is not None

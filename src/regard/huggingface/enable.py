@@ -78,7 +78,6 @@ def enable(model: nn.Module) -> "Enabled":
 
 
 def _library(model: nn.Module) -> Any:
-    """transformers.modeling_utils, of which the model is."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     if library is None or not isinstance(model, library.PreTrainedModel):
         raise ArgumentError(f"enable() takes a transformers.PreTrainedModel, got {type(model).__name__}")
@@ -91,7 +90,6 @@ def _library(model: nn.Module) -> Any:
 
 
 def _register(library: Any) -> None:
-    """Make the implementations known to transformers."""
     masks: Any = sys.modules["transformers.masking_utils"].AttentionMaskInterface
     kinds: Any = ((NAME, forward, lazy_mask), (ADDED, forward_as_eager, partial(lazy_mask, is_added=True)))
     for name, attend, mask in kinds:
@@ -119,7 +117,6 @@ def _not_computed(part: nn.Module) -> list[str]:
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    """A config and the configs inside it, outermost first."""
     yield config
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:
@@ -165,7 +162,6 @@ class Enabled:
         self.disable()
 
     def __repr__(self) -> str:
-        """The model, and the parts that are unchanged."""
         left = f"; left as they were: {', '.join(self.left)}" if self.left else ""
         return f"Enabled({type(self.model).__name__}{left})"
 
@@ -181,7 +177,6 @@ def _set(implementations: list[tuple[Any, str]]) -> None:
 
 
 def _is_generating(model: nn.Module) -> bool:
-    """Whether the model's `generate` is running."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "generate" and frame.f_locals.get("self") is model:

@@ -52,7 +52,6 @@ class LazyMask(Tensor):
         device: torch.device,
         dtype: torch.dtype = torch.bool,
     ) -> "LazyMask":
-        """A tensor without storage."""
         made: LazyMask = make_wrapper(cls, shape, dtype=dtype, device=device)
         made.allowed = allowed
         return made
@@ -95,7 +94,6 @@ class LazyMask(Tensor):
         return LazyMask(predicate(allowed), shape, self.device, self.dtype)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """The mask as text."""
         return f"LazyMask({tuple(self.shape)}, {'everything' if self.allowed is None else self.allowed})"
 
 
@@ -146,7 +144,6 @@ def lazy_mask(
 
 
 def _parts(function: MaskFunction) -> Sequence[MaskFunction]:
-    """The functions whose conjunction this function is."""
     functions = _closed_over(function, "and_masks").get("mask_functions")
     return (function,) if functions is None else [part for inner in functions for part in _parts(inner)]
 

@@ -97,7 +97,6 @@ class CudaKernel(Kernel):
     multiple = 8
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Rows that begin at multiples of 16 bytes: of others cuDNN makes wrong numbers, and flash ends the process."""
         tensor = row_contiguous(tensor)
         rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
         places = (tensor.storage_offset(), *(stride for stride, length in rows if length > 1))
@@ -106,7 +105,6 @@ class CudaKernel(Kernel):
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def refuses(self, sizes: Sizes) -> str | None:
-        """An empty batch, and more sequences or heads than a grid has blocks."""
         if sizes.flat_batch == 0:
             return "the kernels of CUDA take no empty batch"
         if max(sizes.flat_batch, sizes.heads) > MOST_IN_GRID:
@@ -123,7 +121,6 @@ class CudaEfficient(CudaKernel):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
-        """The extras keep the length of the padded log-sum-exp for the backward."""
         dtype, queries = query.dtype, query.shape[-2]
         query, key, value = _as_precise_as(additive, query, repeated(query, key), repeated(query, value))
         output, lse, seed, offset = efficient_cuda(
@@ -141,7 +138,6 @@ class CudaEfficient(CudaKernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's own backward; gradients of repeated heads are summed."""
         query, key, value, output, lse = saved
         dtype, (length, seed, offset) = query.dtype, extras
         padded = torch.nn.functional.pad(lse, (0, length - lse.shape[-1]), value=torch.inf).contiguous()
@@ -169,7 +165,6 @@ class CudaCudnn(CudaKernel):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Grouped heads are passed as they are. The extras keep the rank of the log-sum-exp for the backward."""
         assert additive is None, "the plan has said so"
         assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
         output, lse, *rest = cudnn_cuda(query, key, value, None, True, 0.0, is_causal, False, scale=scale)
@@ -186,7 +181,6 @@ class CudaCudnn(CudaKernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's own backward; that of flash for the columns that pass its width."""
         query, key, value, output, lse = saved
         rank, cum_q, cum_k, max_q, max_k, seed, offset = extras
         if query.shape[-1] > WIDEST_CUDNN:
@@ -209,7 +203,6 @@ class CudaFlash(CudaKernel):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Grouped heads are passed as they are."""
         assert additive is None, "the plan has said so"
         assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
         output, lse, *rest = flash_cuda(query, key, value, 0.0, is_causal, False, scale=scale)
@@ -226,7 +219,6 @@ class CudaFlash(CudaKernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's own backward; for widths that it does not take, that of the memory-efficient kernel."""
         query, key, value, output, lse = saved
         if not _goes_back(query):
             rows = query.shape[-2]

@@ -48,7 +48,6 @@ class Flex(Backend):
     only_by_name = "it compiles a kernel for each kind of call and is taken by name only"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs dot products, with or without a soft cap, under softmax; on the CPU without gradients."""
         if _dot_and_cap(call.score, call.query.shape[-1]) is None:
             return f"FlexAttention computes scaled dot products, soft-capped or not; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
@@ -68,7 +67,6 @@ class Flex(Backend):
         return _why_not_here(call)
 
     def remark(self, call: Call) -> str | None:
-        """A remark on where the row state comes from."""
         if call.query.device.type == "cuda":
             return None
         return "its kernel returns no row state: a map computes it by a scores-only pass when it is first read"

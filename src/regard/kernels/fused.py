@@ -41,11 +41,9 @@ class Fused(Backend):
         """The kernel that runs every call; None to choose it."""
 
     def unnamed(self) -> Backend:
-        """The same with second derivatives from the tiles."""
         return _WITH_SECOND
 
     def why_not(self, call: Call) -> str | None:
-        """It runs scaled dot products under softmax, without dropout and without a learned bias."""
         width, state = call.query.shape[-1], look(call.query)
         if call.score.dot_scale(width) is None:
             return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
@@ -78,7 +76,6 @@ class Fused(Backend):
         return call.query.dtype == call.compute_dtype or (call.query.is_cuda and not takes_gradient)
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Make a plan that covers the mask, and run the kernel on the blocks of the plan."""
         covering = plan(call)
         width = max(call.query.shape[-1], value.shape[-1])
         kernel = self._kernel or kernel_for(call.query, width=width, covering=covering)

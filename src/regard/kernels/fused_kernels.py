@@ -86,7 +86,6 @@ class CpuFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Extras]:
-        """Grouped heads are passed as they are, if the kernel of this torch takes them."""
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
         # torch's own binding takes half the time of the operator's, which a graph needs.
@@ -104,7 +103,6 @@ class CpuFlash(Kernel):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Call the operator's own backward; short blocks of half precision go in float32, which takes less time."""
         if not CPU_TAKES_GROUPS:
             query, key, value, *rest = saved
             saved = (query, repeated(query, key), repeated(query, value), *rest)

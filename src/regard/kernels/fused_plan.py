@@ -316,7 +316,6 @@ def _breadth(mask: Mask | None, bias: Bias | None, sizes: Sizes) -> int:
 
 
 def _ranges(mask: Mask | None, cuts: list[int], sizes: Sizes, step: int) -> list[tuple[range, range]]:
-    """The rows and the columns of each block."""
     every = range(sizes.keys)
     return [(rows, every if mask is None else mask.key_range(rows, sizes)) for rows in _rows(cuts, sizes.queries, step)]
 

@@ -15,11 +15,9 @@ class Reference(Backend):
     name = "reference"
 
     def why_not(self, call: Call) -> str | None:
-        """Return None: this backend runs every call."""
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the scores, the weights, the dropout and the weighted sum."""
         scores = call.scores(range(call.sizes.queries), range(call.sizes.keys))
         weights, state = call.normalization.normalize(scores)
         weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)

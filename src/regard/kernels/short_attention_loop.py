@@ -113,7 +113,6 @@ class _Queries:
         return builder.select(seen, score, code.floats(-np.inf))
 
     def weight(self, exponent: Any) -> Any:
-        """e^x, and 0 below LOWEST."""
         code, builder = self.code, self.code.builder
         is_nothing = builder.fcmp_ordered("<", exponent, code.floats(LOWEST))
         return builder.select(is_nothing, code.floats(0.0), code.exp(exponent))
@@ -245,7 +244,6 @@ def _write(is_half: int, source: int, count: int, width: int, factor: Any, targe
 
 @numba.njit(nogil=True)
 def _turn(rows: int, width: int, padded: int, target: int) -> None:
-    """Write `padded` rows of a matrix as columns."""
     for row in range(0, padded, LANES):
         for column in range(0, width, LANES):
             transpose(rows + 4 * (row * width + column), width, target + 4 * (column * padded + row), padded)
@@ -256,7 +254,6 @@ def _turn(rows: int, width: int, padded: int, target: int) -> None:
 
 @numba.njit(nogil=True)
 def _read_added(work: Any, b: int, h: int, target: int) -> None:
-    """What is added to the scores of each key."""
     source = work.added + 4 * (b * work.added_batch + h * work.added_head)
     numbers, added = carray(_floats(source), work.keys), carray(_floats(target), work.keys)
     for j in range(work.keys):
@@ -283,7 +280,6 @@ def _sizes(work: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _addresses(sizes: Any, start: int) -> Any:
-    """Where each piece of scratch memory begins."""
     one = start
     two = one + 4 * sizes[0]
     three = two + 4 * sizes[1]

@@ -38,7 +38,6 @@ class ShortSequences(CpuFlash):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Extras]:
-        """The output and the lse, which is -inf in rows without a key."""
         if not _takes(query, key, value, additive):
             return super().forward(query, key, value, additive=additive, is_causal=is_causal, scale=scale)
         (output,) = memory_like(query)
@@ -56,7 +55,6 @@ class ShortSequences(CpuFlash):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients; each stands in memory as a product of the heads takes it, head beside head."""
         query, key, value, output, lse = saved
         # Whoever packs what is saved may have changed its dtype.
         is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
@@ -91,7 +89,6 @@ def why_not_vectors(query: Tensor, key: Tensor) -> str | None:
 
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *others: Tensor) -> bool:
-    """Whether compiled code can read these tensors."""
     given = [t for t in (query, key, value, additive, *others) if t is not None]
     return (
         min(query.shape[-2], key.shape[-2]) > 0

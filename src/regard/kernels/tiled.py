@@ -42,7 +42,6 @@ class Tiled(Backend):
     name = "tiled"
 
     def why_not(self, call: Call) -> str | None:
-        """It runs every call, except under transforms of torch.func that would look into its backward pass."""
         if in_trace():
             return "torch.jit.trace would keep the tiles of this call's lengths for calls of other lengths"
         if in_transform("Grad"):
@@ -52,7 +51,6 @@ class Tiled(Backend):
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all tiles and put their rows together."""
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
         seed = _seed(call.query) if call.dropout else 0
         # The upcast and the repetition of the key heads are done once here, and not again in every tile.
@@ -131,7 +129,6 @@ class Tiling:
         return -(-self.call.sizes.flat_batch * self.call.sizes.heads // few) * -(-self.call.sizes.queries // rows)
 
     def _extent(self) -> tuple[int, int]:
-        """The flat_heads and the rows of one tile."""
         sizes = self.call.sizes
         flat_heads, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
         budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
@@ -267,7 +264,6 @@ class Back:
         return grads
 
     def _add(self, tile: Tile, part: Call, grads: list[Tensor], score: "Learned", bias: "Learned") -> None:
-        """Add the gradients of one tile to `grads`."""
         flat_heads, rows, columns = _slice(tile.flat_heads), _slice(tile.rows), _slice(tile.columns)
         query, key, value = tile.take(*self.vectors)
         scores, pull = part.score.linearize(query, key, score[0])

@@ -37,7 +37,7 @@ NAMED: tuple[ModuleType, ...] = (
 move to another module."""
 
 
-def packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
+def as_json_and_tensors(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
     """A tree as JSON, and its tensors by the names that it gives them."""
     tensors: dict[str, Tensor] = {}
     names = {kind: name for name, kind in _kinds().items()}
@@ -49,11 +49,11 @@ def packed(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
     return tree, tensors
 
 
-def unpacked(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
+def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
     """The tree of JSON and tensors.
 
     Raises:
-        Exception: of any class, if `packed` did not write the text.
+        Exception: of any class, if `as_json_and_tensors` did not write the text.
     """
     tree = _read(parse_json(text), _kinds(), tensors)
     if not isinstance(tree, tuple):
@@ -93,7 +93,6 @@ def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> A
 
 
 def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
-    """The tree of a JSON value."""
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
@@ -117,7 +116,7 @@ def check_fields(kind: Any, values: dict[str, Any]) -> None:
         raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, got {sorted(values)}")
     for name, value in values.items():
         if not _is(value, hints[name]):
-            raise ValueError(f"{kind.__name__} has {said(value)} as its {name}")
+            raise ValueError(f"{kind.__name__} has {spelled(value)} as its {name}")
 
 
 @cache
@@ -127,7 +126,6 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a declared type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -150,7 +148,7 @@ def _all_are(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
     return len(values) == len(hints) and all(map(_is, values, hints))
 
 
-def said(value: Any) -> str:
+def spelled(value: Any) -> str:
     """A value in few words."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

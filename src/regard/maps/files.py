@@ -18,7 +18,7 @@ from regard.files.atomic import write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
 from regard.kernels.base import Backend, Call
-from regard.maps.file_tree import check_fields, packed, said, unpacked
+from regard.maps.file_tree import as_json_and_tensors, check_fields, from_json_and_tensors, spelled
 from regard.maps.sources.call import CallSource, GivenFactors
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.sources.summary import Summarize, SummarySource
@@ -72,7 +72,7 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
     parts = CallParts(
         source.call, source.state, source.layout, source.value, source.keeps_heads, source.mixed, source.name
     )
-    tree, tensors = packed(tuple(parts))
+    tree, tensors = as_json_and_tensors(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
@@ -109,7 +109,7 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
     """
     header, tensors = {"format": SUMMARY_FORMAT}, dict[str, Tensor]()
     if isinstance(summary, MapStatistics):
-        header["map"], tensors = packed(tuple(_parts_of_summary(summary)))
+        header["map"], tensors = as_json_and_tensors(tuple(_parts_of_summary(summary)))
     else:
         for name, answer in summary.items():
             parts = {"": answer} if isinstance(answer, Tensor) else {f".{n}": t for n, t in answer._asdict().items()}
@@ -164,7 +164,7 @@ def _loaded(
         DataError: anything was raised while it was made.
     """
     try:
-        source = made(header, unpacked(header["map"], tensors))
+        source = made(header, from_json_and_tensors(header["map"], tensors))
         repr(source)
         _try(source)
     except Exception as error:  # parts that do not fit together fail in torch, in numpy and in our own code
@@ -195,7 +195,6 @@ def _require_format(path: str | PathLike[str], header: dict[str, str], expected:
 
 
 def _contents(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors of a file."""
     with open_tensors(path) as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -222,11 +221,10 @@ def _require(holds: bool, wrong: str) -> None:
 
 
 def _check_call(parts: CallParts) -> None:
-    """Check the sizes of a call against its tensors."""
     check_fields(CallParts, parts._asdict())
     call, state, value = parts.call, parts.state, parts.value
     query, key, sizes = call.query, call.key, call.sizes
-    shapes = f"query and key are {said(query)} and {said(key)}"
+    shapes = f"query and key are {spelled(query)} and {spelled(key)}"
     _require(query.dim() == key.dim() == 4 and query.dtype == key.dtype and query.dtype in FLOATS, shapes)
     claimed = (sizes.flat_batch, sizes.heads, sizes.kv_heads, sizes.queries, sizes.keys)
     found = (query.shape[0], query.shape[1], key.shape[1], query.shape[2], key.shape[2])
@@ -237,7 +235,7 @@ def _check_call(parts: CallParts) -> None:
     _check_layout(parts.layout, flat_heads)
     _check_layout(sizes.batch, query.shape[0])
     _require(bool(flat_heads) or max(longest) <= LONGEST_EMPTY, f"it has no batch, and shapes {longest}")
-    _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {said(state)}")
+    _require(state.shape == query.shape[:3] and state.dtype == call.compute_dtype, f"its row state is {spelled(state)}")
     _require(
         value is None
         or (
@@ -246,14 +244,13 @@ def _check_call(parts: CallParts) -> None:
             and value.dtype in FLOATS
             and value.shape[2] > 0
         ),
-        f"its values are {said(value)}",
+        f"its values are {spelled(value)}",
     )
     _require(0 <= call.dropout < 1, f"its dropout is {call.dropout}")
     _require(not parts.keeps_heads or bool(parts.layout), "it has heads, and no dimension for them")
 
 
 def _check_summary(parts: SummaryParts) -> None:
-    """Check the sizes of kept statistics against their tensors."""
     check_fields(SummaryParts, parts._asdict())
     *leading, queries, keys = parts.layout if len(parts.layout) >= 2 else (0, 0)
     answers, flat_heads = dict(parts.answers), math.prod(leading)
@@ -266,7 +263,7 @@ def _check_summary(parts: SummaryParts) -> None:
         _require(name in STATISTICS and statistic in answers, f"it has {statistic} as {name!r}")
     for statistic, found in answers.items():
         expected = _answer_shapes(statistic, flat_heads, queries, keys)
-        wrong = f"it has {', '.join(map(said, found))} as {statistic}, expected shapes {expected}"
+        wrong = f"it has {', '.join(map(spelled, found))} as {statistic}, expected shapes {expected}"
         _require([tuple(t.shape) for t in found] == expected, wrong)
         match statistic:
             case st.ArgLargest():
@@ -322,7 +319,7 @@ def _corners(length: int, device: torch.device) -> Tensor:
 
 def _check_layout(layout: tuple[int, ...], flat_heads: int) -> None:
     fits = len(layout) <= MOST_DIMENSIONS and all(n >= 0 for n in layout) and math.prod(layout) == flat_heads
-    _require(fits, f"it has {flat_heads} heads of sequences in the layout {said(layout)}")
+    _require(fits, f"it has {flat_heads} heads of sequences in the layout {spelled(layout)}")
 
 
 def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: int) -> list[tuple[int, ...]]:

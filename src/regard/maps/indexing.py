@@ -97,7 +97,6 @@ def as_index(given: Any, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _dimensions(entry: Any) -> int:
-    """How many dimensions an entry takes up."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
     return entry.dim() if isinstance(entry, Tensor) and entry.dtype == torch.bool else 1

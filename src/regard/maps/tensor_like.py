@@ -22,8 +22,6 @@ OF_STORAGE = frozenset(
 
 
 def _operator(name: str) -> Any:
-    """An operator of Python with its meaning for tensors."""
-
     def operate(self: "TensorLike", *other: Any) -> Any:
         return self._as(name, *other)
 
@@ -94,7 +92,6 @@ class TensorLike(MapStatistics, ABC):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Any other method or attribute of a tensor, applied to the map."""
             found = None if name.startswith("_") else getattr(Tensor, name, None)
             if found is None:
                 raise AttributeError(f"an attention map has no attribute {name!r}")
@@ -151,7 +148,6 @@ class TensorLike(MapStatistics, ABC):
         return int(as_matrix(self, "int()"))
 
     def __contains__(self, weight: Any) -> bool:
-        """Whether any weight equals this one."""
         return weight in as_matrix(self, "in")
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -197,7 +193,6 @@ class TensorLike(MapStatistics, ABC):
     # -- shape, dtype and place --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The maps, or the rows, of the first dimension."""
         return (self[index] for index in range(len(self)))
 
     @abstractmethod

@@ -92,7 +92,6 @@ class TransformerConfig(StackConfig):
     """Whether the output layer shares the matrix of the target embedding."""
 
     def __post_init__(self) -> None:
-        """Refuse what `StackConfig` does, and a model without layers."""
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         StackConfig.__post_init__(self)
         require_sizes(encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
@@ -112,7 +111,6 @@ class DecoderOnlyConfig(StackConfig):
     """The output layer is the embedding."""
 
     def __post_init__(self) -> None:
-        """Refuse what `StackConfig` does, and a model without layers."""
         StackConfig.__post_init__(self)
         require_sizes(num_layers=self.num_layers)
 
@@ -131,7 +129,6 @@ class EncoderOnlyConfig(StackConfig):
     """The output layer is the embedding."""
 
     def __post_init__(self) -> None:
-        """Refuse what `StackConfig` does, and a model without layers."""
         StackConfig.__post_init__(self)
         require_sizes(num_layers=self.num_layers)
 

@@ -44,9 +44,7 @@ class Seq2Seq(Protocol):
 
     def __call__(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T V"]:
-        """Logits of each next token, teacher forced."""
-        ...
+    ) -> Float[Tensor, "B T V"]: ...
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""

@@ -216,7 +216,6 @@ class Transformer(nn.Module):
     def _decoded(
         self, target_input: Tensor, memory: Tensor, source_lengths: Tensor, record: RecordMap | None
     ) -> Tensor:
-        """The input of the output layer, (B, T, D)."""
         x = self.dropout(self.target_norm(self.target_positions(self.target_embedding(target_input))))
         mask, bias = padding_mask(source_lengths, memory, record), shared_bias(self.decoder_bias)
         for number, layer in enumerate(self.decoder):

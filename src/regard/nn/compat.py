@@ -96,7 +96,6 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, *, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The output (N, H, T, D) and, if they are needed, the weights (N, H, T, S)."""
         if not (q.shape[2] and k.shape[2]):
             # `attention` refuses empty sequences, but torch's module returns empty weights for them, with a gradient.
             weights = q @ k.mT if bias is None else q @ k.mT + bias.to(q.dtype)
@@ -113,7 +112,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output, weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Refuse the ranks, lengths, batches and widths that torch's module refuses; here they could broadcast."""
         ranks = query.dim(), key.dim(), value.dim()
         if ranks[0] not in (2, 3):
             raise MisfitError(
@@ -138,14 +136,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise MisfitError(f"query, key and value must be of the weights' dtype, {dtype}; got {dtypes}")
 
     def _own_heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Projected heads (N, H, length, D) of self-attention, by one product where the widths are one."""
         if self.in_proj_weight is None:
             return self._heads(x, x, x)
         heads = linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.num_heads, self.head_dim))
         return tuple(part.transpose(1, 2) for part in heads.unbind(2))
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Projected heads (N, H, length, D)."""
         if self.in_proj_weight is not None:
             matrices = self.in_proj_weight.chunk(3)
         else:
@@ -155,7 +151,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in projected)
 
     def _extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the learned key and value (`add_bias_kv`) and the zero key and value (`add_zero_attn`)."""
         extra = []
         if self.bias_k is not None and self.bias_v is not None:
             learned = (self.bias_k, self.bias_v)

@@ -67,21 +67,17 @@ class DrawnBits(Decisions):
         return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype, device="cpu"))
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Give y kept scale, in a dtype."""
         return (y.to(dtype) * self._kept(dtype)).mul_(self.scale)
 
     def masked_relu(self, y: Tensor) -> Tensor:
-        """Give max(y, 0) kept scale."""
         return y.clamp_min(0.0).mul_(self._kept(y.dtype)).mul_(self.scale)
 
     def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
-        """Give x + y kept scale, in the wider of their dtypes."""
         if x.dtype == y.dtype:
             return torch.addcmul(x, y, self._kept(y.dtype), value=self.scale)
         return torch.add(x, y * self._kept(y.dtype), alpha=self.scale)
 
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
-        """The bits: gradient checkpointing drops them and makes them again."""
         least, scale = self.least, self.scale
         return (self.bits,), lambda bits: DrawnBits(bits, least, scale)
 
@@ -104,21 +100,17 @@ class PlacedBits(Decisions):
         return cls(both % 2**32, both >> 32, dropped * (MOST // LEVELS), LEVELS / (LEVELS - dropped))
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Give y kept scale, in a dtype."""
         return self._run(MASKED, dtype, y) if _has_loops(y) else (y * self._kept(y) * self.scale).to(dtype)
 
     def masked_relu(self, y: Tensor) -> Tensor:
-        """Give max(y, 0) kept scale."""
         return self._run(RELU, y.dtype, y) if _has_loops(y) else y.clamp_min(0.0) * self._kept(y) * self.scale
 
     def masked_sum(self, x: Tensor, y: Tensor) -> Tensor:
-        """Give x + y kept scale, in the wider of their dtypes."""
         if x.shape == y.shape and _has_loops(x, y):
             return self._run(SUM, torch.promote_types(x.dtype, y.dtype), y, x)
         return torch.add(x, y * self._kept(y), alpha=self.scale)
 
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., Decisions]]:
-        """No tensor: the keys are enough."""
         return (), lambda: self
 
     def _kept(self, like: Tensor) -> Tensor:

@@ -32,8 +32,6 @@ _halves: Any = pointers_to(types.uint16)
 
 
 def _as_bits(_typing: Any, _number: Any) -> Any:
-    """The bits of a float32, as they are."""
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
 
@@ -41,8 +39,6 @@ def _as_bits(_typing: Any, _number: Any) -> Any:
 
 
 def _as_number(_typing: Any, _bits: Any) -> Any:
-    """The float32 that has these bits."""
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
 

@@ -114,7 +114,6 @@ def _waves(positions: Int[Tensor, "*shape"], dim: int, layout: Layout, dtype: to
 
 @lru_cache(maxsize=8)
 def _table(size: int, dim: int, layout: Layout, dtype: torch.dtype) -> Float[Tensor, "size dim"]:
-    """The waves of the first positions."""
     # A tensor that is made for inference alone could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
         return _waves(torch.arange(size, device="cpu"), dim, layout, dtype)

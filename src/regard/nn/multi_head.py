@@ -312,7 +312,6 @@ class MultiHeadAttention(nn.Module):
         return heads if self.rotary is None else tuple(self.rotary.rotate(part, offset) for part in heads)
 
     def _weights(self) -> tuple[Tensor, ...]:
-        """W_q, W_k and W_v as views."""
         packed = self.in_weights[0]
         return packed.split(self.sizes) if self.is_packed else tuple(self.in_weights)
 

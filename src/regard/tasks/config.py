@@ -62,7 +62,6 @@ class TrainingConfig(ABC):
     """Whether layers keep only their inputs and compute the rest again in the backward pass: less memory, more time."""
 
     def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
         require_above(0, learning_rate=self.learning_rate, muon_rate=self.muon_rate)
         if self.optimizer != "muon" and self.muon_rate != 1.0:
             raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")

@@ -147,7 +147,6 @@ class ArenaCopy(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of the same order without gaps."""
     dense, step = [0] * len(shape), 1
     for dim in sorted(range(len(shape)), key=lambda d: (strides[d] == 0, strides[d], -d)):
         dense[dim] = step

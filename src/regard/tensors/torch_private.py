@@ -228,7 +228,6 @@ class Missing(NamedTuple):
     problem: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Raise TorchVersionError."""
         raise TorchVersionError(self.problem)
 
     @property

@@ -312,8 +312,6 @@ def _next_of(_typing: Any, _counter: Any) -> Any:
 
 
 def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_stride: Any) -> Any:
-    """Write LANES rows of LANES numbers as columns."""
-
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (source, stride, target, target_stride) = VectorCode(builder), arguments
         rows = [code.load(code.at(source, builder.mul(stride, code.long(row)))) for row in range(LANES)]

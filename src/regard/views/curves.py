@@ -271,7 +271,6 @@ def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[s
 
 
 def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """The steps and losses of each kind of event."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

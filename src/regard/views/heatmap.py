@@ -248,7 +248,6 @@ def _remove_earlier(ax: "Axes") -> None:
 
 
 def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage":
-    """Draw the cells and the frame."""
     image = ax.imshow(
         np.ma.array(one.values, mask=one.hidden),
         norm=norm_of(look.scale, limits),
@@ -288,7 +287,6 @@ def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme
 
 
 def _inches(ax: "Axes", axis: str) -> float:
-    """The length of an axis in inches."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     across, height = figure.get_size_inches()

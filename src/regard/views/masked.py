@@ -107,12 +107,10 @@ def _allowed_by_call(source: CallSource, rows: Rows, columns: Rows) -> Tensor:
 
 
 def _any(seen: Tensor) -> Tensor:
-    """Over sequences and heads."""
     return seen.flatten(0, -3).any(0)
 
 
 def _inner(chosen: Rows, wanted: Rows) -> Rows:
-    """The positions that a selection means."""
     if isinstance(chosen, range) and isinstance(wanted, range):
         return chosen[wanted.start : wanted.stop]
     return torch.as_tensor(chosen)[torch.as_tensor(wanted)]

@@ -203,7 +203,6 @@ def _size(mean: float) -> str:
 
 
 def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Colouring) -> "Figure":
-    """The figure, with one image for all heads."""
     dots, pitch = _laid_out([layer.values for layer in layers])
     outside, _ = _laid_out([layer.hidden.astype(float) for layer in layers])
     counted = np.concatenate([layer.values[layer.counted] for layer in layers])

@@ -249,7 +249,6 @@ def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.floa
 
 
 def _pixels(image: Any) -> Numbers:
-    """The image as (height, width, 3) in 0..1."""
     array = image.detach().cpu().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
     if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or 0 in array.shape:
         raise ShapeError(

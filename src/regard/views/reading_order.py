@@ -51,7 +51,6 @@ def visual_order(labels: Sequence[str]) -> list[int]:
 
 
 def _text(label: str) -> str:
-    """What a token adds to the text."""
     if not label or SPECIAL.fullmatch(label):
         return _OBJECT
     return label.removeprefix("##").translate(_SPACES) if len(label) > 2 else label.translate(_SPACES)

@@ -61,11 +61,9 @@ class LinearScale(ColourScale):
     title: ClassVar[str] = "attention weight"
 
     def shares(self, drawn: Any, limits: Limits) -> Numbers:
-        """In proportion."""
         return np.clip((np.asarray(drawn, float) - limits.low) / (limits.high - limits.low), 0, 1)
 
     def values(self, shares: Any, limits: Limits) -> Numbers:
-        """In proportion."""
         return limits.low + np.asarray(shares, float) * (limits.high - limits.low)
 
 
@@ -83,7 +81,6 @@ class SquareRootScale(ColourScale):
     title: ClassVar[str] = "attention weight, square-root scale"
 
     def shares(self, drawn: Any, limits: Limits) -> Numbers:
-        """The root of the proportion."""
         drawn = np.asarray(drawn, float)
         if limits.low < 0:
             part = np.clip(drawn / np.where(drawn < 0, -limits.low, limits.high), -1, 1)
@@ -91,7 +88,6 @@ class SquareRootScale(ColourScale):
         return np.sqrt(LinearScale().shares(drawn, limits))
 
     def values(self, shares: Any, limits: Limits) -> Numbers:
-        """The square of the proportion."""
         shares = np.asarray(shares, float)
         if limits.low < 0:
             part = 2 * shares - 1
@@ -114,7 +110,6 @@ class LogScale(ColourScale):
     title: ClassVar[str] = "attention weight, logarithmic scale"
 
     def limits(self, drawn: Numbers) -> Limits:
-        """From the smallest weight above 0 to the largest."""
         if drawn.min(initial=0.0) < 0:
             raise ArgumentError(f"scale='log' needs weights from 0 up; got {drawn.min()}: take 'sqrt' or 'linear'")
         high = float(drawn.max(initial=0.0)) or 1.0
@@ -122,13 +117,11 @@ class LogScale(ColourScale):
         return Limits(max(lowest, high * 10**-self.decades) if lowest < high else high / 10, high)
 
     def shares(self, drawn: Any, limits: Limits) -> Numbers:
-        """By the logarithm."""
         _above_zero(limits)
         kept = np.clip(np.asarray(drawn, float), limits.low, limits.high)
         return np.log(kept / limits.low) / np.log(limits.high / limits.low)
 
     def values(self, shares: Any, limits: Limits) -> Numbers:
-        """The power."""
         _above_zero(limits)
         return limits.low * (limits.high / limits.low) ** np.asarray(shares, float)
 
@@ -145,21 +138,17 @@ class RowScale(ColourScale):
     title: ClassVar[str] = "share of the query's largest weight"
 
     def prepared(self, weights: Numbers, counted: npt.NDArray[np.bool_]) -> Numbers:
-        """The weights of each row over the largest that counts."""
         largest = np.abs(np.where(counted, weights, 0)).max(-1, keepdims=True)
         # A weight that does not count may be larger than those that do.
         return np.clip(np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0), -1, 1)
 
     def limits(self, drawn: Numbers) -> Limits:
-        """From 0 to 1, or from -1."""
         return Limits(-1.0 if drawn.min(initial=0.0) < 0 else 0.0, 1.0)
 
     def shares(self, drawn: Any, limits: Limits) -> Numbers:
-        """In proportion."""
         return LinearScale().shares(drawn, limits)
 
     def values(self, shares: Any, limits: Limits) -> Numbers:
-        """In proportion."""
         return LinearScale().values(shares, limits)
 
 

@@ -66,11 +66,9 @@ class Table(Printing):
     most: int = MOST_PRINTED
 
     def most_cells(self, rows: Sequence[str]) -> int:
-        """What was asked for."""
         return self.most
 
     def written(self, shown: Printed) -> str:
-        """One line for each query."""
         numbers = [
             ["·" if hidden else f"{value:.3f}" for value, hidden in zip(*line, strict=True)]
             for line in zip(shown.values, shown.hidden, strict=True)
@@ -92,7 +90,6 @@ class HalfBlocks(Printing):
     """Whether the terminal knows 24-bit colours; others get the nearest of 256."""
 
     def most_cells(self, rows: Sequence[str]) -> int:
-        """As many as have room beside two labels; the label of a block of queries is made of two itself."""
         longest = max(width(printable(label, limit=LABEL_COLUMNS)) for label in rows)
         room = (self.across - 2 * longest - 4) // NARROW
         if len(rows) > room:
@@ -100,7 +97,6 @@ class HalfBlocks(Printing):
         return max(1, room)
 
     def written(self, shown: Printed) -> str:
-        """The labels of the keys, two queries a line, and the scale."""
         left = [" / ".join(shown.rows[at : at + 2]) for at in range(0, len(shown.rows), 2)]
         margin = max(map(width, left))
         room = max(max(map(width, shown.columns)) + 1, NARROW)
@@ -115,7 +111,6 @@ class HalfBlocks(Printing):
         return "\n".join([*(line.rstrip() for line in lines), self._legend(shown), *notes])
 
     def _colours(self, shown: Printed) -> list[list[Colour]]:
-        """The colour of each cell."""
         signed = shown.limits.low < 0
         ramp = self.theme.signed_colours() if signed else self.theme.colours()
         steps = np.minimum((shown.scale.shares(shown.values, shown.limits) * len(ramp)).astype(int), len(ramp) - 1)
@@ -266,7 +261,6 @@ def _right(text: str, columns: int) -> str:
 
 
 def _triple(colour: str) -> Colour:
-    """The channels of "#rrggbb"."""
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     assert hexadecimal((red, green, blue)) == colour
     return red, green, blue

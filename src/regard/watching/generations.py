@@ -159,7 +159,6 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
 
 
 def _of_rows(piece: _Piece) -> AttentionMap:
-    """The requested rows of a piece."""
     source = piece.weights.source
     if len(piece.rows) == source.queries:
         return piece.weights

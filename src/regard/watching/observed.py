@@ -113,14 +113,12 @@ class Record(Interceptor):
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
-        """Count runs of modules that look like attention, so the report can miss none, and recomputed modules."""
         if (path := self._suspects.get(id(module))) is not None:
             self.ran[path] += 1
         if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
             self.recomputed[path] += 1
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Keep a call, if it is wanted. No error here may disturb the model."""
         with self._lock:
             if path is None:
                 self.outside += 1
@@ -179,7 +177,6 @@ class Record(Interceptor):
         return observed
 
     def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool) -> int | None:
-        """Find the call a call continues; returns its number."""
         try:
             later = evidence.later() if may_wait and evidence is not None else None
             if later is not None and self.sequences.wait(path, index, later, when):
@@ -193,13 +190,11 @@ class Record(Interceptor):
         return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
     def unread(self, path: str, reason: str) -> None:
-        """Remember something unreadable, such as a softmax in blocks."""
         if self.wanted(path):
             with self._lock:
                 self.unreadable[path, reason] += 1
 
     def refuse(self, module: nn.Module, since: int) -> None:
-        """Refuse the softmaxes of a module that attends in blocks: none of them is its attention."""
         path = self.paths.get(id(module))
         with self._lock:
             for call in self.calls:
@@ -207,13 +202,11 @@ class Record(Interceptor):
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
     def other(self, path: str, reason: str) -> None:
-        """Remember a lookalike of attention."""
         if self.wanted(path):
             with self._lock:
                 self.others[path, reason] += 1
 
     def withdraw(self, token: object, reason: str) -> None:
-        """Take back a call that turned out to be no attention."""
         with self._lock:
             for call in self.calls:
                 if call.token is token and call.map is not None:

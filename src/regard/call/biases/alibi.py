@@ -86,21 +86,17 @@ class ALiBi(Relative):
         return self._m.to(torch.promote_types(self._m.dtype, torch.float32))
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The slopes, if they take a gradient."""
         return (self._m,) if self._m.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset, and check that there is one slope for each head."""
         require_heads("ALiBi", "slopes", self._m.shape[0], sizes)
         slopes = self._m.to(widest_dtype(device)) if self._m.dtype == torch.float64 else self._m
         return ALiBi(slopes.to(device), query_offset(self.offset, sizes))
 
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
-        """-m |distance|."""
         return self._precise[head] * -distance.abs()
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor] | None:
-        """If no query sees a later key: m (j - c) per key and m (c - i) per query, for any c."""
         offset = bound_offset(self.offset)
         # `causal` says so for queries at S - T + i. If they stand later still, no key is after them either.
         if not causal or offset < sizes.keys - sizes.queries:

@@ -120,42 +120,34 @@ class DenseBias(Bias):
     """Whether it is known to hold a number for each pair, so that no two pairs share a gradient."""
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensor, if it takes a gradient."""
         return (self.tensor,) if self.tensor.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Give the tensor the canonical rank."""
         tensor = canonical_pairwise(self.tensor.to(device), sizes, "bias")
         return DenseBias(tensor, tensor.shape == (sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys))
 
     @property
     def per_key(self) -> Tensor | None:
-        """The tensor itself, if it is the same for every query."""
         return self.tensor if self.tensor.shape[-2] == 1 else None
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
-        """The tensor itself, if it is the same for every query."""
         return None if self.per_key is None else (self.per_key, None)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never called: blocks and pairs are read from the tensor."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """A slice of the tensor, so that its gradient is a slice too."""
         return take_pairs(self.tensor, rows, columns)
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The numbers of the tensor at the pairs."""
         i, j = (
             p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
         )
         return self.tensor[:, :, i, j].movedim(-1, 0)[..., None, None]
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The tensor with the choice beside it; nothing is copied."""
         batches, heads = (
             p if n > 1 else torch.zeros_like(p) for p, n in zip((batches, heads), self.tensor.shape[:2], strict=True)
         )
@@ -173,24 +165,19 @@ class Chosen(Bias):
     """As in `DenseBias`: no two pairs share a gradient. Also, no pair is chosen twice."""
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensor, if it takes a gradient."""
         return (self.tensor,) if self.tensor.requires_grad else ()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never called: blocks and pairs are read from the tensor."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The slices of the block for the pairs; nothing more is copied."""
         return self._of_pairs(take_pairs(self.tensor, rows, columns))
 
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
     ) -> tuple[Tensor, BiasPull]:
-        """The gradient is written or added to the places that the block was read from."""
-
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
             for total in totals:
                 grad = summed_to(grad, (len(self.batches), 1, *take_pairs(total, rows, columns).shape[2:]))
@@ -207,7 +194,6 @@ class Chosen(Bias):
         return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The numbers of the tensor at the pairs."""
         i, j = (
             p if n > 1 else torch.zeros_like(p) for p, n in zip((rows, columns), self.tensor.shape[2:], strict=True)
         )
@@ -215,7 +201,6 @@ class Chosen(Bias):
         return each.unsqueeze(1).movedim(-1, 0)[..., None, None]
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """A choice among the chosen pairs."""
         return Chosen(self.tensor, self.batches[batches], self.heads[batches])
 
     def _of_pairs(self, tensor: Tensor) -> Tensor:
@@ -234,19 +219,15 @@ class SelectedBias(Bias):
 
     @property
     def reads_vectors(self) -> bool:  # type: ignore[override]
-        """Whether the inner bias reads the vectors."""
         return self.bias.reads_vectors
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The learned tensors of the inner bias."""
         return self.bias.learned()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The bias for the head of each pair."""
         return self.bias.value(self.heads[:, None, None, None], i, j, query, key)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The heads of those batch rows."""
         return SelectedBias(self.bias, self.heads[batches])
 
 

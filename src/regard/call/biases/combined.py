@@ -18,21 +18,17 @@ class SummedBias(Bias):
 
     @property
     def reads_vectors(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
         return self.one.reads_vectors or self.other.reads_vectors
 
     def learned(self) -> tuple[Tensor, ...]:
-        """Those of both."""
         return (*self.one.learned(), *self.other.learned())
 
     @property
     def per_key(self) -> Tensor | None:
-        """The sum, if both are the same for every query."""
         one, other = self.one.per_key, self.other.per_key
         return None if one is None or other is None else one + other
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
-        """The sums of their parts, if both have parts."""
         one, other = (bias.split(sizes, device, causal=causal) for bias in (self.one, self.other))
         if one is None or other is None:
             return None
@@ -40,31 +36,25 @@ class SummedBias(Bias):
         return one[0] + other[0], sum(rows[1:], start=rows[0]) if rows else None
 
     def is_zero(self, rows: range, columns: range) -> bool:
-        """Whether both are."""
         return self.one.is_zero(rows, columns) and self.other.is_zero(rows, columns)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never called: blocks and pairs are asked of both."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The sum of the blocks."""
         one, other = (bias.block(rows, columns, query=query, key=key, sizes=sizes) for bias in (self.one, self.other))
         return one + other
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The sum of the numbers of the pairs."""
         one, other = (bias.pairs(rows, columns, query=query, key=key, sizes=sizes) for bias in (self.one, self.other))
         return one + other
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The sum for the chosen pairs of batch and head."""
         return SummedBias(self.one.select(batches, heads), self.other.select(batches, heads))
 
     def laid_out(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Both laid out."""
         return SummedBias(self.one.laid_out(sizes, device), self.other.laid_out(sizes, device))
 
 
@@ -79,32 +69,26 @@ class OfQueries(Bias):
     """The same queries as numbers, in order."""
 
     def learned(self) -> tuple[Tensor, ...]:
-        """Those of the inner bias."""
         return self.bias.learned()
 
     def is_zero(self, rows: range, columns: range) -> bool:
-        """Whether no query of these rows is chosen."""
         return not any(place in rows for place in self.places)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never called: blocks and pairs are asked of the inner bias."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The block of the inner bias, with 0 for the other queries."""
         block = self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
         # A weight of -inf times 0 would be NaN.
         return torch.where(self.chosen[index_tensor(rows, self.chosen.device)][:, None], block, 0.0)
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The numbers of the inner bias, with 0 for the other queries."""
         pairs = self.bias.pairs(rows, columns, query=query, key=key, sizes=sizes)
         return torch.where(self.chosen[rows][:, None, None, None, None], pairs, 0.0)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The inner bias of the chosen pairs of batch and head, for the same queries."""
         return OfQueries(self.bias.select(batches, heads), self.chosen, self.places)
 
 

@@ -35,27 +35,23 @@ class Relative(Bias):
         """The bias at signed distances, which are negative for a key before its query. The index tensors broadcast."""
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The bias at the distance of each pair."""
         return self.of(head, j - i - bound_offset(self.offset))
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """For adjacent rows and columns: the t + s - 1 distances along the diagonals. Their gradients add up."""
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         heads = torch.arange(sizes.heads, device=query.device)[:, None]
         return per_head_diagonals(self, heads, rows, columns, query.dtype)[None]
 
     def laid_out(self, sizes: Sizes, device: torch.device) -> Bias:
-        """One number for each head and distance: (H, T + S - 1) numbers, computed and differentiated once."""
         first = 1 - sizes.queries - bound_offset(self.offset)
         distances = torch.arange(first, first + sizes.queries + sizes.keys - 1, device=device)
         values = self.of(torch.arange(sizes.heads, device=device)[:, None], distances)
         return Diagonals(values, sizes.queries - 1)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The bias of some heads, each as a batch row of one head."""
         return _OfHeads(self, heads)
 
 
@@ -70,18 +66,15 @@ class Diagonals(Bias):
     """After a choice of heads: pair n stands in batch row n, head 0, and reads the values of heads[n]."""
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The values, if they take a gradient."""
         return (self.values,) if self.values.requires_grad else ()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The value at the diagonal of each pair."""
         each = head if self.heads is None else self.heads[:, None, None, None]
         return self.values[each, j - i + self.origin]
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The t + s - 1 values of a block of adjacent rows and columns, laid out along its diagonals."""
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         # Window w of the values is row t - 1 - w of the block.
@@ -95,8 +88,6 @@ class Diagonals(Bias):
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
     ) -> tuple[Tensor, BiasPull]:
-        """The gradient of a value is the sum of its diagonal."""
-
         def pull(grad: Tensor, totals: Sequence[Tensor]) -> None:
             for total in totals:
                 sums = diagonal_sums(grad)
@@ -109,7 +100,6 @@ class Diagonals(Bias):
         return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The values of those heads."""
         return replace(self, heads=heads if self.heads is None else self.heads[batches])
 
     def _places(self, rows: range, columns: range) -> slice:

@@ -60,15 +60,12 @@ class Shaw(Bias):
             raise ShapeError(f"Shaw's table has 2k + 1 rows, for the distances -k to k; got {self.table.shape[0]}")
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The table, if it takes a gradient."""
         return (self.table,) if self.table.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset."""
         return replace(self, table=self.table.to(device), offset=query_offset(self.offset, sizes))
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Multiply each query with the 2k + 1 vectors once, and read the products at the distance of each pair."""
         require_width("Shaw", "table", self.table, query)
         furthest = self.table.shape[0] // 2
         products = scaled_vectors(query, self.scale) @ self.table.to(query.dtype).mT

@@ -89,16 +89,13 @@ class T5Bias(Relative):
             )
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The table, if it takes a gradient."""
         return (self.table,) if self.table.requires_grad else ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset, and check that there is one column for each head."""
         require_heads("T5Bias", "columns in its table", self.table.shape[1], sizes)
         return replace(self, table=self.table.to(device), offset=query_offset(self.offset, sizes))
 
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
-        """table[bucket, head]."""
         buckets = self.table.shape[0]
         bucket = t5_bucket(
             distance, num_buckets=buckets, bidirectional=self.bidirectional, max_distance=self.max_distance

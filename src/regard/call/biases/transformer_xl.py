@@ -74,11 +74,9 @@ class TransformerXL(Bias):
                 )
 
     def learned(self) -> tuple[Tensor, ...]:
-        """u, v and r, where they take a gradient."""
         return tuple(t for t in (self.content_bias, self.position_bias, self.positions) if t.requires_grad)
 
     def bind(self, sizes: Sizes, device: torch.device) -> Bias:
-        """Resolve the offset, and check that there are heads and rows enough for the call."""
         require_heads("TransformerXL", "heads in its positions", self.positions.shape[0], sizes)
         offset = query_offset(self.offset, sizes)
         furthest, rows = offset + sizes.queries - 1, self.positions.shape[1]
@@ -91,7 +89,6 @@ class TransformerXL(Bias):
         return replace(self, content_bias=u, position_bias=v, positions=r, offset=offset)
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Terms (b), (c) and (d). Each query is multiplied with all r once; the products are read by distance."""
         require_width("TransformerXL", "positions", self.positions, query)
         each = head[..., 0]  # (H, 1), or (N, 1, 1) for a choice of heads
         u, v = (t.to(query.dtype)[each] for t in (self.content_bias, self.position_bias))

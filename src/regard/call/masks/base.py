@@ -199,40 +199,32 @@ class And(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Bind each mask."""
         return And(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def factors(self) -> tuple[Mask, ...]:
-        """The masks themselves."""
         return self.masks
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where all masks allow the pair."""
         answer = self.masks[0].allowed(batch, head, query, key)
         for mask in self.masks[1:]:
             answer = answer & mask.allowed(batch, head, query, key)
         return answer
 
     def depends_on(self) -> frozenset[str]:
-        """Every axis that any of the masks depends on."""
         return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The intersection of the ranges."""
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         start = max(r.start for r in ranges)
         return range(start, max(start, min(r.stop for r in ranges)))
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """The cuts of all masks."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether all masks cover the block."""
         return all(mask.covers(rows, columns) for mask in self.masks)
 
     def is_relative(self) -> bool:
-        """Whether all masks are relative."""
         return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
@@ -246,36 +238,29 @@ class Or(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Bind each mask."""
         return Or(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where any mask allows the pair."""
         answer = self.masks[0].allowed(batch, head, query, key)
         for mask in self.masks[1:]:
             answer = answer | mask.allowed(batch, head, query, key)
         return answer
 
     def depends_on(self) -> frozenset[str]:
-        """Every axis that any of the masks depends on."""
         return frozenset(axis for mask in self.masks for axis in mask.depends_on())
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The smallest range that holds all ranges that are not empty."""
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         ranges = [r for r in ranges if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """The cuts of all masks."""
         return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether one of the masks covers the block."""
         return any(mask.covers(rows, columns) for mask in self.masks)
 
     def is_relative(self) -> bool:
-        """Whether all masks are relative."""
         return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
@@ -289,19 +274,15 @@ class Not(Mask):
     mask: Mask
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Bind the inner mask."""
         return Not(self.mask.bind(sizes, device))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where the inner mask is False."""
         return ~self.mask.allowed(batch, head, query, key)
 
     def depends_on(self) -> frozenset[str]:
-        """The axes that the inner mask depends on."""
         return self.mask.depends_on()
 
     def is_relative(self) -> bool:
-        """Whether the inner mask is relative."""
         return self.mask.is_relative()
 
     def __str__(self) -> str:

@@ -105,7 +105,6 @@ class Lengths(Mask):
     per_query: bool = False
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Flatten the batch to (B,) or (B, T)."""
         valid, per_query = self.valid.to(device), self.per_query or self.valid.dim() == len(sizes.batch) + 1
         trailing = (sizes.queries,) if per_query else ()
         if valid.dim() == 0 and not trailing:
@@ -114,27 +113,22 @@ class Lengths(Mask):
         return Lengths(flat, per_query)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`key < n`."""
         return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
 
     def block(self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device) -> Tensor:
-        """One comparison where the lengths are those of sequences."""
         if self.per_query:
             return Mask.block(self, rows, columns, sizes=sizes, device=device)
         return index_tensor(columns, device) < self.valid.view(-1, 1, 1, 1)
 
     def depends_on(self) -> frozenset[str]:
-        """Batch and key, and also the query if each query has its own length."""
         return frozenset({"batch", "key", "query"} if self.per_query else {"batch", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys up to the longest length."""
         if not can_look(self.valid) or not self.valid.numel():
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, int(self._of(rows).max()))))
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether the columns end within the shortest length."""
         return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
 
     def _of(self, rows: range) -> Tensor:
@@ -151,22 +145,18 @@ class Padding(Mask):
     keep: Tensor
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Flatten the batch to (B, S)."""
         keep = self.keep.to(device)
         if keep.dim() == 1 and sizes.batch:
             keep = keep.expand(*sizes.batch, keep.shape[0])
         return Padding(canonical_per_sequence(keep, sizes, sizes.keys, name="padding"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`keep[batch, key]`."""
         return self.keep[batch, key]
 
     def depends_on(self) -> frozenset[str]:
-        """Batch and key."""
         return frozenset({"batch", "key"})
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether all of these keys are real tokens."""
         return can_look(self.keep) and bool(self.keep[:, columns.start : columns.stop].all())
 
     def __str__(self) -> str:
@@ -180,7 +170,6 @@ class Causal(Mask):
     offset: int | Tensor | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key if no offset was given."""
         if self.offset is None:
             return Causal(sizes.keys - sizes.queries)
         if isinstance(self.offset, int):
@@ -189,28 +178,23 @@ class Causal(Mask):
         return Causal(canonical_per_sequence(offset, sizes, name="causal's offset"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`key <= query + offset`."""
         offset = self.offset[batch] if isinstance(self.offset, Tensor) else self.offset
         if offset is None:
             raise ArgumentError("this causal mask has not met a call yet: bind it, or give it an offset")
         return key <= query + offset
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key, and also the batch if each sequence has its own offset."""
         return frozenset({"batch", "query", "key"} if isinstance(self.offset, Tensor) else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys up to the position of the last row."""
         if not isinstance(self.offset, int):
             return range(sizes.keys)
         return range(max(0, min(sizes.keys, rows.stop + self.offset)))
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether the columns end at or before the position of the first row."""
         return isinstance(self.offset, int) and columns.stop <= rows.start + self.offset + 1
 
     def is_relative(self) -> bool:
-        """True if one offset holds for the whole batch."""
         return isinstance(self.offset, int)
 
     def __str__(self) -> str:
@@ -224,7 +208,6 @@ class Predicate(Mask):
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The result of the function."""
         answer = self.function(batch, head, query, key)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             raise ShapeError(f"a mask's predicate must return a bool tensor, got {answer!r}")
@@ -241,17 +224,14 @@ class DenseMask(Mask):
     tensor: Tensor
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Give the tensor the canonical rank."""
         return DenseMask(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`tensor[batch, head, query, key]`; a dimension of size 1 serves every index."""
         index = (batch, head, query, key)
         zero = torch.zeros_like(batch)
         return self.tensor[tuple(zero if n == 1 else i for i, n in zip(index, self.tensor.shape, strict=True))]
 
     def depends_on(self) -> frozenset[str]:
-        """The dimensions whose size is not 1."""
         axes = ("batch", "head", "query", "key")
         if self.tensor.dim() != 4:
             return AXES

@@ -147,30 +147,24 @@ class Window(Mask):
     offset: int | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key if no offset was given."""
         return Window(self.before, self.after, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where the key is within the window."""
         distance = key - query - _bound(self.offset)
         return (distance >= -self.before) & (distance <= self.after)
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key."""
         return frozenset({"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys from the first that the first row sees to the last that the last row sees."""
         offset = _bound(self.offset)
         return _clip(rows.start + offset - self.before, rows.stop + offset + self.after, sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether both the first row and the last row see all of the columns."""
         first, last = rows.start + _bound(self.offset), rows.stop - 1 + _bound(self.offset)
         return columns.start >= last - self.before and columns.stop - 1 <= first + self.after
 
     def is_relative(self) -> bool:
-        """True: a window depends on key - query alone."""
         return True
 
     def __str__(self) -> str:
@@ -188,7 +182,6 @@ class Documents(Mask):
     """The places of the documents, once the mask is bound."""
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Flatten the batch, and find where each query's document begins and ends."""
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
         key_ids = _per_sequence(self.key_ids, sizes, sizes.keys, "document ids of keys", device)
         # The ends of documents are values, and no graph may depend on values; numpy cannot read torch.func's tensors.
@@ -201,25 +194,20 @@ class Documents(Mask):
         return Documents(self.ids, self.key_ids, _Places.of(self.ids.cpu(), self.key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where query and key belong to the same document."""
         return self.ids[batch, query] == self.key_ids[batch, key]
 
     def depends_on(self) -> frozenset[str]:
-        """Batch, query and key."""
         return frozenset({"batch", "query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys from the first to the last of the rows' documents."""
         if self.places is None:
             return range(sizes.keys)
         return _clip(*self.places.seen_by(rows), sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether rows and columns lie within one document, in every sequence of the batch."""
         return self.places is not None and self.places.is_one_document(rows, columns)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """The rows where a new document begins in every sequence of the batch."""
         if self.places is None:
             return []
         change = (self.ids[:, 1:] != self.ids[:, :-1]).all(0)
@@ -237,19 +225,15 @@ class Strided(Mask):
     offset: int | None = None
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Align the last query with the last key if no offset was given."""
         return Strided(self.stride, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """True where the distance is a multiple of the stride."""
         return (query + _bound(self.offset) - key) % self.stride == 0
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key."""
         return frozenset({"query", "key"})
 
     def is_relative(self) -> bool:
-        """True: a stride depends on key - query alone."""
         return True
 
     def __str__(self) -> str:
@@ -264,7 +248,6 @@ class Blocks(Mask):
     size: int
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        """Check that the pattern covers the call."""
         heads, rows, columns = self.pattern.shape
         if rows * self.size < sizes.queries or columns * self.size < sizes.keys or heads not in (1, sizes.heads):
             raise ShapeError(
@@ -274,16 +257,13 @@ class Blocks(Mask):
         return Blocks(self.pattern.to(device), self.size)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The value of the pattern at the block of the pair."""
         head = head if len(self.pattern) > 1 else torch.zeros_like(head)
         return self.pattern[head, query // self.size, key // self.size]
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key, and also the head if each head has its own pattern."""
         return frozenset({"query", "key", "head"} if len(self.pattern) > 1 else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys from the first to the last block that the rows see."""
         if not has_values(self.pattern) or in_transform("Vmap"):
             return range(sizes.keys)
         part = self.pattern[:, rows.start // self.size : -(-rows.stop // self.size)].flatten(0, 1).any(0)
@@ -293,12 +273,10 @@ class Blocks(Mask):
         return _clip(int(where[0]) * self.size, (int(where[-1]) + 1) * self.size, sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether all blocks of the pattern that the rows and columns touch are allowed."""
         down, across = (slice(r.start // self.size, -(-r.stop // self.size)) for r in (rows, columns))
         return can_look(self.pattern) and bool(self.pattern[:, down, across].all())
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
-        """The first row of each block, except of the first block."""
         return list(range(self.size, sizes.queries, self.size))
 
     def __str__(self) -> str:

@@ -60,7 +60,6 @@ def _joined(choose: Callable[[Tensor, Tensor], Tensor], one: Tensor | None, othe
 
 
 def _ends(mask: Mask, sizes: Sizes, device: torch.device) -> Ends | None:
-    """The ends of the ranges of one mask."""
     i = torch.arange(sizes.queries, device=device)[None]
     match mask:
         case Causal(offset=Tensor() as offset):

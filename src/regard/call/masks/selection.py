@@ -17,18 +17,15 @@ class SelectedMask(Mask):
     heads: Tensor
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The answer of the mask for the chosen batch and head."""
         if {"batch", "head"} & self.mask.depends_on():
             batch, head = self.batches[batch], self.heads[batch]
         return self.mask.allowed(batch, head, query, key)
 
     def depends_on(self) -> frozenset[str]:
-        """The axes of the mask, where the head has become the batch."""
         inner = self.mask.depends_on()
         return frozenset("batch" if axis == "head" else axis for axis in inner)
 
     def factors(self) -> tuple[Mask, ...]:
-        """The factors of the mask. Those that read batch or head get the same choice."""
         factors = self.mask.factors()
         chosen = (SelectedMask(mask, self.batches, self.heads) for mask in factors)
         return tuple(
@@ -36,15 +33,12 @@ class SelectedMask(Mask):
         )
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The range of the mask, which holds for every pair."""
         return self.mask.key_range(rows, sizes)
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether the mask covers the block, for every pair."""
         return self.mask.covers(rows, columns)
 
     def is_relative(self) -> bool:
-        """Whether the mask is relative."""
         return self.mask.is_relative()
 
     def __str__(self) -> str:

@@ -56,15 +56,12 @@ class NotBefore(Mask):
     offset: int
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """`key >= query + offset`."""
         return key >= query + self.offset
 
     def depends_on(self) -> frozenset[str]:
-        """Query and key."""
         return frozenset({"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The keys from the position of the first row."""
         return range(max(0, min(sizes.keys, rows.start + self.offset)), sizes.keys)
 
     def __str__(self) -> str:
@@ -78,11 +75,9 @@ class Swapped(Mask):
     mask: Mask
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The answer of the mask with query and key exchanged."""
         return self.mask.allowed(batch, head, key, query)
 
     def depends_on(self) -> frozenset[str]:
-        """The axes of the mask, with query and key exchanged."""
         return frozenset(OTHER_ROLE[axis] for axis in self.mask.depends_on())
 
     def __str__(self) -> str:

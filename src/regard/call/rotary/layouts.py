@@ -29,12 +29,10 @@ class Half(Layout):
     """
 
     def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:
-        """The two halves."""
         first, second = x.chunk(2, dim=-1)
         return first, second
 
     def join(self, first: Float[Tensor, "*shape P"], second: Float[Tensor, "*shape P"]) -> Tensor:
-        """The two halves, one after the other."""
         return torch.cat([first, second], dim=-1)
 
 
@@ -47,9 +45,7 @@ class Interleaved(Layout):
     """
 
     def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:
-        """The even and the odd dimensions."""
         return x[..., ::2], x[..., 1::2]
 
     def join(self, first: Float[Tensor, "*shape P"], second: Float[Tensor, "*shape P"]) -> Tensor:
-        """The two halves, dimension by dimension in turn."""
         return torch.stack([first, second], dim=-1).flatten(-2)

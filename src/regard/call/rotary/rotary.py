@@ -170,7 +170,6 @@ class Rotary:
         return self.scaling is None or has_fixed_numbers(self.scaling)
 
     def _where(self, x: Tensor, offset: int | Tensor, positions: Tensor | None) -> Tensor:
-        """The positions, (T,) or (batch..., T)."""
         if x.dim() < 2:
             raise ShapeError(f"rotate() takes (..., T, D) with D = {self.dim}, got {tuple(x.shape)}")
         batch, steps = x.shape[: -3 if x.dim() >= 4 else -2], x.shape[-2]

@@ -52,7 +52,6 @@ class PositionInterpolation(Scaling):
         require_factor("PositionInterpolation", self.factor)
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """All plain frequencies divided by s."""
         return plain_frequencies(base, dim, length.device) / self.factor
 
 
@@ -81,7 +80,6 @@ class DynamicNTK(Scaling):
         require_length("DynamicNTK", self.original_length)
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """The plain frequencies of a larger base."""
         if dim <= 2:
             raise ArgumentError(f"DynamicNTK needs more than 2 rotated dimensions, got {dim}: the base has no effect")
         longer = (length.to(widest_dtype(length.device)) / self.original_length).clamp(min=1.0)
@@ -126,7 +124,6 @@ class YaRN(Scaling):
             raise ArgumentError(f"YaRN needs 0 < beta_slow < beta_fast, got {got}")
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """A mixture of theta and theta / s."""
         low, high = (self._index(turns, base, dim) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
@@ -141,7 +138,6 @@ class YaRN(Scaling):
         return dim * math.log(self.original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
     def magnitude(self) -> float:
-        """The attention factor."""
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
 
@@ -178,7 +174,6 @@ class Llama3(Scaling):
             raise ArgumentError(f"Llama3 needs low_frequency < high_frequency, got {got}")
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """A mixture of theta / s and theta."""
         plain = plain_frequencies(base, dim, length.device)
         turns = plain * self.original_length / (2.0 * math.pi)
         kept = ((turns - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0.0, 1.0)
@@ -220,7 +215,6 @@ class LongRoPE(Scaling):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def frequencies(self, base: float, dim: int, length: Tensor) -> Tensor:
-        """Each plain frequency, divided by its own divisor."""
         plain = plain_frequencies(base, dim, length.device)
         divisors = self.long_factor, self.short_factor
         for factors in divisors:
@@ -233,7 +227,6 @@ class LongRoPE(Scaling):
         return plain / torch.where(length > self.original_length, long, short)
 
     def magnitude(self) -> float:
-        """The attention factor."""
         if self.attention_factor is not None:
             return self.attention_factor
         return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_length)) if self.factor > 1 else 1.0

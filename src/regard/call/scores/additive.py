@@ -48,7 +48,6 @@ class Additive(Score):
         return cls(vector, query_weight=weight[:, :query_dim], key_weight=weight[:, query_dim:])
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """Project query and key to the A hidden units."""
         query = self._project(query, self.query_weight, "query")
         key = self._project(key, self.key_weight, "key")
         return query, key
@@ -67,7 +66,6 @@ class Additive(Score):
     def block(
         self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
     ) -> Float[Tensor, "*batch t s"]:
-        """Scores of a block. It holds (t, s, A) numbers while it runs, or fewer if no gradient is needed."""
         takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
         if not takes_gradient and has_additive_kernel(query):
             return or_else(KERNEL, lambda: scores_by_kernel(query, key, self.vector), lambda: self._block(query, key))
@@ -96,7 +94,6 @@ class Additive(Score):
         return scores
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-        """With h the hidden units and g the gradient: dv = sum g h, and v g (1 - h^2) summed over keys or queries."""
         if has_additive_kernel(query):
             return or_else(
                 KERNEL,
@@ -129,11 +126,9 @@ class Additive(Score):
         return hidden @ vector, pull
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The vector v. The projections are not listed: `prepare` has applied them."""
         return (self.vector,)
 
     def pair_width(self, dim: int) -> int:
-        """One number for each hidden unit, or one in all where a kernel keeps these in registers."""
         by_kernel = self.vector.dtype != torch.float64 and runs_triton(self.vector.device, KERNEL)
         return 1 if by_kernel else self.vector.shape[-1]
 

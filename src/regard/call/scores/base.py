@@ -83,13 +83,11 @@ class ScaledDot(Score):
     """c; None means 1/sqrt(D)."""
 
     def dot_scale(self, dim: int) -> float:
-        """The factor c for vectors of width dim."""
         return dim**-0.5 if self.scale is None else self.scale
 
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """`c * query @ key^T`."""
         return (query * self.dot_scale(query.shape[-1])) @ key.mT
 
     def __str__(self) -> str:
@@ -111,13 +109,11 @@ class PreparedDot(Score):
     """A score that is the dot product of the vectors that `prepare` makes. Subclasses define `prepare`."""
 
     def dot_scale(self, dim: int) -> float:
-        """The factor 1, because the prepared vectors contain every other factor."""
         return 1.0
 
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """query @ key^T of the prepared vectors."""
         return query @ key.mT
 
 
@@ -135,7 +131,6 @@ class Cosine(PreparedDot):
     """tau: a number, a learned scalar, or one number for each head (H,)."""
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """A query of length tau and a key of length 1. A zero vector stays zero."""
         query, key = same_width(self, query, key)
         # In half precision, squares of small vectors vanish, and those of large ones overflow.
         dtype, precise = query.dtype, torch.promote_types(query.dtype, torch.float32)
@@ -160,7 +155,6 @@ class Bilinear(PreparedDot):
     weight: Float[Tensor, "Dq Dk"]
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """Project the query to the key's width, once."""
         if (query.shape[-1], key.shape[-1]) != tuple(self.weight.shape):
             raise ShapeError(
                 f"bilinear score with a weight {tuple(self.weight.shape)} needs query and key of these widths, "
@@ -190,28 +184,22 @@ class SoftCapped(Score):
             raise ArgumentError(f"cap must be above 0, got {self.cap}")
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """The vectors that the inner score prepares."""
         return self.score.prepare(query, key)
 
     @property
     def is_declared(self) -> bool:
-        """Whether the inner score is declared."""
         return self.score.is_declared
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The learned tensors of the inner score."""
         return self.score.learned()
 
     def select(self, heads: Tensor) -> "Score":
-        """The selected inner score, capped in the same way."""
         return SoftCapped(self.score.select(heads), self.cap)
 
     def pair_width(self, dim: int) -> int:
-        """The pair width of the inner score."""
         return self.score.pair_width(dim)
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-        """The derivative of the inner score, times 1 - tanh^2."""
         inner, pull_inner = self.score.linearize(query, key, learned)
         capped = inner.div_(self.cap).tanh_()
 
@@ -223,7 +211,6 @@ class SoftCapped(Score):
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """c tanh(score / c)."""
         return self.cap * torch.tanh(self.score.block(query, key) / self.cap)
 
     def __str__(self) -> str:

@@ -26,16 +26,13 @@ class Custom(Score):
     function: Callable[[Tensor, Tensor], Tensor]
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
-        """Query and key unchanged. The function decides which widths it accepts."""
         return query, key
 
     @property
     def is_declared(self) -> bool:
-        """False, because the tensors that a function closes over cannot be seen from outside."""
         return False
 
     def pair_width(self, dim: int) -> int:
-        """An estimate: scores that use differences hold D numbers for each pair."""
         return dim
 
     def block(

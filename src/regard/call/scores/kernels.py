@@ -41,7 +41,6 @@ class Gaussian(PreparedDot):
     """w: the standard deviation."""
 
     def prepare(self, query: Float[Tensor, "*queries T D"], key: Float[Tensor, "*keys S D"]) -> tuple[Tensor, Tensor]:
-        """Vectors with two more dimensions whose dot product is the score, in at least float32."""
         query, key = same_width(self, query, key)
         # The squares cancel; in half precision no digits would remain.
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -69,23 +68,19 @@ class DistanceKernel(Score):
     """w: the distance at which u is 1."""
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The width, if it is a tensor."""
         return (self.width,) if isinstance(self.width, Tensor) else ()
 
     def select(self, heads: Tensor) -> Self:
-        """The widths of these heads, each in its own batch row."""
         if not isinstance(self.width, Tensor) or self.width.numel() == 1:
             return self
         return replace(self, width=self.width.reshape(-1)[heads][:, None, None, None])
 
     def pair_width(self, dim: int) -> int:
-        """One difference for each dimension."""
         return dim
 
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """log K of each pair."""
         squared = (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
         return self.log_kernel(squared / per_head(self.width, query).to(squared.dtype) ** 2)
 
@@ -105,7 +100,6 @@ class Laplacian(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """-u."""
         return -_root(squared)
 
 
@@ -117,7 +111,6 @@ class Boxcar(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """0 or -inf. There is no gradient, because the kernel is flat."""
         return torch.where(squared < 1, 0.0 * squared, -torch.inf)
 
 
@@ -129,7 +122,6 @@ class Epanechnikov(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """log(1 - u^2) or -inf."""
         inside = squared < 1
         return torch.where(inside, torch.log1p(-squared.masked_fill(~inside, 0.0)), -torch.inf)
 
@@ -142,7 +134,6 @@ class Triangular(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """log(1 - u) or -inf."""
         inside = squared < 1
         return torch.where(inside, torch.log1p(-_root(squared.masked_fill(~inside, 0.0))), -torch.inf)
 
@@ -155,7 +146,6 @@ class Constant(DistanceKernel):
     """
 
     def log_kernel(self, squared: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch t s"]:
-        """0."""
         return 0.0 * squared
 
 

@@ -129,7 +129,6 @@ class _Answered:
         return {name: getattr(self, name) for name in names}
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
-        """The answers (flat_heads, ...) of a statistic."""
         match statistic:
             case st.Received():
                 whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
@@ -207,7 +206,6 @@ def _strides(name: str, tensor: Tensor) -> dict[str, int]:
 
 @lru_cache
 def _edges(bins: Bins) -> Any:
-    """Where bins begin, and where the last one ends."""
     size, extra = divmod(bins.length, bins.count)
     index = np.arange(bins.count + 1, dtype=np.int64)
     return index * size + np.minimum(index, extra)

@@ -113,7 +113,6 @@ def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int)
 
 @numba.njit(nogil=True)
 def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
-    """The same for maxima."""
     if width == 1:
         for place in range(0, 4 * count, 4 * LANES):
             max_1((numbers + place, picture + place))
@@ -224,7 +223,6 @@ def _room_of(work: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int) -> None:
-    """Read some rows of one flat_head, in every tile."""
     width, ranked = work.panel_count * PANEL, work.ranked
     # The weights of a few rows, their maxima, and sums and maxima over the rows of each bin.
     weights_at, total_at = memory, memory + 4 * TOGETHER * width

@@ -123,8 +123,6 @@ def _count_before(_context: Any, _numbers: Any, _own: Any, _count: Any, _places:
 
 
 def _bitcast(_typing: Any, _bits: Any) -> Any:
-    """The float32 that has the bits of an int32."""
-
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 

@@ -190,7 +190,6 @@ class _Answers:
     peaks: Tensor
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
-        """The answers (flat_heads, ...) of a statistic."""
         match statistic:
             case st.Received():
                 return (self.received,)

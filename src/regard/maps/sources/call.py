@@ -69,7 +69,6 @@ class Unwritten:
     __slots__ = ("_tensors", "_versions")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """What a call reads that runs now, as `tensors_of_call` gives it."""
         self._tensors = tensors
         # While compiling there are no versions, and an inference tensor has none.
         self._versions = () if is_compiling() else (*map(counted_version, tensors),)
@@ -114,7 +113,6 @@ class GivenFactors:
     __slots__ = ("__weakref__", "_call", "_row_shift", "_state", "_unwritten")
 
     def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
-        """Without `unwritten`, the versions of the tensors are read now."""
         self._call = call
         self._state = state
         self._row_shift = None if call.bias is None else RowShift()
@@ -123,7 +121,6 @@ class GivenFactors:
         self._unwritten = unwritten
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) has tensors of its own."""
         return GivenFactors, (self.call, self.known_state)
 
     @property
@@ -232,7 +229,6 @@ class CallSource(Source):
 
     @property
     def width(self) -> int:
-        """How many elements the score computes for each pair."""
         call = self.factors.call
         return call.score.pair_width(call.query.shape[-1])
 
@@ -246,7 +242,6 @@ class CallSource(Source):
         return None if self.beside.value is None else self.beside.value()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the factors, and those that a watch holds for values and gradients."""
         return [*self.factors.tensors(), *self.beside.held()]
 
     def __str__(self) -> str:
@@ -293,13 +288,11 @@ class CallSource(Source):
         return partial(_weights, call, state)
 
     def dot_scores(self) -> DotScores | None:
-        """The scores, if the weights are a softmax of dot products."""
         call, state, is_right = self.factors.unchecked()
         scale = _dot_scale(call)
         return None if scale is None else DotScores(call, state, scale, is_right)
 
     def softmax_call(self) -> SoftmaxCall | None:
-        """The call, with its row state, unless a kernel of half precision finds it as soon as it is asked to."""
         call = self.call
         if not isinstance(call.normalization, Softmax):
             return None
@@ -307,13 +300,11 @@ class CallSource(Source):
         return SoftmaxCall(call, self.factors.known_state if may_be_found else self.state)
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The weights of single pairs, for which only the scores of these pairs are computed."""
         call, state = self.factors.reading
         scores = call.pair_scores(rows, columns)
         return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
 
     def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The weights of single points all at once, each as a sequence of one query and one key."""
         call, heads = self.call, self.call.sizes.heads
         if call.bias is not None:
             return Source.points(self, flat_heads, rows, columns)
@@ -336,7 +327,6 @@ class CallSource(Source):
     # -- without tiles ---------------------------------------------------------------------------------
 
     def product(self, x: Tensor) -> Tensor:
-        """One run of the backend; x may also be (batch..., G, S, N)."""
         return self.laid_out(self._product_by_flat_heads(x))
 
     def _product_by_flat_heads(self, x: Tensor) -> Tensor:
@@ -344,7 +334,6 @@ class CallSource(Source):
         return execute(self.backend, call, value)[0].flatten(0, 1)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """The statistics that products with the map give, and those that a softmax of dot products gives by itself."""
         match statistic:
             case st.Product(x):
                 return (self._product_by_flat_heads(self.laid_out(self._for_flat_heads(x))),)
@@ -399,7 +388,6 @@ class CallSource(Source):
     # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
-        """The call on some flat_heads; each of them becomes a batch row of one head."""
         if flat_heads is None:
             return replace(self, layout=leading)
         factors = GivenFactors(self.call.select(flat_heads), self.state.flatten(0, 1)[flat_heads].unsqueeze(1))
@@ -410,7 +398,6 @@ class CallSource(Source):
         return replace(self, keeps_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
-        """The call with its tensors changed, and a backend that can read the changed ones."""
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
         backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend

@@ -41,7 +41,6 @@ class SeveralSource(Source):
 
     @property
     def has_signs(self) -> bool:
-        """Whether weights of one of them may be below 0."""
         return any(part.has_signs for part in self.parts)
 
     @property
@@ -56,14 +55,12 @@ class SeveralSource(Source):
         return [tensor for part in self.parts for tensor in part.tensors()]
 
     def columns(self, rows: range) -> range:
-        """The smallest range that holds theirs. With signs it is all keys: a 0 beyond may be the largest."""
         if self.has_signs:
             return range(self.keys)
         found = [columns for part in self.parts if (columns := part.columns(rows))]
         return range(min(c.start for c in found), max(c.stop for c in found)) if found else range(0)
 
     def refuse(self, asked: str) -> NoReturn:
-        """The first that did not keep its weights says what it kept."""
         for part in self.parts:
             if not part.has_blocks:
                 part.refuse(asked)
@@ -99,7 +96,6 @@ class JoinedSource(SeveralSource):
         return wanted
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the flat_heads, source by source. Buffers are used if all flat_heads are of one source."""
         found = list(self._found(flat_heads))
         if len(found) == 1:
             (number, inner) = found[0]
@@ -108,7 +104,6 @@ class JoinedSource(SeveralSource):
         return lambda rows, columns: Piece(torch.cat([part(rows, columns).weights for part in parts]))
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """The answers of all sources, if each gives its own without tiles."""
         answers, first = [], 0
         for part, end in zip(self.parts, self.ends, strict=True):
             answers.append(part.at_once(_of_flat_heads(statistic, range(first, end))))
@@ -119,7 +114,6 @@ class JoinedSource(SeveralSource):
         return tuple(torch.cat(pieces) for pieces in zip(*known, strict=True))
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
-        """Some flat_heads: one source for each run of flat_heads of one source."""
         if flat_heads is None:
             return JoinedSource(self.parts, leading)
         owners = [(bisect_right(self.ends, flat_head), flat_head) for flat_head in flat_heads.tolist()]
@@ -203,7 +197,6 @@ class ScaledSource(SameShapeSource):
 
     @cached_property
     def has_signs(self) -> bool:
-        """Whether the other's weights or a factor are below 0."""
         return self.of.has_signs or bool((self.factor.detach() < 0).any())
 
     def tensors(self) -> list[Tensor]:
@@ -213,7 +206,6 @@ class ScaledSource(SameShapeSource):
         return f"{self.of}, times factors {tuple(self.factor.shape)}"
 
     def columns(self, rows: range) -> range:
-        """The other's. With signs it is all keys: a 0 beyond may be the largest."""
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
@@ -228,7 +220,6 @@ class ScaledSource(SameShapeSource):
         return block
 
     def at_once(self, statistic: Statistic) -> Answer | None:
-        """Linear statistics are multiplied by the factor of a flat_head; a factor of keys goes into x."""
         flat_heads_only = self.factor.shape[1:] == (1, 1)
         if isinstance(statistic, st.Product) and self.factor.shape[1] == 1:
             return self.of.at_once(st.Product(self.factor.mT * statistic.x))

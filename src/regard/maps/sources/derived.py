@@ -48,7 +48,6 @@ class DerivedSource(Source):
         return list(self.of.tensors())
 
     def refuse(self, asked: str) -> NoReturn:
-        """If the other source did not keep its weights, it says what it kept."""
         if not self.of.has_blocks:
             self.of.refuse(asked)
         super().refuse(asked)
@@ -89,12 +88,10 @@ class AverageSource(DerivedSource):
 
     @property
     def width(self) -> int:
-        """All that one is made of are made together."""
         return self.of.width * self.count
 
     @property
     def has_signs(self) -> bool:
-        """Whether the other's weights or a share are below 0."""
         shares = self.shares
         return self.of.has_signs or (shares is not None and has_values(shares) and bool((shares.detach() < 0).any()))
 
@@ -102,7 +99,6 @@ class AverageSource(DerivedSource):
         return [*self.of.tensors(), *(() if self.shares is None else (self.shares,))]
 
     def columns(self, rows: range) -> range:
-        """The other's. With signs it is all keys: a 0 beyond may be the largest."""
         return range(self.keys) if self.has_signs else self.of.columns(rows)
 
     def __str__(self) -> str:
@@ -113,7 +109,6 @@ class AverageSource(DerivedSource):
         return self.of.grid(wanted, how)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products are the means of those of the heads."""
         match statistic:
             case st.Product(x) | st.TransposedProduct(x) if len(x) > 1:
                 statistic = replace(statistic, x=x.repeat_interleave(self.count, 0))
@@ -170,7 +165,6 @@ class SelectionSource(DerivedSource):
         return f"some rows and columns of a map {tuple(self.of.shape)}: {self.of}"
 
     def columns(self, rows: range) -> range:
-        """The columns of the other source, if the chosen rows and columns are neighbours."""
         if not isinstance(self.rows, range) or not isinstance(self.chosen, range):
             return range(self.keys)
         inner = self.of.columns(range(self.rows.start + rows.start, self.rows.start + rows.stop))
@@ -179,7 +173,6 @@ class SelectionSource(DerivedSource):
         return range(start - self.chosen.start, stop - self.chosen.start)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        """The other source's, asked for the rows and columns meant."""
         inner = self.of.part(flat_heads, scratch)
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
@@ -207,11 +200,9 @@ class SelectionSource(DerivedSource):
         return replace(self, of=self.of.choose(flat_heads, leading))
 
     def gradient(self, grad_output: Tensor | None) -> Source:
-        """The same rows and columns of the other's, for the gradient that was kept of the whole output."""
         return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
 
     def attribution(self, grad_output: Tensor | None) -> Source:
-        """The same rows and columns of the other's, in the same way."""
         if grad_output is not None:
             return super().attribution(grad_output)
         return replace(self, of=self.of.attribution(None))
@@ -247,7 +238,6 @@ class WeightedSource(DerivedSource):
 
     @property
     def has_signs(self) -> bool:
-        """Whether the factors may be below 0: norms are not, products may be."""
         return self.left is not None
 
     def tensors(self) -> list[Tensor]:
@@ -257,7 +247,6 @@ class WeightedSource(DerivedSource):
         return f"{self.name} of a map {tuple(self.of.shape)}: {self.of}"
 
     def columns(self, rows: range) -> range:
-        """All keys if the products have signs, because a 0 that is left out may be the largest."""
         return range(self.keys) if self.alone or self.has_signs else self.of.columns(rows)
 
     def support(self, rows: range) -> range:
@@ -301,7 +290,6 @@ class PositiveSource(SameShapeSource):
         return f"the positive part of {self.of}"
 
     def columns(self, rows: range) -> range:
-        """Where the other is 0, so is its positive part, and no weight is below it."""
         return self.of.support(rows)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:

@@ -122,7 +122,6 @@ class BufferedPart:
         self._call = call
 
     def __call__(self, rows: Rows, columns: Rows) -> Piece:
-        """The weights of some rows and columns."""
         logs = self._scores(rows, columns)
         logs -= take_rows(self._state, rows)[..., None]
         return Piece(self._factors.exponentials(logs), logs, LN_2, is_scratch=True)

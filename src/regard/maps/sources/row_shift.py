@@ -62,27 +62,22 @@ class ShiftedBias(Bias):
     reads_vectors = True
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The learned tensors of the inner bias."""
         return self.bias.learned()
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Never called: blocks and pairs are read from the inner bias."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """((s + b) - m) - s, to which a caller adds s."""
         added = self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
         return self._lowered(added, query, key, take_rows(self.peak, rows)[..., None])
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The same of the pairs."""
         added = self.bias.pairs(rows, columns, query=query, key=key, sizes=sizes)
         return self._lowered(added, query, key, self.peak[..., rows].movedim(-1, 0)[..., None, None])
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """The same of those pairs of batch and head."""
         owners = batches if self.peak.shape[1] == 1 else heads  # as in `Call.select`
         peak = self.peak[batches, heads].unsqueeze(1)
         return ShiftedBias(self.bias.select(batches, heads), self.score.select(owners), peak)

@@ -31,7 +31,6 @@ class StackSource(Source):
 
     @property
     def shape(self) -> torch.Size:
-        """All queries, and the keys up to the last of any step."""
         keys = max(start + step.keys for start, step in zip(self.starts, self.steps, strict=True))
         return torch.Size((*self.steps[0].leading, self.ends[-1], keys))
 
@@ -70,14 +69,12 @@ class StackSource(Source):
         return f"{len(self.steps)} steps"
 
     def refuse(self, asked: str) -> NoReturn:
-        """The first step that did not keep all says what it kept."""
         for step in self.steps:
             if not step.has_blocks:
                 step.refuse(asked)
         super().refuse(asked)
 
     def columns(self, rows: range) -> range:
-        """The range that covers those of the steps. With signs it is all keys: zeros beyond may be the largest."""
         if self.has_signs:
             return range(self.keys)
         found = ((self.steps[n].columns(inner), self.starts[n]) for n, inner in self._found(rows))
@@ -85,8 +82,6 @@ class StackSource(Source):
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        """The weights of the steps, one below the other. No step gets the scratch, because it could overwrite the
-        weights of another step before all are joined."""
         parts = [step.part(flat_heads) for step in self.steps]
 
         def weights(rows: Rows, columns: Rows) -> Piece:
@@ -101,7 +96,6 @@ class StackSource(Source):
         return weights
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Entropy, participation and squares of a query are those of its step."""
         if not isinstance(statistic, st.Entropy | st.ParticipationRatio | st.Squares):
             return None
         found = [ask(step, statistic) for step in self.steps]

@@ -64,7 +64,6 @@ class Summarize:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """As it is written."""
         sizes = [f"k={self.k}"] if "top_keys" in self.names else []
         sizes += [f"p={self.p}"] if "top_p_count" in self.names else []
         if any(name.startswith("pooled") for name in self.names):
@@ -132,7 +131,6 @@ class SummarySource(Source):
         return self.named
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The finest kept grid that is no finer than the wanted one; the wanted one itself if there is no such grid."""
         found = [s.grid for s in self._pictures() if s.grid.is_within(wanted) and self.keeps(st.Pooled(s.grid, how))]
         return max(found, key=lambda grid: grid.rows.count * grid.columns.count, default=wanted)
 
@@ -149,7 +147,6 @@ class SummarySource(Source):
         )
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """An answer that was kept, or that follows from one."""
         if (found := self.answers.get(statistic)) is not None:
             # Indices are handed out in 64 bits, as everywhere in torch.
             return tuple(t if t.is_floating_point() else t.long() for t in found)

@@ -45,7 +45,6 @@ class TransposedSource(DerivedSource):
         return Grid(found.columns, found.rows)
 
     def columns(self, rows: range) -> range:
-        """All of them: a mask says which keys a query may see, not which queries see a key."""
         return range(self.keys)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
@@ -53,7 +52,6 @@ class TransposedSource(DerivedSource):
         return lambda rows, columns: Piece(inner(columns, rows).weights.mT)
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Products and sums are the other's. Where these need tiles, the tiles skip masked keys."""
         match statistic:
             case st.Product(x):
                 found = self._asked(st.TransposedProduct(x))

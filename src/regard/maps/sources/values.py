@@ -19,7 +19,6 @@ class Made(Generic[T]):
     made: T
 
     def __call__(self) -> T:
-        """The object."""
         return self.made
 
 

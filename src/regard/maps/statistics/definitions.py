@@ -45,13 +45,11 @@ class PerQuery(Statistic):
     def add(
         self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, list[tuple[Tensor, ...]]]:
-        """The tiles so far, by their first flat_head."""
         total = {} if total is None else total
         total.setdefault(tile.flat_heads.start, []).append(read)
         return total
 
     def end(self, total: dict[int, list[tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
-        """The tiles, put together."""
         groups = [[joined(pieces, 1) for pieces in zip(*tiles, strict=True)] for tiles in total.values()]
         return tuple(joined(group, 0) for group in zip(*groups, strict=True))
 
@@ -66,7 +64,6 @@ class PerKey(Statistic):
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The sums so far, over all keys, by the first flat_head."""
         (sums,), columns, total = read, tile.columns, {} if total is None else total
         before = total.get(tile.flat_heads.start)
         if before is not None and not torch.is_grad_enabled():
@@ -77,7 +74,6 @@ class PerKey(Statistic):
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
-        """The sums."""
         return (joined(list(total.values()), 0),)
 
 
@@ -86,7 +82,6 @@ class Received(PerKey):
     """sum_i P_ij: (flat_heads, S)."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The sum of each column."""
         return (piece.weights.sum(1),)
 
     def __str__(self) -> str:
@@ -100,7 +95,6 @@ class TransposedProduct(PerKey):
     x: Tensor
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """x^T P of the tile's rows."""
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (x[:, _slice(tile.rows)].mT @ piece.weights,)
 
@@ -115,7 +109,6 @@ class Product(PerQuery):
     x: Tensor
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The product with the tile's columns of P."""
         x = self.x if len(self.x) == 1 else self.x[_slice(tile.flat_heads)]
         return (piece.weights @ x[:, _slice(tile.columns)],)
 
@@ -130,7 +123,6 @@ class Entropy(PerQuery):
     reads_shares: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The entropy of each row, from the logarithms if they are known."""
         weights = piece.weights
         if piece.logs is not None:
             if piece.is_scratch:
@@ -150,7 +142,6 @@ class ParticipationRatio(PerQuery):
     reads_shares: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Both, with the largest weight as the unit: the squares of small weights would vanish."""
         largest = piece.weights.detach().abs().amax(-1, keepdim=True)
         dead = largest == 0
         shares = piece.weights / largest.masked_fill(dead, 1.0)
@@ -167,7 +158,6 @@ class Squares(PerQuery):
     """sum_j P_ij^2: (flat_heads, T)."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The sum of each row."""
         return (torch.linalg.vecdot(piece.weights, piece.weights),)
 
     def __str__(self) -> str:
@@ -181,7 +171,6 @@ class Largest(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The largest of each row."""
         return (piece.weights.amax(-1),)
 
     def __str__(self) -> str:
@@ -198,7 +187,6 @@ class ArgLargest(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The key."""
         values, indices = piece.weights.detach().max(-1)
         keys = indices + tile.columns.start
         return (keys if self.names_zeros else torch.where(values != 0, keys, -1),)
@@ -218,7 +206,6 @@ class TopWeights(Statistic):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Candidates, and the keys with which their chunks begin; with a gradient, the k largest themselves."""
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]
         weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
         if torch.is_grad_enabled():
@@ -235,13 +222,11 @@ class TopWeights(Statistic):
     def add(
         self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> "dict[int, _Ranked]":
-        """The tiles so far, by their first flat_head."""
         total = {} if total is None else total
         total.setdefault(tile.flat_heads.start, _Ranked(self.k)).add(*read)
         return total
 
     def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
-        """The tiles, put together."""
         values, keys = _joined_pairs([ranked.end() for ranked in total.values()], 0)
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
@@ -268,7 +253,6 @@ class _Ranked:
             self._decide()
 
     def end(self) -> tuple[Tensor, Tensor]:
-        """(flat_heads, T, k) each."""
         if self.waiting:
             self._decide()
         return _joined_pairs(self.done, 1)
@@ -301,7 +285,6 @@ class TopPCount(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """Count keys, the largest few first; rows that need more are sorted whole."""
         weights = piece.weights.detach()
         positive = (weights > 0).sum(-1)
         if self.share == 1:
@@ -328,7 +311,6 @@ class Distance(PerQuery):
     offset: int
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The weighted sum of the tile's distances."""
         device, dtype = piece.weights.device, piece.weights.dtype
         i = torch.arange(tile.rows.start, tile.rows.stop, device=device) + self.offset
         j = torch.arange(tile.columns.start, tile.columns.stop, device=device)
@@ -353,13 +335,11 @@ class Pooled(Statistic):
         return self.how == "max"
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The blocks that the tile touches."""
         return (self.grid.reduce(piece.weights, tile.rows.start, tile.columns.start, largest=self.of_largest),)
 
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The pictures so far, by their first flat_head; without a gradient one tensor holds them all."""
         (part,), total, rows, columns = read, {} if total is None else total, self.grid.rows, self.grid.columns
         apart = torch.is_grad_enabled()
         flat_heads, first = (len(part), tile.flat_heads.start) if apart else (source.flat_heads, 0)
@@ -375,7 +355,6 @@ class Pooled(Statistic):
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
-        """The pictures; blocks that no tile touched are 0."""
         picture = joined(list(total.values()), 0)
         return (self.finished(picture),)
 

@@ -171,37 +171,30 @@ class Together(SameShapeSource):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The wider of the two."""
         return torch.promote_types(self.of.dtype, self.other.dtype)
 
     @property
     def has_signs(self) -> bool:
-        """Whether weights of one of the two may be below 0."""
         return self.of.has_signs or self.other.has_signs
 
     @property
     def width(self) -> int:
-        """The tiles of both are made together."""
         return self.of.width + self.other.width
 
     def __str__(self) -> str:
         return f"{self.of} beside {self.other}"
 
     def columns(self, rows: range) -> range:
-        """The smallest range that holds the columns of both."""
         found = [r for r in (self.of.columns(rows), self.other.columns(rows)) if r]
         return range(min(r.start for r in found), max(r.stop for r in found)) if found else range(0)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        """The first source's. It takes no scratch, because its piece must outlive the piece of the other."""
         return self.of.part(flat_heads)
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
-        """The same flat_heads of both."""
         return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
-        """Both, changed."""
         return Together(self.of.mapped(change), self.other.mapped(change))
 
 
@@ -214,7 +207,6 @@ class Compared(PerQuery):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """Compare the rows of the tile with the same rows of the other source."""
         return (self.compare(piece, self.other.part(tile.flat_heads)(tile.rows, tile.columns)),)
 
     @abstractmethod
@@ -228,7 +220,6 @@ class CrossEntropy(Compared):
     reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """Inf where p has weight and q has none."""
         return -torch.linalg.vecdot(p.weights, _logs(q)) + _beyond(p.weights, q)
 
     def __str__(self) -> str:
@@ -241,7 +232,6 @@ class KullbackLeibler(Compared):
     reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """Inf where p has weight and q has none."""
         return torch.linalg.vecdot(p.weights, _logs(p) - _logs(q)) + _beyond(p.weights, q)
 
     def __str__(self) -> str:
@@ -254,7 +244,6 @@ class JensenShannon(Compared):
     reads_shares: ClassVar[bool] = True
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """The logarithm of m comes from those of p and q."""
         of_p, of_q = _logs(p), _logs(q)
         of_m = torch.logaddexp(of_p, of_q) - math.log(2.0)
         return (torch.linalg.vecdot(p.weights, of_p - of_m) + torch.linalg.vecdot(q.weights, of_q - of_m)) / 2
@@ -268,7 +257,6 @@ class SquaredError(Compared):
     """sum_j (p_j - q_j)^2 / S."""
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """The mean over all keys, also over those that neither sees."""
         return (p.weights - q.weights).square().sum(-1) / self.other.keys
 
     def __str__(self) -> str:
@@ -279,7 +267,6 @@ class CosineDistance(Compared):
     """1 - p . q / (|p| |q|)."""
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        """1 for a row of zeros beside another row, 0 for two rows of zeros."""
         empty = (p.weights == 0).all(-1) & (q.weights == 0).all(-1)
         found = 1 - torch.nn.functional.cosine_similarity(p.weights, q.weights, dim=-1, eps=1e-30)
         return found.masked_fill(empty, 0.0)

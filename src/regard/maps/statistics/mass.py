@@ -70,7 +70,6 @@ class Mass(PerQuery):
     sizes: Sizes
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The sum of the kept weights of each row."""
         flat_heads = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=piece.weights.device)
         mask = SelectedMask(self.mask, flat_heads // self.sizes.heads, flat_heads % self.sizes.heads)
         sizes = replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False)

@@ -72,7 +72,6 @@ class MapStatistics:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __len__(self) -> int:
-        """The size of the first dimension."""
         return self.shape[0]
 
     # -- blocks ----------------------------------------------------------------------------------------

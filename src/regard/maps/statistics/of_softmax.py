@@ -112,7 +112,6 @@ class DotSoftmax:
         return torch.exp(doubled.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)
 
     def _doubled_lse(self) -> Tensor:
-        """The log-sum-exp of twice the scores, in one call."""
         bias = None if self.call.bias is None else Doubled(self.call.bias)
         doubled = replace(self.call, score=ScaledDot(2 * self.scale), normalization=Softmax(), bias=bias)
         return execute(self.backend, doubled, self._nothing(self.call.key))[1]
@@ -183,24 +182,19 @@ class Doubled(Bias):
     bias: Bias
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The bias's own."""
         return self.bias.learned()
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
-        """Twice its parts."""
         parts = self.bias.split(sizes, device, causal=causal)
         return None if parts is None else (2 * parts[0], None if parts[1] is None else 2 * parts[1])
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """This is never called, because only blocks are read."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """Twice its block."""
         return 2 * self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:
-        """Twice its choice."""
         return Doubled(self.bias.select(batches, heads))

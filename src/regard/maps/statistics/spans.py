@@ -89,7 +89,6 @@ class Spanned(Statistic):
     needs_tiles: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The part of a tile: one row for each span of queries that it touches, and the indices of these spans."""
         weights = piece.weights
         owners, places, _ = self.columns.within(tile.columns)
         sums = weights.new_zeros(*weights.shape[:-1], self.columns.count).index_add(-1, owners, weights[..., places])
@@ -101,7 +100,6 @@ class Spanned(Statistic):
     def add(
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
-        """The sums so far, by the first flat_head."""
         (part, touched), total, first = read, {} if total is None else total, tile.flat_heads.start
         if first not in total:
             total[first] = part.new_zeros(len(part), self.rows.count, part.shape[-1])
@@ -109,7 +107,6 @@ class Spanned(Statistic):
         return total
 
     def end(self, total: dict[int, Tensor]) -> tuple[Tensor]:
-        """All flat_heads."""
         return (joined(list(total.values()), 0),)
 
     def __str__(self) -> str:

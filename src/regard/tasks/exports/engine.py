@@ -111,7 +111,6 @@ class CTranslate2Engine:
         return next((f"CTranslate2 {reason}" for reason, is_so in reasons.items() if is_so), None)
 
     def _begin(self, job: SearchJob) -> Sequence[Any]:
-        """Let a job begin; its answers come later."""
         size = job.beam.size
         answers: Sequence[Any] = self._translator.translate_batch(
             self._pieces(job.sources), self._prefixes(job) or None, beam_size=size,
@@ -123,7 +122,6 @@ class CTranslate2Engine:
         return answers
 
     def _given(self, job: SearchJob) -> list[float]:
-        """The log-probability of each sentence's prefix."""
         if not job.prefixes:
             return [0.0] * len(job.sources)
         prefixes = self._prefixes(job)

@@ -151,7 +151,6 @@ def _order(trained: ExportedRun) -> Tensor:
 
 
 def _filled(matrix: Tensor, count: int, value: float) -> Tensor:
-    """Add rows at the end."""
     return nn.functional.pad(matrix, (0, 0, 0, count - len(matrix)), value=value)
 
 
@@ -172,13 +171,11 @@ def _layer(name: str, layer: SelfAttentionLayer | DecoderLayer, order: Tensor) -
 
 
 def _reads(name: str, linear: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A linear layer whose input is the model's vectors."""
     yield f"{name}.weight", linear.get_parameter("weight")[:, order]
     yield f"{name}.bias", linear.get_parameter("bias")
 
 
 def _writes(name: str, linear: nn.Module, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A linear layer whose output is the model's vectors."""
     yield f"{name}.weight", linear.get_parameter("weight")[order]
     yield f"{name}.bias", linear.get_parameter("bias")[order]
 

@@ -42,7 +42,6 @@ def _changed(module: nn.Module, other: nn.Module) -> list[str]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """The public attributes that are neither weights nor modules."""
     return {
         name: value
         for name, value in vars(module).items()

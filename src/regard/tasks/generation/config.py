@@ -43,7 +43,6 @@ class Beam:
     0. 0.3 to 0.6 suit small models, whose most probable translations are too short."""
 
     def __post_init__(self) -> None:
-        """Check the numbers once."""
         if self.size > MOST:
             raise ArgumentError(f"a beam has at most {MOST:,} hypotheses, got {self.size:,}: 5 are usual")
         if not 1 <= self.num_best <= self.size:

@@ -41,9 +41,7 @@ class Constraint(Protocol):
 class Filter(Protocol):
     """Changes the distribution from which the next token is drawn."""
 
-    def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """The changed logits; -inf for tokens that are left out."""
-        ...
+    def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]: ...
 
 
 def constrain(
@@ -144,7 +142,6 @@ class Temperature:
             raise ArgumentError(f"temperature must be above 0 and finite, got {self.temperature}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Divide the logits by the temperature."""
         return logits / self.temperature
 
 
@@ -166,7 +163,6 @@ class TopK:
             raise ArgumentError(f"top-k must keep at least 1 token, got {self.k}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out the tokens that are less probable than the k-th."""
         least = logits.topk(min(self.k, logits.shape[-1]), dim=-1).values[:, -1:]
         return logits.masked_fill(logits < least, -torch.inf)
 
@@ -224,7 +220,6 @@ class MinP:
         _require_share("min-p", self.p)
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out the tokens that are less probable."""
         probabilities = logits.softmax(-1)
         return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), -torch.inf)
 
@@ -248,7 +243,6 @@ class RepetitionPenalty:
             raise ArgumentError(f"the repetition penalty must be above 0 and finite, got {self.penalty}")
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Divide or multiply the logits of the tokens that have come before."""
         tokens = progress.tokens
         if progress.before is not None:
             tokens = torch.cat([progress.before, tokens], 1)

@@ -45,7 +45,6 @@ class TextConfig(TrainingConfig):
     """Share of its mean of squared gradients that AdamW keeps from step to step, 0 to 1."""
 
     def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         TrainingConfig.__post_init__(self)
         require_at_least(1, vocab_size=self.vocab_size)
@@ -64,13 +63,11 @@ class LanguageModelConfig(TextConfig):
     """The decoder-only Transformer."""
 
     def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
 
     @property
     def sizes(self) -> DecoderOnlyConfig:
-        """The settings of the model that is trained."""
         return self.model
 
 
@@ -82,13 +79,11 @@ class MaskedLanguageModelConfig(TextConfig):
     """The encoder-only Transformer."""
 
     def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
         TextConfig.__post_init__(self)
         _check_positions(self.block_length, self.model)
 
     @property
     def sizes(self) -> EncoderOnlyConfig:
-        """The settings of the model that is trained."""
         return self.model
 
 

@@ -257,7 +257,6 @@ def _differs(values: Indices) -> npt.NDArray[np.bool_]:
 
 
 def _mixed(state: Bits) -> Bits:
-    """The numbers of SplitMix64 for these states."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -22,9 +22,7 @@ class Codec(Protocol):
         """The special tokens around a text."""
         ...
 
-    def __len__(self) -> int:
-        """The number of tokens."""
-        ...
+    def __len__(self) -> int: ...
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, without the end token."""

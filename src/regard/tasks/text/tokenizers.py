@@ -268,7 +268,6 @@ class ByteLevelBPE:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        """Check the ranges once."""
         _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
         _check_at_least("min_count", self.min_count, 1)
         if self.vocab_size > MOST_PIECES:
@@ -318,7 +317,6 @@ class Words:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        """Check the ranges once."""
         _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
         _check_at_least("min_count", self.min_count, 1)
 
@@ -355,7 +353,6 @@ class Characters:
     """Whether all text is read in lower case."""
 
     def __post_init__(self) -> None:
-        """Check the range once."""
         _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:

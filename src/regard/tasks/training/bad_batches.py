@@ -23,7 +23,6 @@ class Stop:
     """
 
     def __call__(self, bad: Skipped) -> None:
-        """Raise a NonFiniteError for any bad batch."""
         raise NonFiniteError(
             f"{describe_bad(bad)}; lower the learning rate, look at that batch, or have such batches passed over "
             "(--bad-batches skip); the last checkpoint is untouched"
@@ -44,7 +43,6 @@ class Skip:
     """The most updates that are skipped one after the other; one more ends the run."""
 
     def __post_init__(self) -> None:
-        """Check the range once."""
         if self.most_in_a_row < 1:
             raise ArgumentError(f"most_in_a_row must be at least 1, got {self.most_in_a_row}")
 

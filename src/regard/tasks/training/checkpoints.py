@@ -178,7 +178,6 @@ class Checkpoints:
         return folder
 
     def _places(self) -> list[str]:
-        """The folders of checkpoints, whole or not."""
         kept = (path for path in self.folder.glob(f"{KEPT}/step-*") if _KEPT_NAME.fullmatch(path.name))
         names = ["best", "last", TRAINED, *sorted(f"{KEPT}/{path.name}" for path in kept)]
         return [name for name in names if (self.folder / name).is_dir()]

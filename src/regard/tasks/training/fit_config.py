@@ -32,7 +32,6 @@ class FitConfig:
     """How many models of the latest validations stay on the disk, to be averaged or compared."""
 
     def __post_init__(self) -> None:
-        """Check the ranges once."""
         counts = {"steps": self.steps, "accumulate": self.accumulate, "log_every": self.log_every}
         require_at_least(1, **counts, validate_every=self.validate_every, save_every=self.save_every)
         require_at_least(0, epochs=self.epochs, clip_norm=self.clip_norm, patience=self.patience, keep=self.keep)

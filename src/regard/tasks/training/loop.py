@@ -346,7 +346,6 @@ class _Run:
         return {name: self.stack_over_ranks(value) for name, value in state.items()}
 
     def stack_over_ranks(self, value: Tensor) -> Tensor:
-        """A tensor of every rank, stacked on the CPU."""
         if self.fabric.world_size == 1:
             return value[None]
         here = value.to(self.fabric.device)

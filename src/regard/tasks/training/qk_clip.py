@@ -289,6 +289,5 @@ def _packed(
 
 
 def _of(projection: Any, start: int, dim: int = 0) -> tuple[HeadBlock, ...]:
-    """The weights and the bias of a projection."""
     bias = () if projection.bias is None else (HeadBlock(projection.bias, start),)
     return (HeadBlock(projection.weight, start, dim), *bias)

@@ -65,7 +65,6 @@ class TranslationConfig(TrainingConfig):
     """Hypotheses of the search for bleu; 1 is greedy."""
 
     def __post_init__(self) -> None:
-        """Check the ranges that no other part checks."""
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
         TrainingConfig.__post_init__(self)
         if self.batch_tokens < 4:
@@ -91,7 +90,6 @@ class TranslationConfig(TrainingConfig):
 
     @property
     def sizes(self) -> TransformerConfig | RNNConfig:
-        """The settings of the model that is trained."""
         return self.rnn if self.model == "rnn" else self.transformer
 
     def _check_alignment(self) -> None:

@@ -183,7 +183,6 @@ class _Lane:
         return None
 
     def _written(self) -> list[int]:
-        """The tokens without the end mark."""
         tokens, end = self.hypothesis.tokens, self.codecs[1].marks.end_id
         return tokens[:-1] if tokens[-1:] == [end] else tokens
 

@@ -30,7 +30,6 @@ class TeacherForcing:
         self._label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
         return _loss(model, batch, self)
 
     def of_output(self, batch: Batch) -> OutputLoss:
@@ -66,7 +65,6 @@ class GuidedAlignment:
         self._head = alignment.head or 0
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Summed loss in nats, and the number of target tokens."""
         maps: dict[str, AttentionMap] = {}
         loss = _loss(model, batch, self._translation, maps.__setitem__)
         apart = misalignment(maps[self._name], batch.links, self._head)

@@ -84,5 +84,4 @@ def _pairs(
 
 
 def _label(translator: Translator, token: int) -> str:
-    """How one token is printed."""
     return translator.target_tokenizer.labels([token])[0][0]

@@ -54,7 +54,6 @@ class Reverse:
     """Mu, above 0 and finite; 0.1 to 0.5 are usual."""
 
     def __post_init__(self) -> None:
-        """Check the weight once."""
         if not 0 < self.weight < float("inf"):
             raise ArgumentError(f"the weight of a reverse translator must be above 0 and finite, got {self.weight}")
 

@@ -160,7 +160,6 @@ class _Item(NamedTuple):
 
 
 def _items(node: _Node) -> Iterator[_Item]:
-    """What stands in a node, in order."""
     place = node.begin
     for child in sorted(node.inside, key=lambda one: (one.begin, one.end)):
         yield from (_Item("unit", unit, node.tag) for unit in range(place, child.begin))

@@ -149,7 +149,6 @@ class TokenBatches:
         return plan_batches(*section.lengths(), epoch=epoch, section=number, **self._plan)
 
     def _fitting(self, rows: Indices) -> Indices:
-        """The pairs that exceed no limit."""
         source, target = self._store.lengths(rows)
         longest = np.maximum(source, target) + 1 <= self._max_length
         return rows[longest & (source + target + 2 <= self._plan["max_tokens"])]

@@ -616,7 +616,6 @@ class Translator:
 
     @staticmethod
     def _are_named(options: TranslationOptions) -> bool:
-        """Whether the answers need labels."""
         return options.labels or options.alignments is not None or options.confidence
 
     def _aligned_units(self, request: Request, hypothesis: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:

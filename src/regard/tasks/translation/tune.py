@@ -136,7 +136,6 @@ def _counted(text: str, reference: str) -> list[float]:
 
 
 def _tried(pool: _Pool, penalty: float, reward: float, weight: float) -> Tuned:
-    """What the choice by these numbers comes to."""
     score = (pool.forward + reward * pool.lengths + weight * pool.back) / pool.lengths**penalty
     score[pool.cut_off] = -np.inf
     chosen = [

@@ -57,7 +57,6 @@ class Validation:
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
     def _share(self) -> Iterator[Batch]:
-        """This rank's batches."""
         return map(self._fabric.to_device, Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)))
 
     def _mean_loss(self) -> float:

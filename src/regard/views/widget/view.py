@@ -140,7 +140,6 @@ def _view_class() -> Any:
             self.on_msg(self._heard)
 
         def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
-            """See `NotebookView`."""
             options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
             save_page(path, self.examples, title=self.title, budget_mb=budget_mb, **options)
             return Path(path)

@@ -140,7 +140,6 @@ def induction_score(weights: AttentionMap, tokens: Tensor) -> Tensor:
 
 
 def _live(weights: AttentionMap) -> Tensor:
-    """Which queries have a key: (batch..., H, T)."""
     source = weights.source
     if not source.has_blocks:
         kept = next((statistic for statistic in (Largest(), ParticipationRatio()) if source.keeps(statistic)), None)
@@ -178,7 +177,6 @@ class _AfterTheSame(PerQuery):
     """S - T."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
-        """The sums over the pairs of a tile that count; which pairs count is found as the tile is read."""
         tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)

@@ -155,7 +155,6 @@ class Relevance:
         return names[default] if name is None else name
 
     def __repr__(self) -> str:
-        """The streams and the number of layers."""
         streams = ", ".join(f"{length} of {name!r}" for name, length in self.lengths.items())
         return f"Relevance of tokens ({streams}) through {len(self._layers)} layers"
 

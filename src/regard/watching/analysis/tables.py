@@ -109,7 +109,6 @@ class HeadTable:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        """One line: the number of layers and heads, and the columns."""
         heads = next(iter(self.columns.values())).shape[1]
         return f"HeadTable({len(self.layers)} layers, up to {heads} heads: {', '.join(self.columns)}); print it"
 

@@ -31,7 +31,6 @@ class Checked:
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def __str__(self) -> str:
-        """A line for each finding, and one for the trials."""
         count = len(self.faults)
         lines = [str(finding) for finding in self.findings]
         said = f"{count or 'no'} finding{'' if count == 1 else 's'}"

@@ -135,7 +135,6 @@ class _Counted:
         return float(counted.mean(dtype=widest_dtype(counted.device)).clamp(0.0, 1.0))
 
     def later(self, offset: int) -> float | None:
-        """The share on keys after the query's own position."""
         source = self.weights.source
         if isinstance(source, CallSource) and not self.call.is_stored:
             found = _later_by_state(source, offset)
@@ -144,7 +143,6 @@ class _Counted:
         return self.mean(_later_by_rows(self.weights, offset))
 
     def on_padding(self, keep: Tensor) -> float | None:
-        """The share on keys that are no real tokens."""
         dropped = ~keep.to(self.weights.device)
         if not bool(dropped.any()):
             return None

@@ -62,7 +62,6 @@ class GivenSubject(Subject):
         self.sides: tuple[Side, ...] = ("right",) if is_short else ()
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The outputs of each row; `filler` chooses the values of padding."""
         rows = [self._filled(row, filler) for row in rows]
         batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         # A row that is alone is cut to its own length, and then no mask is needed.
@@ -90,11 +89,9 @@ class GivenSubject(Subject):
         return by_row(dict(tensors_of(output)), keeps)
 
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        """Which positions of the batch are real."""
         return torch.stack([self._real(row) for row in rows]) if self._masks and len(rows) > 1 else None
 
     def eager(self) -> AbstractContextManager[object] | None:
-        """A context in which F.scaled_dot_product_attention writes its attention out."""
         return sdpa_kernel([SDPBackend.MATH])
 
     def _real(self, row: Sample) -> Tensor:

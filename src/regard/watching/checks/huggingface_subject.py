@@ -114,12 +114,10 @@ class HuggingFaceSubject(Subject):
     # -- running -----------------------------------------------------------------------------------------
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The outputs of each row."""
         inputs, keeps = self._inputs(rows, side, filler)
         return by_row(self._called(inputs), keeps)
 
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        """Which tokens of the main input are real."""
         if "input_ids" not in rows[0]:
             return None
         together = padded([row["input_ids"] for row in rows], side, 0)
@@ -160,7 +158,6 @@ class HuggingFaceSubject(Subject):
     # -- with a cache ------------------------------------------------------------------------------------
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The outputs of a row read with the model's own cache."""
         if self.config.model_type in FEEDS_ALL:
             return None
         if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
@@ -195,7 +192,6 @@ class HuggingFaceSubject(Subject):
     # -- another attention -------------------------------------------------------------------------------
 
     def in_double(self) -> Self:
-        """The same in float64, with experts written out: grouped products know no float64."""
         other = super().in_double()
         own: Any = other.model
         if hasattr(own, "set_experts_implementation"):
@@ -203,7 +199,6 @@ class HuggingFaceSubject(Subject):
         return other
 
     def eager(self) -> AbstractContextManager[object] | None:
-        """A context of eager attention; None if the model has only that."""
         parts = [m for m in self.model.modules() if is_huggingface_model(m)]
         configs = {id(c): c for part in parts for c in _nested(getattr(part, "config", None))}.values()
         before = [(config, config._attn_implementation) for config in configs]
@@ -223,7 +218,6 @@ def _eager(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    """A config and the configs inside it."""
     yield config
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:

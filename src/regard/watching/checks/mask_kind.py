@@ -171,7 +171,6 @@ def _causal(rows: _Rows, offset: int, *, sees_first: bool) -> Iterator[Fit]:
 
 
 def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) -> Iterator[Fit]:
-    """The patterns in which some rows see later keys."""
     position, seen = rows.position(offset), rows.seen
     reach, whole = rows.before(position + 1), (0, rows.keys)
     if sees_first:

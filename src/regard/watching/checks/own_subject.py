@@ -45,7 +45,6 @@ class OwnSubject(Subject):
         return row
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
-        """The logits of each row."""
         batch = {name: padded([row[name] for row in rows], side, filler) for name in rows[0]}
         model: Any = self.model
         if self._is_pair:
@@ -59,14 +58,12 @@ class OwnSubject(Subject):
         return by_row({"logits": logits}, {self.ahead: batch[self.ahead].keep})
 
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        """Which source tokens are real. A causal model needs no mask for padding at the end."""
         if isinstance(self.model, DecoderOnly):
             return None
         together = padded([row[next(iter(row))] for row in rows], side, 0)
         return together.keep if together.is_padded else None
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The logits of a row, step by step; `chunk` has no meaning here."""
         model: Any = self.model
         if isinstance(model, EncoderOnly):
             return None

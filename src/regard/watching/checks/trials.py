@@ -90,7 +90,6 @@ class Trials:
     # -- the probes --------------------------------------------------------------------------------------
 
     def _batch(self) -> None:
-        """Two sequences of the same length, together and alone."""
         rows = self.subject.rows
 
         def together(subject: Subject) -> float:
@@ -155,7 +154,6 @@ class Trials:
                     return
 
     def _cache(self) -> None:
-        """The same sequence at once and with a cache."""
         rows = self.subject.rows
         for chunk, said in ((1, "one position"), (3, "three positions")):
 
@@ -171,7 +169,6 @@ class Trials:
                     return
 
     def _eager(self) -> None:
-        """The model's own kernel against attention written out."""
         rows = self.subject.rows
         if self.subject.eager() is None:
             return
@@ -252,7 +249,6 @@ class Trials:
 def _run(
     subject: Subject, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0, seed: int = SEED
 ) -> list[Outputs]:
-    """Run a batch, always with the same seed."""
     torch.manual_seed(seed)
     return subject.run(rows, side=side, filler=filler)
 

@@ -108,7 +108,6 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
 
 
 def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-    """End a module with a frame."""
     # An exception in another hook may have left modules on the stack, or may have kept this one from it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
         return None
@@ -137,7 +136,6 @@ def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: A
 def _finish(
     thread: ThreadState, frame: RunningModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
-    """Observe a module whose forward has returned."""
     module = frame.module
     if isinstance(module, TORCHS):
         forward = forward_of(module)

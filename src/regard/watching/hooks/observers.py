@@ -36,7 +36,6 @@ BY_NAME: dict[str, FunctionObserver] = {
 
 
 def _written_out() -> dict[object, FunctionObserver]:
-    """The same functions, wherever torch has them."""
     places = (torch, Tensor, F, torch.special, torch.linalg)
     found: dict[object, FunctionObserver] = {}
     for place in places:

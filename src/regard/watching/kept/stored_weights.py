@@ -28,13 +28,11 @@ class StoredSource(TensorSource):
     """Gives the gradient of the weights (flat_heads, T, S), if a watch waits for it."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) has the gradient received until now."""
         parts = (self.held, self.layout, self.name, self.is_with_heads, self.mixed, read_now(self.received))
         return StoredSource, parts
 
     @property
     def tensor(self) -> Tensor:
-        """The held tensor."""
         return self.held.tensor
 
     @property
@@ -49,7 +47,6 @@ class StoredSource(TensorSource):
 
     @property
     def has_heads(self) -> bool:
-        """Whether the model's tensor had a dimension of heads."""
         return self.is_with_heads
 
     def __str__(self) -> str:
@@ -67,12 +64,10 @@ class StoredSource(TensorSource):
         )
 
     def gradient(self, grad_output: Tensor | None) -> "StoredSource":
-        """The gradient of the weights as a backward pass handed it over; a gradient of the output does not give it."""
         received = self._received("gradient()", grad_output)
         return replace(self, held=SavedTensor(received, self.held.what), name=f"gradient of {self.name}", received=None)
 
     def attribution(self, grad_output: Tensor | None) -> ScaledSource:
-        """The weights times that gradient."""
         received = widened(self._received("attribution()", grad_output))
         return ScaledSource(self.mapped(Tensor.detach), received)
 
@@ -87,7 +82,6 @@ class StoredSource(TensorSource):
         return self.received()
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
-        """The weights of those flat_heads."""
         mixed = self.mixed if leading else ""
         if flat_heads is None:
             return replace(self, layout=leading, mixed=mixed)
@@ -97,11 +91,9 @@ class StoredSource(TensorSource):
         )
 
     def told_heads(self, has_heads: bool) -> "StoredSource":
-        """The same weights."""
         return replace(self, is_with_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
-        """The weights, changed."""
         held = SavedTensor(change(self.weights), self.held.what)
         return replace(self, held=held, received=_then(self.received, change))
 

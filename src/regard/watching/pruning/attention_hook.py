@@ -90,7 +90,6 @@ class AttentionHook(Interceptor):
     # -- handlers ----------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
-        """Remember that the model ran."""
         self._ran = self._ran or id(module) in self.paths
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
@@ -137,7 +136,6 @@ class AttentionHook(Interceptor):
                 here.forget()
 
     def left(self, module: nn.Module, output: Any) -> Any:
-        """Prune the output of a layer whose tokens do not all go on; forget the run when the outermost module ends."""
         try:
             for pruned in self._running.tokens.values():
                 if output is not None and (changed := pruned.leave(module, output)) is not None:
@@ -151,16 +149,13 @@ class AttentionHook(Interceptor):
         return None
 
     def unread(self, path: str, reason: str) -> None:
-        """Remember a call that cannot be read."""
         if self._wanted(path):
             self.missed.append((path, reason))
 
     def refuse(self, module: nn.Module, since: int) -> None:
-        """Remember a module that attends in blocks."""
         self.missed.append((self.paths.get(id(module), ""), "attends in blocks: its softmaxes are no maps"))
 
     def withdraw(self, token: object, reason: str) -> None:
-        """Remember a call that turned out to be no attention after the function was called."""
         self.missed.append(("", reason))
 
     # -- pruning -----------------------------------------------------------------------------------------
@@ -324,7 +319,6 @@ class _Forward:
         self.frame = self.last = self.padding = None
 
     def put_back(self, caches: PrunedCaches) -> None:
-        """Restore the caches of before this run."""
         for here, before, dropped in self.pruned:
             here.before = before
             caches.drop(here.layer, -dropped)

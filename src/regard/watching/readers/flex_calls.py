@@ -49,13 +49,11 @@ class Modified(Bias):
     reads_vectors: bool = True
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """This is never called: `block` and `pairs` know the batch too."""
         raise AssertionError
 
     def block(
         self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
     ) -> Tensor:
-        """The scores of some rows and columns."""
         device = query.device
         i, j = (torch.as_tensor(part, device=device) if isinstance(part, Tensor) else
                 torch.arange(part.start, part.stop, device=device) for part in (rows, columns))  # fmt: skip
@@ -63,13 +61,11 @@ class Modified(Bias):
         return self._scores(query @ key.mT, batch, head, i[:, None], j)
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
-        """The scores of N pairs; query and key are (N, B, H, 1, D)."""
         batch, head = self._cell(query.shape[1], query.shape[2], query.device)
         i, j = (part[:, None, None, None, None] for part in (rows, columns))
         return self._scores(query @ key.mT, batch, head, i, j)
 
     def select(self, batches: Tensor, heads: Tensor) -> "Modified":
-        """The scores of chosen pairs of batch and head."""
         if self.batches is not None and self.heads is not None:
             return replace(self, batches=self.batches[batches], heads=self.heads[batches])
         return replace(self, batches=batches, heads=heads)
@@ -112,7 +108,6 @@ class FlexCall(ObservedCall):
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep queries, keys and both functions. A mask of a known kind becomes that mask."""
         query, key = self.query, self.key
         if key.shape[0] < query.shape[0]:
             key = key.expand(query.shape[0], -1, -1, -1)
@@ -143,7 +138,6 @@ class FlexCall(ObservedCall):
         return OutputOf(self.output, lambda gradient: gradient)
 
     def query_key_value(self) -> CallVectors:
-        """The arguments."""
         return CallVectors(self.query, self.key, self.value)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:

@@ -58,7 +58,6 @@ class Projected(ObservedCall):
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep inputs, weights and masks; queries and keys are computed when the map is read."""
         query, held = self.query.keep(policy, name)
         key, more = self.key.keep(policy, name, (self.query, query))
         sizes = self.sizes()
@@ -85,7 +84,6 @@ class Projected(ObservedCall):
         return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
 
     def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
-        """Keep the input and the weights of the values."""
         value, held = self.value.keep(policy, name)
         heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
@@ -110,7 +108,6 @@ class Projected(ObservedCall):
         return OutputOf(self.output, laid_out, self.dropout, [kept])
 
     def query_key_value(self) -> CallVectors:
-        """The heads (N, H, L, D), projected once more: torch hands none over."""
         projections = (self.query, self.key, self.value)
         return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
 
@@ -237,7 +234,6 @@ def _layer_of_call(given: Mapping[str, Any]) -> Layer:
 
 
 def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
-    """The parts of the layer a module is."""
     is_packed = module.in_proj_weight is not None
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(

@@ -45,7 +45,6 @@ class WrittenOut(ObservedCall):
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the weights themselves, and the softmax beside them if it differs."""
         product = self.product
         weights, values = product.laid_out(product.weights), product.laid_out_values()
         softmax, notes, folding = self.softmax, list(self.notes), None
@@ -75,7 +74,6 @@ class WrittenOut(ObservedCall):
         )  # fmt: skip
 
     def query_key_value(self) -> CallVectors:
-        """The values alone: it is not known of which queries and keys the model made the weights."""
         return CallVectors(None, None, self.product.laid_out_values())
 
     def _gradient(
@@ -355,7 +353,6 @@ def _refuse_blocks(thread: ThreadState, origins: tuple[SoftmaxOrigin, ...], afte
 
 
 def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
-    """Say why weights are no attention."""
     for origin in trace.origins:
         origin.is_taken = True
     thread.other(reason)

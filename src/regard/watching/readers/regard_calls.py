@@ -28,7 +28,6 @@ class RegardCall(ObservedCall):
     how: str = "regard.attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the call and the row state of the map the function made."""
         weights = self.attended.weights
         made = source_of_call((weights if policy.graph else weights.detach()).source, "a watch")
         query = policy.keep(made.call.query, f"the queries of {name}")
@@ -63,7 +62,6 @@ class RegardCall(ObservedCall):
         return OutputOf(self.attended.output, lambda gradient: gradient.reshape(rows), dropout)
 
     def query_key_value(self) -> CallVectors:
-        """The arguments."""
         return CallVectors(*self.vectors)
 
 

@@ -53,7 +53,6 @@ class Sdpa(ObservedCall):
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep query and key as the kernel got them, the mask (as a predicate if possible), and the lse if right."""
         query, key, dtype = self._as_computed()
         query, key = one_rank(query, key, self.enable_gqa)
         kept = policy.keep_queries(query, key, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
@@ -134,7 +133,6 @@ class Sdpa(ObservedCall):
         return max(self.query.dim(), self.value.dim(), 4 if self.enable_gqa else 2)
 
     def query_key_value(self) -> CallVectors:
-        """The arguments, with one value for each key where transformers has repeated both."""
         groups, heads = self.key.shape[-3:-2], self.value.shape[-3:-2]
         if groups == heads or not groups or heads[0] % groups[0]:
             return CallVectors(self.query, self.key, self.value)
@@ -227,7 +225,6 @@ def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
 
 
 def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
-    """Values as (B, G or H, S, E)."""
     value = value[(None,) * (rank - value.dim())]
     # The keys may be grouped while the values came with a copy for each query head.
     heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads

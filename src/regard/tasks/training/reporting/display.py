@@ -50,7 +50,6 @@ class PlainLines:
         self._total_steps = 0
 
     def __call__(self, event: Event) -> None:
-        """Print one event."""
         match event:
             case Started():
                 self._total_steps = event.total_steps
@@ -91,7 +90,6 @@ class LiveProgress:
         self._task: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
         match event:
             case Started():
                 self._live.start()

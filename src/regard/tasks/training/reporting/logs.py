@@ -27,7 +27,6 @@ class MetricsFile:
         self.path = path
 
     def __call__(self, event: Event) -> None:
-        """Write one event immediately, so that a killed run keeps its history."""
         match event:
             case Started():
                 self._forget_after(event.step)
@@ -99,7 +98,6 @@ class TensorBoard:
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Write one event."""
         match event:
             case Started():
                 # purge_step hides scalars that were written after the step from which a run resumes.

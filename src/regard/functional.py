@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function
 
 from regard.call.biases.base import Bias, as_bias
 from regard.call.checks import IS_CHECKING, check_values
@@ -24,7 +24,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
-from regard.tensors.guards import State, has_values, is_recorded, look
+from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -117,7 +117,7 @@ def attention(
     >>> weights.shape, weights[0, :, 4].sum(-1).round(decimals=3).unique()
     (torch.Size([2, 8, 5, 7]), tensor([1.]))
     """
-    if has_torch_function_variadic(query, key, value):
+    if is_overridden(query, key, value):
         # F.scaled_dot_product_attention does the same: tensor subclasses and modes (regard.watch) see the whole call.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,

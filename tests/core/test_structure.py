@@ -94,6 +94,39 @@ def test_planted_reads_of_torchs_private_names_are_seen(tmp_path: Path) -> None:
     ]
 
 
+def test_one_file_asks_torch_for_its_state() -> None:
+    asking = ("regard.tensors.guards", "regard.tensors.torch_private")
+    assert house.state_questions({name: tree for name, tree in FILES.items() if name not in asking}) == []
+    assert house.state_questions({asking[0]: FILES[asking[0]]}), "the file that asks is not seen to ask"
+
+
+def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
+    package = written(
+        tmp_path,
+        one="import torch\nif torch.is_grad_enabled(): torch.compiler.is_compiling()",
+        two="import torch as t\nasks = t.is_inference_mode_enabled",
+        three="from torch import compiler\nfrom torch.jit import is_tracing as f\ncompiler.is_dynamo_compiling()",
+        four="def f(x):\n    import torch\n    return torch.get_autocast_dtype(x.device.type)",
+        five="from regard.tensors.torch_private import count_dispatch_modes, pop_function_mode",
+        six="hasattr(x, 'fake_mode')\nx.fake_mode",
+        seven="from regard.tensors import torch_private\ntorch_private.get_function_mode()",
+        eight="import torch\nwith torch.no_grad(), torch.autocast('cpu'): torch.set_grad_enabled(True)",
+        nine="from regard.tensors.guards import is_compiling\nis_compiling()\nf = state.is_compiling",
+    )
+    assert sorted(house.state_questions(house.python_files(package))) == [
+        "planted.five:1 asks count_dispatch_modes",
+        "planted.four:3 asks get_autocast_dtype",
+        "planted.one:2 asks is_compiling",
+        "planted.one:2 asks is_grad_enabled",
+        "planted.seven:2 asks get_function_mode",
+        "planted.six:1 asks fake_mode",
+        "planted.six:2 asks fake_mode",
+        "planted.three:2 asks is_tracing",
+        "planted.three:3 asks is_dynamo_compiling",
+        "planted.two:2 asks is_inference_mode_enabled",
+    ]
+
+
 def test_a_name_has_one_meaning() -> None:
     # Every file that Python starts may call what it starts `main`.
     assert house.named_twice(found for found in house.definitions(FILES) if found.name != "main") == []

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.patterns import Documents
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.tensors.guards import is_compiling
 
 IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
 """Whether the values of calls are checked at this point, outside of graphs."""
@@ -54,7 +55,7 @@ def checking(enabled: bool = True) -> Iterator[None]:
 
 def is_checking() -> bool:
     """Whether the values of calls are checked at this point."""
-    return not torch.compiler.is_compiling() and IS_CHECKING.get()
+    return not is_compiling() and IS_CHECKING.get()
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:

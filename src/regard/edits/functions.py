@@ -20,8 +20,7 @@ from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
-from regard.tensors.guards import is_autocasting
-from regard.tensors.torch_private import peek_interpreter_stack
+from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
@@ -132,7 +131,7 @@ Changing = list[tuple[CallEdits, CallPlace]]
 
 def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
     """The weights the edits leave, and the runs that change them, from the outermost `with` inwards."""
-    if peek_interpreter_stack() is not None:
+    if is_transformed():
         raise ArgumentError(
             "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
             "that could be looked at: use torch.autograd, and a dimension of the batch"
@@ -207,7 +206,7 @@ def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_
         wide = mask[(None,) * (len(sizes.map_shape) - mask.dim())]
         return _with_bias(call, wide, is_causal=is_causal)
     kind = call.query.device.type
-    dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) and call.query.dtype != torch.float64 else None
+    dtype = autocast_of(kind) if call.query.dtype != torch.float64 else None
     return masked(call, policy.mask(mask, sizes, dtype=dtype), also)
 
 
@@ -238,7 +237,7 @@ def _ready_multi_head(
         call = _with_bias(call, learned, is_causal=False)
     else:
         kind = query.device.type
-        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+        dtype = autocast_of(kind)
         call = masked(call, layer.mask(policy, sizes, dtype), causal(0) if layer.is_causal else None)
 
     def output(made: EditedCall) -> tuple[Tensor, Tensor | None]:

@@ -14,7 +14,7 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import Score, SoftCapped
 from regard.errors import BackendError
 from regard.kernels.base import Backend, Call
-from regard.tensors.guards import in_forward_mode, in_transform
+from regard.tensors.guards import in_forward_mode, in_transform, is_compiling, is_recorded
 
 MOST_KERNELS = 256
 """The number of kinds of calls that one process compiles kernels for; a call of one more kind raises an error."""
@@ -54,7 +54,7 @@ class Flex(Backend):
             return f"FlexAttention normalises by softmax, not by {call.normalization}"
         if not HANDS_BACK_LSE:
             return f"FlexAttention hands back its log-sum-exp from torch 2.9 on; this is {torch.__version__}"
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return "it compiles its own kernels and is not traced into another graph"
         if in_forward_mode():
             return "FlexAttention has no forward-mode derivative"
@@ -78,7 +78,7 @@ class Flex(Backend):
             BackendError: the values require a gradient on the CPU, or torch cannot compile the call.
         """
         on_cuda = call.query.device.type == "cuda"
-        if not on_cuda and torch.is_grad_enabled() and value.requires_grad:
+        if not on_cuda and is_recorded() and value.requires_grad:
             raise BackendError(f"backend 'flex' cannot run this call: {_NO_GRADIENTS}; detach the values")
         tensors = tuple(t.to(call.query.dtype) for t in (call.query, call.key, value))
         if not on_cuda:
@@ -103,7 +103,7 @@ def _why_not_here(call: Call) -> str | None:
         return f"FlexAttention has no {call.query.dtype} on {kind}"
     if kind == "cuda":
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
+    if is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
         return _NO_GRADIENTS
     if not _has_compiler():
         known = " or ".join(COMPILERS)

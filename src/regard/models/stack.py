@@ -28,8 +28,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.tensors.guards import may_be_kept
-from regard.tensors.torch_private import get_function_mode
+from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -149,7 +148,7 @@ def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap 
     To find that out takes each layer as long as it takes here once. Where gradients are recorded, and where somebody
     looks at the calls, who may ask for their mask, it stays.
     """
-    is_looked_at = record is not None or torch.is_grad_enabled() or get_function_mode() is not None
+    is_looked_at = record is not None or is_recorded() or is_function_observed()
     return None if not is_looked_at and _are_whole(valid, sequences) else lengths(valid)
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from regard.tensors.devices import capability_of
+from regard.tensors.guards import is_compiling
 
 T = TypeVar("T")
 _FAILED: set[str] = set()
@@ -34,7 +35,7 @@ def runs_triton(device: torch.device, kernel: str) -> bool:
     False
     """
     # A function that keeps its answer cannot be traced, so that compiling is asked about first.
-    if torch.compiler.is_compiling() or not has_triton() or kernel in _FAILED:
+    if is_compiling() or not has_triton() or kernel in _FAILED:
         return False
     if device.type == "cuda":
         return (capability_of(device) or (0, 0)) >= (8, 0)

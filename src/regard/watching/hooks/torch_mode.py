@@ -3,9 +3,9 @@
 import types
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
+from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 from regard.watching.hooks.observers import FUNCTIONS, of_operator
 from regard.watching.hooks.thread_state import ThreadState
@@ -35,7 +35,7 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             result = func(*args, **(kwargs or {}))
             if func is flex_attention_operator:
                 # torch's compiler traces this line too: its code will do so after each run of the kernel. The other

@@ -21,7 +21,8 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
 from regard.call.shapes import Sizes
 from regard.functional import make_call
-from regard.tensors.torch_private import EnableTorchFunction, is_torch_function_enabled
+from regard.tensors.guards import has_torch_functions
+from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -86,7 +87,7 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
 
     parts = torch.broadcast_tensors(*parts)
     with ExitStack() as stack:
-        if not is_torch_function_enabled():
+        if not has_torch_functions():
             stack.enter_context(EnableTorchFunction())
         # A tensor the function closes over is looked up at traced places, which torch allows within this mode.
         stack.enter_context(TransformGetItemToIndex())

@@ -22,7 +22,7 @@ from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, without_autocast
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
-from regard.tensors.guards import is_autocasting
+from regard.tensors.guards import autocast_of
 from regard.tensors.torch_private import attends_as_torch, nested_sizes
 from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
@@ -62,7 +62,7 @@ class Projected(ObservedCall):
         key, more = self.key.keep(policy, name, (self.query, query))
         sizes = self.sizes()
         kind = self.query.input.device.type
-        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+        dtype = autocast_of(kind)
         given = self.mask(policy, sizes, dtype)
 
         def build() -> Call:

@@ -17,7 +17,7 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.maps.sources.values import CallValues
-from regard.tensors.guards import is_autocasting
+from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -140,10 +140,9 @@ class Sdpa(ObservedCall):
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in the dtype autocast gave them, and that dtype."""
-        kind = self.query.device.type
-        if not is_autocasting(kind) or self.query.dtype == torch.float64:
+        dtype = autocast_of(self.query.device.type)
+        if dtype is None or self.query.dtype == torch.float64:
             return self.query, self.key, None
-        dtype = torch.get_autocast_dtype(kind)
         seen = self.kernel.query, self.kernel.key
         given = self.query, self.key
         query, key = (

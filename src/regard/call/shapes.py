@@ -195,6 +195,8 @@ def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: s
     """
     require_dense(tensor, name)
     expected = (*sizes.batch, *trailing)
+    if len(sizes.batch) == 1 and tensor.shape == expected:
+        return tensor
     if tensor.dim() != len(expected) or any(n not in (1, m) for n, m in zip(tensor.shape, expected, strict=True)):
         raise ShapeError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
     return tensor.expand(expected).reshape(sizes.flat_batch, *trailing)

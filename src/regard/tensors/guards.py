@@ -205,7 +205,11 @@ def can_look(tensor: Tensor) -> bool:
     >>> can_look(torch.ones(2))
     True
     """
-    return tensor.device.type == "cpu" and has_values(tensor) and not in_transform("Vmap")
+    if not tensor.is_cpu or is_compiling():
+        return False
+    if type(tensor) in PLAIN and not (is_tracing() or count_dispatch_modes() or peek_interpreter_stack()):
+        return True
+    return has_values(tensor) and not in_transform("Vmap")
 
 
 def is_its_memory(tensor: Tensor) -> bool:

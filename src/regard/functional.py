@@ -161,7 +161,8 @@ def run_call(
     state: State | None = None,
 ) -> Tensor | Attended:
     """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
-    at, chosen = look(call.query) if state is None else state, choose_backend(call, backend)
+    at = look(call.query) if state is None else state
+    chosen = choose_backend(call, backend, at)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
         # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
@@ -267,11 +268,12 @@ def explain(
       not reference: 'tiled' came first
       not flex: FlexAttention has no dropout
     """
+    state = look(query)
     call, value = make_call(
-        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
+        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )
-    chosen = choose_backend(call, backend)
-    refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
+    chosen = choose_backend(call, backend, state)
+    refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call, state))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"
     remark = chosen.remark(call)
@@ -285,10 +287,10 @@ def explain(
     )
 
 
-def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
+def _why_not(other: Backend, chosen: Backend, call: Call, state: State) -> str | None:
     if other.name == chosen.name:
         return None
-    return other.why_not(call) or other.only_by_name or f"{chosen.name!r} came first"
+    return other.why_not(call, state) or other.only_by_name or f"{chosen.name!r} came first"
 
 
 def map_of(

@@ -166,8 +166,9 @@ def _root(node: ast.expr) -> str:
 STATE_QUESTIONS = frozenset({
     "is_grad_enabled", "is_inference_mode_enabled", "is_compiling", "is_dynamo_compiling", "is_exporting",
     "is_scripting", "is_tracing", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
-    "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic",
-    "is_current_stream_capturing", "FakeTensor", "FakeTensorMode", "fake_mode", "is_fake",
+    "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_torch_function", "has_torch_function_unary",
+    "has_torch_function_variadic", "is_current_stream_capturing", "FakeTensor", "FakeTensorMode", "fake_mode",
+    "is_fake",
 })  # fmt: skip
 """Torch's public names by which code asks in which state it runs."""
 PRIVATE_STATE_QUESTIONS = frozenset({

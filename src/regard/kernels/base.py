@@ -14,6 +14,7 @@ from regard.call.normalizations import Normalization
 from regard.call.scores.base import Score
 from regard.call.shapes import Sizes, take
 from regard.errors import BackendError, ShapeError
+from regard.tensors.guards import State
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -158,8 +159,8 @@ class Backend(ABC):
     """The reason why `backend=None` never chooses this backend, also not to read a map; None if it may."""
 
     @abstractmethod
-    def why_not(self, call: Call) -> str | None:
-        """None if this backend runs the call; otherwise the reason why it cannot."""
+    def why_not(self, call: Call, state: State) -> str | None:
+        """None if this backend runs the call in this state; otherwise the reason why it cannot."""
 
     @abstractmethod
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -180,11 +181,11 @@ class Backend(ABC):
         """A remark that `explain` adds when this backend runs the call."""
         return None
 
-    def require(self, call: Call, others: str) -> None:
+    def require(self, call: Call, state: State, others: str) -> None:
         """Raise an error if this backend, which the caller named, cannot run the call.
 
         Raises:
             BackendError: the backend cannot run the call; the message gives the reason and `others`.
         """
-        if reason := self.why_not(call):
+        if reason := self.why_not(call, state):
             raise BackendError(f"backend {self.name!r} cannot run this call: {reason}; {others}")

@@ -46,9 +46,12 @@ class Kernel(ABC):
         """The reason why it does not take calls of these sizes; None if it does."""
         return None
 
-    def laid_out(self, tensor: Tensor) -> Tensor:
-        """Vectors (..., D) as the kernel takes for granted that they stand in memory: the same tensor, or a copy."""
-        return tensor if tensor.is_contiguous() else row_contiguous(tensor)
+    def laid_out(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Vectors (..., D) as the kernel takes for granted that they stand in memory: the same tensors, or copies."""
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                return tuple(map(row_contiguous, tensors))
+        return tensors
 
     @abstractmethod
     def forward(

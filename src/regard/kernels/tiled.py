@@ -18,9 +18,9 @@ from regard.call.normalizations import Softmax, any_coarse
 from regard.kernels.base import Backend, Call
 from regard.kernels.counter_rng import kept_at
 from regard.tensors.guards import (
+    State,
     has_values,
     in_forward_mode,
-    in_trace,
     in_transform,
     is_compiling,
     is_exporting,
@@ -49,12 +49,12 @@ class Tiled(Backend):
 
     name = "tiled"
 
-    def why_not(self, call: Call) -> str | None:
-        if in_trace():
+    def why_not(self, call: Call, state: State) -> str | None:
+        if state.is_traced:
             return "torch.jit.trace would keep the tiles of this call's lengths for calls of other lengths"
-        if in_transform("Grad"):
+        if state.is_transformed and in_transform("Grad"):
             return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
-        if in_transform("Vmap") and is_recorded():
+        if state.is_transformed and in_transform("Vmap") and state.is_recorded:
             return "torch.vmap cannot look into the backward pass of the tiles; under torch.no_grad() it need not"
         return None
 

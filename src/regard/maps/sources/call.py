@@ -21,7 +21,7 @@ from regard.maps.sources.source import Part, Piece, Rows, Scratch, SoftmaxCall, 
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
-from regard.tensors.guards import is_compiling
+from regard.tensors.guards import is_compiling, look
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
 from regard.tensors.torch_private import counted_version, version_counter
 
@@ -400,7 +400,9 @@ class CallSource(Source):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
-        backend = choose_backend(factors.call, None) if backend.why_not(factors.call) else backend
+        backend = (
+            choose_backend(factors.call, None) if backend.why_not(factors.call, look(factors.call.query)) else backend
+        )
         return CallSource(
             factors, self.layout, backend, self.beside.mapped(change), self.name, self.mixed, self.keeps_heads
         )

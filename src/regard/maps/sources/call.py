@@ -443,7 +443,9 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
     """The logarithms (flat_heads, t, s) of weights that are a softmax of plain dot products, in few steps."""
     dtype = call.compute_dtype
-    query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
+    query, key = take(call.query, rows), take(call.key, columns)
+    if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
+        query, key = query.to(dtype), key.to(dtype)
     logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
     if call.mask is None:
         return logs

@@ -329,4 +329,6 @@ def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
     """Take rows from the last dimension."""
-    return tensor[..., rows.start : rows.stop] if isinstance(rows, range) else tensor[..., rows]
+    if not isinstance(rows, range):
+        return tensor[..., rows]
+    return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]

@@ -89,7 +89,7 @@ class MapStatistics:
             TooLargeError: the block would take more than `limit_bytes`.
             NotKeptError: only statistics were kept of the map.
         """
-        source, (*leading, queries, keys) = self.source, self.shape
+        source, dtype, (*leading, queries, keys) = self.source, self.dtype, self.shape
         if not source.has_blocks:
             source.refuse("a block of weights")
         rows = rows if isinstance(rows, range) else positions(rows, queries, "query", self.device)
@@ -97,14 +97,15 @@ class MapStatistics:
         for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
             if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
                 raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
-        cost = math.prod(leading) * len(rows) * len(columns) * self.dtype.itemsize
+        cost = math.prod(leading) * len(rows) * len(columns) * dtype.itemsize
         if cost > limit_bytes:
             raise TooLargeError(
                 f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "
                 f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
                 "higher limit_bytes"
             )
-        return source.laid_out(source.part(range(math.prod(leading)))(rows, columns).weights)
+        weights = source.part(range(math.prod(leading)))(rows, columns).weights
+        return weights.to(dtype).reshape(*leading, len(rows), len(columns))
 
     def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """All of P as a tensor of shape (batch..., H, T, S).
@@ -112,7 +113,8 @@ class MapStatistics:
         Raises:
             TooLargeError: it would take more than `limit_bytes`.
         """
-        return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
+        *_, queries, keys = self.shape
+        return self.block(range(queries), range(keys), limit_bytes=limit_bytes)
 
     def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
         """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.

@@ -137,6 +137,11 @@ class Plan:
 
     def _render(self, block: Block, buffer: Buffer) -> AdditiveMask:
         bias = self._bias_of(block)
+        if bias is None and len(block.factors) == 1 and not block.columns.start:
+            # Two questions to the tensor of the mask would take as long as making it, for a short call.
+            fewest = block.factors[0].fewest_first_keys()
+            if fewest is not None:
+                return self._first_keys(block, fewest)
         pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
         if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and can_look(torch.empty(0, device=self.device)):
             step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, bias, self.sizes) * len(block.columns))
@@ -145,6 +150,14 @@ class Plan:
                 return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, bias, rows), buffer)
         tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
+
+    def _first_keys(self, block: Block, fewest: int) -> AdditiveMask:
+        """The additive mask of a block whose rows see the first keys, at least so many."""
+        if fewest >= len(block.columns):
+            return NOTHING_ADDED
+        allowed = render(block.factors[0], block.rows, block.columns, sizes=self.sizes, device=self.device)
+        tensor = excluding(allowed, self.dtype)
+        return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
         """The bias, unless it is 0 in the whole block."""

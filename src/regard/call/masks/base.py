@@ -94,6 +94,10 @@ class Mask(ABC):
         """Resolve the mask against a call: definite offsets, a flat batch, tensors on the call's device."""
         return self
 
+    def fewest_first_keys(self) -> int | None:
+        """The smallest n of a mask that lets each query see its first n keys and no others; None if it is unknown."""
+        return None
+
     def factors(self) -> tuple["Mask", ...]:
         """The masks that all have to agree, if this mask is a conjunction; else the mask itself."""
         return (self,)

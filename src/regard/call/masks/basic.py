@@ -131,6 +131,11 @@ class Lengths(Mask):
     def covers(self, rows: range, columns: range) -> bool:
         return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
 
+    def fewest_first_keys(self) -> int | None:
+        if self.per_query or not can_look(self.valid):
+            return None
+        return min(self.valid.tolist(), default=None)
+
     def _of(self, rows: range) -> Tensor:
         return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid
 

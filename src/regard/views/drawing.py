@@ -1,6 +1,6 @@
-"""From weights to what is drawn of them: the numbers in their order of reading, their scale, and their labels.
+"""Drawable maps: values in reading order, their scale and their labels.
 
-This is the part of a heatmap that needs no axes. `heatmap` and `heatmap_grid` share it.
+The part of a heatmap without axes. `heatmap` and `heatmap_grid` share it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class Colouring:
 
     scale: ColourScale
     limits: Limits | None
-    """The limits that the caller gave; None for those of the data."""
+    """The caller's limits; None for those of the data."""
     without_sink: bool
     theme: Theme
     colour_map: "str | Colormap | None"
@@ -47,7 +47,7 @@ class Colouring:
     def chosen(
         cls, scale: str | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
-        """The look that the arguments of a view ask for.
+        """The look for the arguments of a view.
 
         Raises:
             ArgumentError: one of them is out of its range.
@@ -57,14 +57,14 @@ class Colouring:
 
 
 class Drawn(NamedTuple):
-    """One map, ready to draw; columns stand in the order of reading, from the left."""
+    """One map, ready to draw, with columns in reading order from the left."""
 
     values: Numbers
-    """The numbers that get colours, (rows, columns)."""
+    """The drawn values, (rows, columns)."""
     hidden: Cells
     """The cells that a mask hides."""
     counted: Cells
-    """The cells that set the limits."""
+    """The cells from which the limits are taken."""
     rows: list[AxisLabel]
     columns: list[AxisLabel]
     order: list[int]
@@ -73,12 +73,12 @@ class Drawn(NamedTuple):
 
     @property
     def lowest(self) -> float:
-        """The smallest number that is drawn."""
+        """The smallest drawn value."""
         return float(self.values[~self.hidden].min(initial=0.0))
 
     @property
     def highest(self) -> float:
-        """The largest number that is drawn."""
+        """The largest drawn value."""
         return float(self.values[~self.hidden].max(initial=0.0))
 
 
@@ -111,14 +111,14 @@ def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:
 
 
 def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
-    """The limits that the maps of a figure share."""
+    """The limits shared by the maps of a figure."""
     if look.limits is not None:
         return look.limits
     return look.scale.limits(np.concatenate([one.values[one.counted] for one in maps]))
 
 
 def _titled(title: str, shown: Picture, pooling: Pooling) -> str:
-    """The title; if a cell stands for several weights, with a note that says for how many."""
+    """The title, with a note for pooled maps."""
     if shown.block == (1, 1):
         return title
     most = "" if shown.is_even else "up to "

@@ -1,4 +1,4 @@
-"""Where a call stands: its sizes, and at which positions of the whole sequence its queries and keys are."""
+"""The sizes of a call, and the positions of its queries and keys in the whole sequence."""
 
 import operator
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ class Chosen1D(NamedTuple):
     local: Tensor
     """Their indices in the call (n,)."""
     among: Tensor
-    """For each of them, which of all the chosen positions it is (n,): the others are no longer, or not here."""
+    """The index of each among all the chosen positions (n,): the call may lack some."""
     total: int
     """How many positions were chosen in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where a call stands."""
+    """The sizes and positions of a call."""
 
     name: str
     """The path of the module."""
@@ -45,11 +45,11 @@ class CallPlace:
     first_query: int = 0
     """The position of its first query."""
     first_key: int = 0
-    """The position of its first key: of a cache that has let keys go, more than 0."""
+    """The position of its first key: above 0 for a cache with dropped keys."""
     filled: int | None = None
     """How many keys there are before the empty places of a buffer; None for all."""
     heads_unknown: str = ""
-    """Why it is not known which rows of the batch are which heads; empty if it is known."""
+    """Why batch rows and heads are not separable; empty if they are."""
 
     @property
     def queries(self) -> range:
@@ -66,7 +66,7 @@ class CallPlace:
         return f"{self.name or 'the model itself'!r}{call}"
 
     def chosen(self, index: Positions, axis: str) -> Chosen1D | None:
-        """The chosen positions along an axis ("query", "key", "head" or "batch") that the call has; None for all.
+        """The chosen positions along an axis ("query", "key", "head" or "batch") within the call; None for all.
 
         Raises:
             ArgumentError: a position is beyond the last, or named twice.

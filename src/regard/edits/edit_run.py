@@ -1,4 +1,4 @@
-"""A run of a model with edits, which `regard.edit` makes."""
+"""A run of a model with edits, made by `regard.edit`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,7 +172,7 @@ class EditRun(Interceptor):
         return self._policy
 
     def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
-        """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
+        """The same place with the positions of its queries and keys, found from the keys."""
         known = self._places.get(at.name)
         if known is not None and known.number == at.number:
             return known
@@ -196,7 +196,7 @@ class EditRun(Interceptor):
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 
-    # -- calls beside the edited ones --------------------------------------------------------------------
+    # -- calls outside the edits -------------------------------------------------------------------------
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         if path is None or call.is_editable or path not in self._wanted or self.refusal is not None:
@@ -214,7 +214,7 @@ class EditRun(Interceptor):
     # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
-        """Report which calls ran edited and how, and which could not be edited; print it."""
+        """Report the plans of edited calls, and the calls out of reach; print it."""
         with self._lock:
             return EditReport(
                 type(self.modules[""]).__name__,
@@ -254,4 +254,4 @@ def _are_related(one: str, other: str) -> bool:
 
 
 SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"
-"""The reason for modules in which no call was seen."""
+"""The reason for modules without calls."""

@@ -1,4 +1,4 @@
-"""The interfaces of what the training loop is given: batches, a loss, a validation."""
+"""The interfaces of the training loop's arguments: batches, a loss, a validation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar

@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 """Tensors by name."""
 
 READ_BYTES = 2**20
-"""The bytes of a file that are read at a time to check it."""
+"""The bytes of a file read at a time to check it."""
 
 _OWN_NAME = re.compile(r"[a-z]+-([0-9a-f]{8})\.safetensors")
 
@@ -45,12 +45,12 @@ def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def is_own_name(name: str) -> bool:
-    """Whether `write_part` gives names like this one."""
+    """True for names in the form of `write_part`."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether `write_part` wrote a file: its name ends in the checksum of its content.
+    """True if `write_part` wrote a file: its name ends in the checksum of its content.
 
     Raises:
         OSError: the file cannot be read.

@@ -21,7 +21,7 @@ class Meter:
         self.places += places
 
     def pause(self, seconds: float) -> None:
-        """Exclude time that was not training, but validation or the writing of checkpoints."""
+        """Exclude time of validation or of writing checkpoints."""
         self.started += seconds
         self.window_started += seconds
 

@@ -1,4 +1,4 @@
-"""The record of a watch: every call it kept, and the calls it passed over with the reasons."""
+"""The record of a watch: every saved call, and the skipped calls with the reasons."""
 
 import threading
 from collections import Counter
@@ -37,20 +37,20 @@ class Observed:
     map: AttentionMap | None
     """None if it could not be read."""
     factors: Factors | None = None
-    """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
+    """The source tensors of the map; None for statistics only, or for an unreadable call."""
     softmax: AttentionMap | None = None
-    """The softmax from which the model made the weights, if it differs from them."""
+    """The softmax before the model's changes to the weights, if any."""
     is_stored: bool = False
-    """Whether the map was read from weights the model computed itself."""
+    """True if the map holds weights computed by the model."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
     is_other: bool = False
-    """Whether it was refused because it is no attention."""
+    """True if it was refused as no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
-    """Identifies the run of the model in which it happened; None outside of one."""
+    """The run of the model; None outside of one."""
     token: object = None
     """Identifies the call for its observer."""
 
@@ -87,25 +87,25 @@ class Record(Interceptor):
     ) -> None:
         self.modules = modules
         self.wanted = wanted
-        """Whether the module of a path was asked for."""
+        """The predicate for the chosen module paths."""
         self.policy = policy
         self.keeps_graph = policy.graph
         self.calls: list[Observed] = []
         self.sequences = Sequences()
-        """Which calls of each module continue one another."""
+        """The sequences of each module's calls."""
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
         """How many wanted calls each module made, readable or not."""
         self.ran: Counter[str] = Counter()
-        """How often each module ran that looks like attention."""
+        """The number of runs of each module that looks like attention."""
         self.recomputed: Counter[str] = Counter()
-        """How many calls each module made in a backward pass, which are not kept again."""
+        """The number of each module's calls in backward passes, which are not saved again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
         self.others: Counter[tuple[str, str]] = Counter()
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
-        """How many calls came from modules that were not asked for."""
+        """The number of calls from other modules."""
         self.outside = 0
         """How many calls came from outside the model."""
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
@@ -143,10 +143,10 @@ class Record(Interceptor):
         self.calls.append(observed)
 
     def _context(self, path: str) -> AbstractContextManager[object]:
-        """The context in which a call is read: without gradients, unless its map is to carry them.
+        """The context for reading a call: without gradients, unless its map carries them.
 
         Raises:
-            GradientError: the map is to carry gradients, and the call ran without.
+            GradientError: the map should carry gradients, and the call ran without.
         """
         policy, is_recording = self.policy, torch.is_grad_enabled()
         if policy.gradients is not None:

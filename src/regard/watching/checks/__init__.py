@@ -1,6 +1,6 @@
 """Checks: facts of the masks of watched calls, and trials that perturb inputs, with one kind of finding.
 
-`check` runs a model on made-up sequences in ways that must not change its results.
+`check` runs a model on generated sequences, under changes without effect on a sound model.
 """
 
 from typing import TYPE_CHECKING

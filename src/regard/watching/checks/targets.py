@@ -18,10 +18,10 @@ class Target(NamedTuple):
 
 
 def of_function(words: str) -> Target:
-    """Call a function that returns a model, or (model, batch).
+    """Call a function for a model, or (model, batch).
 
     Args:
-        words: "module:function"; the module is imported as Python does, from the working directory too.
+        words: "module:function"; imported as by Python, from the working directory too.
 
     Raises:
         ArgumentError: there is no such function, it raises, or it returns something else.

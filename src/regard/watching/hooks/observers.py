@@ -32,7 +32,7 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("div", "mul", "sub"), observe_quotient),
     **dict.fromkeys(READERS, observe_product),
 }
-"""The observer of each function that attention is written out with, by the function's name."""
+"""The observers of the functions of written-out attention, by name."""
 
 
 def _written_out() -> dict[object, FunctionObserver]:

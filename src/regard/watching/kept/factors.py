@@ -1,4 +1,4 @@
-"""The factors of one observed attention call (queries, keys and row state), from which its map is read."""
+"""The factors of one observed attention call (queries, keys and row state), the source of its map."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,10 +24,10 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 
 
 class Factors:
-    """A call and its row state, each given or computed at the first read, and the tensors they are read from.
+    """A call and its row state, each given or computed at the first read, and their source tensors.
 
-    `call` is a `Call`, or a function that makes one from kept tensors (an input and its weights). The row state that
-    an operator `of` torch computed is checked when it is first read, and computed anew if it is wrong.
+    `call` is a `Call`, or a function that makes one from saved tensors (an input and its weights). A row state from an
+    operator `of` torch is verified at the first read, and recomputed if it is wrong.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Factors:
     ) -> None:
         self.sizes = sizes
         self._is_deferred = is_deferred
-        """Whether the call is made of the held copies themselves, and only when it is asked for."""
+        """True if the call is made of the saved copies, on demand."""
         self._context = with_graph if graph else undisturbed
         self.even = even
         """Rows the model spread evenly because its mask left them no key, as in `GivenMask`."""
@@ -63,7 +63,7 @@ class Factors:
         """The call.
 
         Raises:
-            OverwrittenError: the model has overwritten tensors from which the call is read.
+            OverwrittenError: the model has overwritten tensors of the call.
         """
         for kept in self.held:
             if kept.is_stale:
@@ -72,7 +72,7 @@ class Factors:
             with self._context():
                 self._call = self._call()
             if not self._is_deferred:
-                # The computed call has tensors of its own, which the model cannot change.
+                # The computed call has tensors of its own, out of the model's reach.
                 self.held = ()
         if self.keys is not None:
             self.keys.kept.check()
@@ -95,7 +95,7 @@ class Factors:
 
     @property
     def known_state(self) -> Tensor | None:
-        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+        """The row state; None for a log-sum-exp of the scores not yet computed."""
         self._check(self.call)
         return None if self._state is None else self.state
 
@@ -125,7 +125,7 @@ class Factors:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has overwritten tensors from which the call is read."""
+        """True if the model has overwritten tensors of the call."""
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
 
@@ -135,7 +135,7 @@ class Factors:
             self._check(self.call)
 
     def _check(self, call: Call) -> None:
-        """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
+        """Drop a kernel's row state if it is inexact, or wrong (with a warning)."""
         if isinstance(self._state, SavedTensor):
             self._state = self._state.tensor
         if self._of is None or not isinstance(self._state, Tensor):
@@ -149,11 +149,11 @@ class Factors:
             self._state = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is read at once, because the model keeps the tensors this is read from."""
+        """A copy (`copy`, `pickle`) is read at once, because the model keeps the source tensors."""
         return GivenFactors, (self.call, self.state)
 
     def follow(self, keys: "Keys") -> None:
-        """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""
+        """Read the keys from `keys`, which grow with the steps, and drop our copy."""
         assert isinstance(self._call, Call)
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
         self._call = replace(self._call, key=self._call.key.new_empty(0))
@@ -235,7 +235,7 @@ def row_sum_error(call: Call, lse: Tensor) -> float:
     query = call.query[:, :, -1:].to(call.compute_dtype)
     key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
     if call.group > 1:
-        # Heads that share a key are rows of one product, so the keys are not repeated.
+        # Heads that share a key are rows of one product, so keys are not repeated.
         scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
     else:
         scores = query @ key.mT * scale

@@ -1,4 +1,4 @@
-"""Gradients that backward passes hand to watched calls, each kept for its call."""
+"""Gradients of backward passes, saved for the watched calls."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from regard.watching.kept.saved_tensor import SavedTensor
 Change = Callable[[Tensor], Tensor]
 
 ITSELF = "the model itself"
-"""Stands in messages for the path of the model, which is empty."""
+"""Replaces the model's empty path in messages."""
 NO_GRAPH = (
     "{} ran without gradients (under torch.no_grad, torch.inference_mode, or torch.utils.checkpoint with "
     "use_reentrant=True), so that no backward pass reaches it: run the model with gradients, and checkpoint with "
@@ -33,7 +33,7 @@ class GradientOf:
         self._passes = 0
 
     def receive(self, gradient: Tensor | None) -> None:
-        """Keep the gradient of the first backward pass; of several, it could not be told which one is asked for."""
+        """Save the gradient of the first backward pass; several would be ambiguous."""
         if gradient is None:
             return
         self._passes += 1
@@ -41,7 +41,7 @@ class GradientOf:
 
     @property
     def is_reached(self) -> bool:
-        """Whether a backward pass came by."""
+        """True after a backward pass."""
         return self._passes > 0
 
     def clear(self) -> None:
@@ -81,9 +81,9 @@ class GradientLog:
 
     def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
         self.keep = keep
-        """How a gradient is kept."""
+        """Saves a gradient."""
         self.is_recording = True
-        """Whether the call that is being read ran with gradients; while it is read, they may be off."""
+        """True if the call being read ran with gradients; they may be off meanwhile."""
         self._waiting: list[GradientOf] = []
 
     def of(self, tensor: Tensor, what: str) -> GradientOf:

@@ -16,7 +16,6 @@ Positions = int | slice | range | Iterable[int] | Tensor | None
 
 
 AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of the batch"}
-"""The names of the axes in messages."""
 
 
 class Chosen1D(NamedTuple):
@@ -35,7 +34,6 @@ class CallPlace:
     """The sizes and positions of a call."""
 
     name: str
-    """The path of the module."""
     number: int
     """The number of the call among those of its module."""
     sizes: Sizes

@@ -241,7 +241,6 @@ class EditRun(Interceptor):
         return f"{ran[0]!r} ran, but {SILENT}" if ran else "it did not run, or it does not attend"
 
     def _silent(self) -> list[str]:
-        """Named modules that look like attention and ran, without a call in them, around them or inside them."""
         known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
         return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
 

@@ -23,7 +23,6 @@ class Replaced:
     weights: Source
     """Those of (B, n) flat_heads, n heads in the order of `heads`."""
     heads: Tensor
-    """The heads (n,)."""
     where: Tensor
     """The rows: bool (B or 1, n, T or 1)."""
 
@@ -117,7 +116,6 @@ class EditedWeights:
         return EditedCall(output, final, weights, f"{chosen.name}: {', '.join(self.words)}", self.hides_keys)
 
     def _put(self, output: Tensor, one: Replaced, values: Tensor) -> Tensor:
-        """The output with the rows of the replaced heads written in."""
         group = self.call.group
         own = values[:, one.heads // group] if group > 1 or len(one.heads) < values.shape[1] else values[:, one.heads]
         made = (AttentionMap(one.weights) @ own.to(one.weights.dtype)).to(output.dtype)
@@ -125,7 +123,6 @@ class EditedWeights:
         return output.index_copy(1, one.heads, made)
 
     def _joined(self, source: Source, one: Replaced) -> Source:
-        """The weights of all heads, with the rows of the replaced heads written in."""
         sizes, device = self.call.sizes, one.heads.device
         batch, heads = sizes.flat_batch, sizes.heads
         place = torch.zeros(heads, dtype=torch.long, device=device)

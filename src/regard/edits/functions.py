@@ -88,14 +88,12 @@ class ReadyCall:
 
     call: Call
     values: Tensor
-    """The canonical values."""
     vectors: Vectors
     """Queries, keys and values with their heads, as the watches get them."""
     how: str
     output: Callable[[EditedCall], Any]
     """Turns an edited call into the function's return value."""
     key: Tensor
-    """The keys as the model gave them."""
     crosses: bool = False
     """True if the keys belong to another sequence."""
     heads_unknown: str = ""

@@ -93,7 +93,6 @@ class Knockout(Edit):
         return KnockedOutBlock.of(rows, cut)
 
     def _edges(self, at: CallPlace) -> Mask | None:
-        """The mask without the edges; None if the call has none of them."""
         sizes, device = at.sizes, at.device
         heads = indicator(at.chosen(self.heads, "head"), sizes.heads, device)
         batch = indicator(at.chosen(self.batch, "batch"), sizes.flat_batch, device)
@@ -107,11 +106,7 @@ class Knockout(Edit):
 
 
 def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
-    """Pairs of integers.
-
-    Raises:
-        ArgumentError: they are not.
-    """
+    """Pairs of integers."""
     rows = edges.tolist() if isinstance(edges, Tensor) else edges
     try:
         pairs = tuple((query, key) for query, key in rows)  # type: ignore[attr-defined]
@@ -123,11 +118,7 @@ def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
 
 
 def _existing(edges: Sequence[tuple[int, int]], at: CallPlace) -> list[tuple[int, int]]:
-    """The edges with positions from the first; negative ones counted from the end.
-
-    Raises:
-        ArgumentError: a position is outside the call.
-    """
+    """The edges with positions from the first; negative ones counted from the end."""
     found = []
     for pair in edges:
         placed = []

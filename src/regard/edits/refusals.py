@@ -56,11 +56,7 @@ def with_parents(paths: Set[str]) -> set[str]:
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
-    """Refuse transformers implementations out of the edits' reach.
-
-    Raises:
-        ArgumentError: it is one.
-    """
+    """Refuse transformers implementations out of the edits' reach."""
     config = getattr(modules[path], "config", None)
     config = config if hasattr(config, "_attn_implementation") else config_of(modules, path)
     name = getattr(config, "_attn_implementation", None)

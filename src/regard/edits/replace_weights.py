@@ -95,7 +95,6 @@ class ReplaceWeights(Edit):
         return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, where_), word)
 
     def _given(self, at: CallPlace) -> tuple[Source, str]:
-        """The weights for a call, and their name in the report."""
         given = self.weights
         if isinstance(given, Tensor):
             return given_weights(given.to(at.device, at.dtype)), "given weights"
@@ -109,11 +108,7 @@ class ReplaceWeights(Edit):
         return found.source, "the weights of another run"
 
     def _fitted(self, given: Source, heads: Tensor, at: CallPlace) -> Source:
-        """The weights of the chosen heads, for (B, n) flat heads.
-
-        Raises:
-            ShapeError: they do not fit the call.
-        """
+        """The weights of the chosen heads, for (B, n) flat heads."""
         sizes = at.sizes
         lead, has = tuple(given.shape[:-2]), tuple(given.shape[-2:])
         heads_given = 1 if not lead or (not sizes.has_heads and len(lead) == 1) else lead[-1]

@@ -98,10 +98,8 @@ def _register(library: Any) -> None:
 
 
 def _hiding_keys(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """The function inside kvpress's wrapper, which kvpress puts around all functions registered at its import.
-
-    Its AdaKV hides keys of single heads there. A model enabled later would silently see all keys without it.
-    """
+    """The function inside kvpress's wrapper, which kvpress puts around all functions registered at its import. Its
+    AdaKV hides keys of single heads there. A model enabled later would silently see all keys without it."""
     patch: Any = sys.modules.get("kvpress.attention_patch")
     return attend if patch is None else patch.attention_patch(attend)
 
@@ -147,7 +145,6 @@ class Enabled:
                 _set([(config, DENSE[name] if _is_generating(self.model) else name)])
 
     def disable(self) -> None:
-        """Give every part its old implementation again."""
         for hook in self._hooks:
             hook.remove()
         _set(self._before)

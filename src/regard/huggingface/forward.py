@@ -123,7 +123,6 @@ def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queri
 
 
 def _chosen(mask: Mask | Tensor | None, indices: Tensor | None, keys: int) -> Mask | Tensor | None:
-    """The mask, limited to the indexer's keys."""
     if indices is None:
         return mask
     among = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)

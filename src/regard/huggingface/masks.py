@@ -176,7 +176,6 @@ def _name(function: Any) -> str:
 
 
 def _closed_over(function: Any, maker: str) -> dict[str, Any]:
-    """The closure variables of a function made by `maker`."""
     if not _name(function).startswith(f"{maker}.<locals>."):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)

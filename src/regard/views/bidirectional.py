@@ -181,7 +181,6 @@ def _reset_spaces(original: Sequence[str], found: list[int], base: int) -> list[
 
 
 def _runs(types: Sequence[str], kinds: frozenset[str]) -> Iterator[tuple[int, int]]:
-    """Ranges (start, stop) of the types in `kinds`."""
     start = 0
     while start < len(types):
         stop = start

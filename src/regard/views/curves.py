@@ -104,7 +104,6 @@ def alignment(
 
 
 def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -> None:
-    """Bars aligned with the cells of the map."""
     places, colour = np.arange(len(numbers)), theme.accents[0]
     (ax.barh if is_flat else ax.bar)(places, numbers, 0.8, color=colour, linewidth=0)
     plain(ax, theme)

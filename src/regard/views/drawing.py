@@ -1,7 +1,5 @@
-"""Drawable maps: values in reading order, their scale and their labels.
-
-The part of a heatmap without axes. `heatmap` and `heatmap_grid` share it.
-"""
+"""Drawable maps: values in reading order, their scale and their labels. The part of a heatmap without axes. `heatmap`
+and `heatmap_grid` share it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -73,12 +71,10 @@ class Drawn(NamedTuple):
 
     @property
     def lowest(self) -> float:
-        """The smallest drawn value."""
         return float(self.values[~self.hidden].min(initial=0.0))
 
     @property
     def highest(self) -> float:
-        """The largest drawn value."""
         return float(self.values[~self.hidden].max(initial=0.0))
 
 
@@ -118,7 +114,6 @@ def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
 
 
 def _titled(title: str, shown: Picture, pooling: Pooling) -> str:
-    """The title, with a note for pooled maps."""
     if shown.block == (1, 1):
         return title
     most = "" if shown.is_even else "up to "

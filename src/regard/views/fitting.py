@@ -16,5 +16,4 @@ class Fitting(Artist):
         self.set(zorder=-1_000, in_layout=False)
 
     def draw(self, renderer: Any) -> None:
-        """Choose the labels."""
         self._choose()

@@ -79,7 +79,6 @@ def _letter(label: str, script: str) -> Lettering:
 
 @lru_cache(maxsize=65_536)
 def _ems(text: str, faces: tuple[Face, ...]) -> float:
-    """The width of a text at font size 1, by matplotlib's layout."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

@@ -239,7 +239,6 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
 
 
 def _remove_earlier(ax: "Axes") -> None:
-    """Remove an earlier heatmap from the axes."""
     for artist in ax.get_children():
         if artist.get_gid() == OURS:
             if (bar := getattr(artist, "colorbar", None)) is not None:
@@ -266,7 +265,6 @@ def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage
 
 
 def _label(ax: "Axes", one: Drawn, theme: Theme) -> str:
-    """Write both axes' labels and the title, and return the characters without a font."""
     missing = _label_axis(ax, "y", one.rows, theme) + _label_axis(ax, "x", one.columns, theme)
     return missing + write_title(ax, one.title, theme)
 

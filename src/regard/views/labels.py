@@ -11,17 +11,14 @@ from collections.abc import Iterable, Sequence
 from regard.errors import ArgumentError, ShapeError
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
-"""Visible symbols for invisible characters.
-
-Every other space gets the symbol of the plain space, and every other control character its picture from U+2400 on.
-"""
+"""Visible symbols for invisible characters. Every other space gets the symbol of the plain space, and every other
+control character its picture from U+2400 on."""
 NAMES = {
     "\xad": "SHY", "\u034f": "CGJ", "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ",
     "\u200e": "LRM", "\u200f": "RLM", "\u2028": "LS", "\u2029": "PS", "\u2060": "WJ", "\ufeff": "BOM",
 }  # fmt: skip
 """Short names of characters without a width. Others are named by their code point, such as U+202E."""
 EMPTY = "∅"
-"""The printed text of an empty label."""
 DOTTED_CIRCLE = "◌"
 """Carries a combining mark without a letter."""
 
@@ -97,7 +94,6 @@ def _is_bare(char: str) -> bool:
 
 
 def _name(char: str) -> str:
-    """The name of an invisible character; "" for the others."""
     if char in NAMES:
         return NAMES[char]
     invisible = unicodedata.category(char) in ("Cf", "Cs", "Co", "Zl", "Zp") and char not in _VISIBLE_FORMATS

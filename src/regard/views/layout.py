@@ -1,7 +1,5 @@
-"""The positions of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit.
-
-A figure is laid out before it is created, so that cells are square and labels have room in every script and length.
-"""
+"""The positions of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit. A figure
+is laid out before it is created, so that cells are square and labels have room in every script and length."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -109,5 +107,4 @@ def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
 
 
 def _outer(size: FigureSize) -> float:
-    """A panel's width in its row in inches, with the gap to the next panel."""
     return size.left + max(size.width, size.title) + GAP

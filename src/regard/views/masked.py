@@ -116,7 +116,6 @@ def _inner(chosen: Rows, wanted: Rows) -> Rows:
 
 
 def _by_ranges(source: Source, grid: Grid) -> Cells:
-    """The blocks outside the key ranges of their queries."""
     hidden = np.ones((grid.rows.count, grid.columns.count), bool)
     for number, rows in enumerate(grid.rows.ranges()):
         seen = source.columns(rows)

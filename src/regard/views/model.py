@@ -256,7 +256,6 @@ def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], th
 
 
 def _name(ax: "Axes", pitch: tuple[int, int], across: int, zoom: int, labels: Sequence[AxisLabel], theme: Theme) -> str:
-    """Print the names of layers and heads, and return the characters without a font."""
     heads = (across + GAP) // pitch[1]
     ax.xaxis.tick_top()
     ax.tick_params(length=0, pad=2, labelsize=FONT_POINTS, labelcolor=theme.ink)

@@ -60,7 +60,6 @@ class PatchGrid(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
         return self.extra + self.rows * self.columns
 
 
@@ -195,7 +194,6 @@ def _drawn(
     upsampling: Upsampling,
     with_bar: bool,
 ) -> "tuple[Axes, str]":
-    """Draw the image and the patches, and return the axes and the characters without a font."""
     values = look.scale.prepared(patches, np.ones_like(patches, bool))
     limits = look.limits or look.scale.limits(values)
     figure = None

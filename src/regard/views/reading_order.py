@@ -1,8 +1,5 @@
-"""The order of tokens on an axis, by the direction of their script.
-
-Letters of Hebrew and Arabic run from right to left, the digits of a number in them from left to right. All views share
-this order.
-"""
+"""The order of tokens on an axis, by the direction of their script. Letters of Hebrew and Arabic run from right to
+left, the digits of a number in them from left to right. All views share this order."""
 
 import unicodedata
 from collections.abc import Sequence

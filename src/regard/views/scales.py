@@ -155,7 +155,6 @@ class RowScale(ColourScale):
 SCALES: dict[str, ColourScale] = {
     scale.name: scale for scale in (LinearScale(), SquareRootScale(), LogScale(), RowScale())
 }
-"""The scales by name."""
 
 
 def scale_of(scale: str | ColourScale) -> ColourScale:

@@ -1,7 +1,5 @@
-"""A stroke for the glyphs of thin fonts alone, so that a text of several scripts is of one weight.
-
-matplotlib reads only the thinnest weight of Noto Sans CJK. A stroke around the whole text would embolden other letters.
-"""
+"""A stroke for the glyphs of thin fonts alone, so that a text of several scripts is of one weight. matplotlib reads
+only the thinnest weight of Noto Sans CJK. A stroke around the whole text would embolden other letters."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
-"""A map as text: coloured half-blocks for a terminal, a plain table for everything else.
-
-Columns fit Chinese, Japanese and Korean characters; two queries share a line of half-blocks. Needs no packages.
-"""
+"""A map as text: coloured half-blocks for a terminal, a plain table for everything else. Columns fit Chinese, Japanese
+and Korean characters; two queries share a line of half-blocks. Needs no packages."""
 
 import os
 import shutil

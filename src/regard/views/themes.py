@@ -12,7 +12,6 @@ class Theme:
     paper: str
     """The background of the figure."""
     ink: str
-    """The text."""
     line: str
     """Frames and ticks."""
     masked: str

@@ -157,7 +157,6 @@ def _finite(values: npt.NDArray[np.floating[Any]], grid: Grid, first: int = 0) -
 
 
 def _block_labels(labels: list[str], bins: Bins) -> list[str]:
-    """One label for each block: its first and its last token."""
     ends = ((labels[block.start], labels[block.stop - 1]) for block in bins.ranges())
     if bins.largest == 1:
         return labels

@@ -111,11 +111,7 @@ def _run(step: SequenceStep) -> ModelRun | None:
 
 
 def _orders(name: str, sequence: CallSequence, others: OfRuns) -> list[Tensor | None]:
-    """For each step, the parent row in the last step of each row of its batch; None for the same rows.
-
-    Raises:
-        ShapeError: rows with different histories are possible.
-    """
+    """For each step, the parent row in the last step of each row of its batch; None for the same rows."""
     steps = sequence.steps
     if sequence.grows and not others.moves(steps[1:]):
         # Rows with equal keys, as under a small window, are not suspected of changing positions.

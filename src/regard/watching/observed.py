@@ -56,7 +56,6 @@ class Observed:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the map."""
         if self.factors is not None:
             return self.factors.sizes
         assert self.map is not None
@@ -71,10 +70,8 @@ class Observed:
 
 
 class Record(Interceptor):
-    """The calls one watch has observed, in their order, and the reasons for those it passed over.
-
-    `Seen` and the report read it.
-    """
+    """The calls one watch has observed, in their order, and the reasons for those it passed over. `Seen` and the report
+    read it."""
 
     def __init__(
         self,
@@ -87,12 +84,10 @@ class Record(Interceptor):
     ) -> None:
         self.modules = modules
         self.wanted = wanted
-        """The predicate for the chosen module paths."""
         self.policy = policy
         self.keeps_graph = policy.graph
         self.calls: list[Observed] = []
         self.sequences = Sequences()
-        """The sequences of each module's calls."""
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
         """How many wanted calls each module made, readable or not."""
@@ -105,9 +100,7 @@ class Record(Interceptor):
         self.others: Counter[tuple[str, str]] = Counter()
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
-        """The number of calls from other modules."""
         self.outside = 0
-        """How many calls came from outside the model."""
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
@@ -143,11 +136,7 @@ class Record(Interceptor):
         self.calls.append(observed)
 
     def _context(self, path: str) -> AbstractContextManager[object]:
-        """The context for reading a call: without gradients, unless its map carries them.
-
-        Raises:
-            GradientError: the map should carry gradients, and the call ran without.
-        """
+        """The context for reading a call: without gradients, unless its map carries them."""
         policy, is_recording = self.policy, torch.is_grad_enabled()
         if policy.gradients is not None:
             policy.gradients.is_recording = is_recording

@@ -25,10 +25,8 @@ class Report:
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes.
-
-        The shares of the weight are computed here: at most two passes over each map, in linear memory.
-        """
+        """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes. The shares of
+        the weight are computed here: at most two passes over each map, in linear memory."""
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -130,7 +128,6 @@ def _inside(path: str, other: str) -> bool:
 
 
 def _table(calls: list[Observed]) -> list[str]:
-    """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
     # Imported here, because `import regard` stays light.
     from regard.watching.checks.facts import facts_by_mask
 

@@ -109,7 +109,6 @@ class Seen:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """The observed calls, and those passed over."""
         self._open_in = OpenThreads()
 
     def __reduce__(self) -> NoReturn:
@@ -156,7 +155,6 @@ class Seen:
 
     @property
     def maps(self) -> list[AttentionMap]:
-        """Every map, in the order of the calls."""
         return [call.map for call in self.calls if call.map is not None]
 
     @overload
@@ -204,10 +202,8 @@ class Seen:
         return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
 
     def zero_grad(self) -> None:
-        """Forget the gradients of earlier backward passes, so that the next pass is the first one again.
-
-        After two passes without this between them, `map.gradient()` would be ambiguous.
-        """
+        """Forget the gradients of earlier backward passes, so that the next pass is the first one again. After two
+        passes without this between them, `map.gradient()` would be ambiguous."""
         if self.record.policy.gradients is not None:
             self.record.policy.gradients.clear()
 
@@ -337,11 +333,7 @@ def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
 
 
 def _name_and_number(key: Any) -> tuple[str, int | None]:
-    """The module path and the call number of a key of `Seen`.
-
-    Raises:
-        ArgumentError: the key is neither a path nor a path with a number.
-    """
+    """The module path and the call number of a key of `Seen`."""
     match key:
         case str():
             return key, None

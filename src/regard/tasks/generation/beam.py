@@ -100,10 +100,8 @@ class _Trace(NamedTuple):
 
 class _Hypotheses:
     """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows, and
-    one before the first step.
-
-    Only the A running sources have rows, so row indices change from step to step. The trace leads back through them.
-    """
+    one before the first step. Only the A running sources have rows, so row indices change from step to step. The trace
+    leads back through them."""
 
     def __init__(self, count: int, device: torch.device, beam: Beam, *, eos_id: int, max_steps: int) -> None:
         self.size, self.num_best, self.beam = beam.size, beam.num_best, beam
@@ -119,10 +117,8 @@ class _Hypotheses:
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
     def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Choose among all continuations, and return the tokens and the parents of the next rows.
-
-        Both are empty when all sources are done.
-        """
+        """Choose among all continuations, and return the tokens and the parents of the next rows. Both are empty when
+        all sources are done."""
         (running, members), vocab_size = self.live.shape, gains.shape[1]
         # At least K of the 2K candidates do not end: each of the K rows has only one ending continuation.
         scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)
@@ -146,7 +142,6 @@ class _Hypotheses:
         return chosen.flatten(), parents.flatten()
 
     def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
-        """Merge this step's ended candidates into the best K finished hypotheses."""
         new = torch.where(ends, self.beam.score(scores, length), -torch.inf)
         at = torch.full_like(parents, length)
         best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
@@ -184,14 +179,12 @@ class _Hypotheses:
         return answers
 
     def _attended(self, path: list[int]) -> Tensor | None:
-        """The alignments of the rows of a path, step by step."""
         steps = zip(self.trace, path, strict=False)
         attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
         return torch.stack(attended) if attended else None
 
 
 def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
-    """Candidates padded to a count with impossible ones."""
     missing = count - scores.shape[1]
     if not missing:
         return scores, index

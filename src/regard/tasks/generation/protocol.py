@@ -21,18 +21,14 @@ class Decodable(Protocol):
         ...
 
     def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Any:
-        """Add one token to each sequence, and return (logits (N, V), alignment, state).
-
-        The alignment is None or has a method `dense()` with a result of shape (N, H, 1, S). The given state must not
-        be used again: the new state may use its buffers.
-        """
+        """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
+        method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
+        use its buffers."""
         ...
 
     def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """Return the state of the sequences `index`, in that order. Indices may repeat or be missing.
-
-        The given state must not be used again, as in `step`.
-        """
+        """Return the state of the sequences `index`, in that order. Indices may repeat or be missing. The given state
+        must not be used again, as in `step`."""
         ...
 
 

@@ -140,7 +140,6 @@ def plan_batches(
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, padded at the end, and their lengths."""
     lengths = [len(row) for row in rows]
     padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
     for place, row in zip(padded, rows, strict=True):
@@ -165,10 +164,8 @@ def _check_budget(source: Integers, target: Integers, max_tokens: int) -> None:
 
 
 def _by_length(source: Integers, target: Integers, generator: np.random.Generator) -> Indices:
-    """Sorted by source length, longest first; within it by target length, ascending and descending in turn.
-
-    The turns avoid jumps of the target length where the source length changes. Ties are in random order.
-    """
+    """Sorted by source length, longest first; within it by target length, ascending and descending in turn. The turns
+    avoid jumps of the target length where the source length changes. Ties are in random order."""
     in_turn = np.where(source % 2 == 0, target, -target)
     return np.lexsort((generator.random(len(source)), in_turn, -source))
 

@@ -13,10 +13,8 @@ from regard.tasks.text.sections import Integers, sections
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK
 
 BEGIN_ONE_IN = 16
-"""Of the blocks within a document, one in this many has BOS in place of its first token.
-
-The model thus learns to begin anywhere: a generated text need not begin like a document of the corpus.
-"""
+"""Of the blocks within a document, one in this many has BOS in place of its first token. The model thus learns to begin
+anywhere: a generated text need not begin like a document of the corpus."""
 
 MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
 """BERT masks 15 % of the tokens. Of these, 80 % become the mask, 10 % another token, and 10 % stay unchanged."""
@@ -114,7 +112,6 @@ class BlockPlan:
             start = max(start - batches, 0)
 
     def count(self) -> int:
-        """The batches of the first epoch."""
         _, _, count = self._cut(0)
         return sum(len(blocks) // self.rows for blocks in sections(count, seed=self.seed, epoch=0))
 
@@ -128,7 +125,6 @@ class BlockPlan:
     def _of_section(
         self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
     ) -> Iterator[TextBlocks]:
-        """This rank's share of the blocks at these positions, shuffled."""
         order = generator.permutation(begins)
         seeds = generator.integers(2**32, size=len(begins))
         for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):

@@ -252,7 +252,6 @@ def _begins(sizes: Indices) -> Indices:
 
 
 def _differs(values: Indices) -> npt.NDArray[np.bool_]:
-    """True where a value differs from the one before it, and for the first."""
     return np.append(True, values[1:] != values[:-1])
 
 

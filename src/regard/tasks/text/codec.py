@@ -18,9 +18,7 @@ class Codec(Protocol):
     """Text to ids and back, for any tokenizer."""
 
     @property
-    def marks(self) -> Marks:
-        """The special tokens around a text."""
-        ...
+    def marks(self) -> Marks: ...
 
     def __len__(self) -> int: ...
 

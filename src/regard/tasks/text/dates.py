@@ -28,7 +28,6 @@ LOCALES = (
     "el", "fi", "cs", "hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th",
 )
 # fmt: on
-"""The locales of the task."""
 WIDTHS = ("full", "long", "medium")
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 HELD_OUT_SHARE = 20
@@ -126,7 +125,6 @@ def left_out() -> tuple[Form, ...]:
 
 @functools.cache
 def _days(split: Split) -> tuple[date, ...]:
-    """The days of a split, by a hash of the day alone."""
     if split not in get_args(Split):
         raise ArgumentError(f"expected a split out of {', '.join(get_args(Split))}, got {split!r}")
     every_day = (FIRST_DAY + timedelta(days=n) for n in range((LAST_DAY - FIRST_DAY).days + 1))
@@ -172,10 +170,8 @@ def _symbol(locale: str, symbol: str, width: int) -> _Part:
 
 @functools.cache
 def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
-    """All forms in two groups: those with one reading for every day, and the others.
-
-    A leap year and a common year are enough to check: every form names the year, and only the weekdays depend on it.
-    """
+    """All forms in two groups: those with one reading for every day, and the others. A leap year and a common year are
+    enough to check: every form names the year, and only the weekdays depend on it."""
     every_form = [form for locale in LOCALES for form in _forms_of(locale)]
     days = [date(2000, 1, 1) + timedelta(days=n) for n in range(366 + 365)]
     written = {form: [form.write(day).casefold() for day in days] for form in every_form}

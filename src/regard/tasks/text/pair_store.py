@@ -24,9 +24,7 @@ from regard.tasks.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-"""The tokens of one sentence."""
 TokenCounts = npt.NDArray[np.int32]
-"""The number of tokens of each sentence."""
 
 CHUNK_PAIRS = 4096
 """Pairs tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
@@ -169,7 +167,6 @@ class TokenStore(TokenFile[PairFooter]):
         return piece
 
     def _check_order(self, *places: Any) -> None:
-        """Check that positions increase and lie within the text."""
         ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
         if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
             raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")

@@ -137,7 +137,6 @@ def _from_json(line: Line) -> Pair:
 
 
 def _shape(record: object) -> str:
-    """A short description of a JSON value, without all of its content."""
     if not isinstance(record, dict):
         return f"a JSON {type(record).__name__}"
     held = ", ".join(f'"{key[:40]}": {type(value).__name__}' for key, value in list(record.items())[:5])

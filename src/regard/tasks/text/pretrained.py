@@ -134,11 +134,8 @@ class TokenizerFile:
         return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of text of each token; empty for tokens of the template.
-
-        Where stretches overlap (a token for the beginning of a word includes the word's first letter), the later token
-        gets the whole overlap.
-        """
+        """The stretch of text of each token; empty for tokens of the template. Where stretches overlap (a token for the
+        beginning of a word includes the word's first letter), the later token gets the whole overlap."""
         text, found, next_first = normalise(text), [], len(text)
         with encoding():
             encoded = self._backend.encode(text)

@@ -73,7 +73,6 @@ class TextFooter:
 
     @property
     def numbers_bytes(self) -> int:
-        """The bytes of the tokens."""
         return self.tokens * item_bytes(self.dtype)
 
 
@@ -107,12 +106,10 @@ class TextStore(TokenFile[TextFooter]):
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
         return self.footer.documents
 
     @property
     def unknown(self) -> int:
-        """How many tokens are the unknown token."""
         return self.footer.unknown
 
     @classmethod
@@ -163,9 +160,7 @@ class PieceBytes(Protocol):
         """The labels of the tokens on an axis, in the same order."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-        ...
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class TextStream:

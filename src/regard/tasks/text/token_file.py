@@ -1,7 +1,5 @@
-"""Tokens in a memory-mapped file, for corpora larger than memory: pairs and running text.
-
-The file holds the tokens in a row, optional positions of sentences, and a footer (`regard.files.mapped`).
-"""
+"""Tokens in a memory-mapped file, for corpora larger than memory: pairs and running text. The file holds the tokens in
+a row, optional positions of sentences, and a footer (`regard.files.mapped`)."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -18,9 +16,7 @@ class TokenFooter(Footer, Protocol):
     """The description of a file of tokens."""
 
     @property
-    def dtype(self) -> str:
-        """The dtype of the tokens."""
-        ...
+    def dtype(self) -> str: ...
 
     @property
     def fingerprints(self) -> list[str]:

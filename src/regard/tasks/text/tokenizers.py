@@ -247,9 +247,7 @@ def _from_json(text: str) -> Tokenizer:
 class Recipe(Protocol):
     """A method to make a tokenizer from text."""
 
-    def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn a vocabulary from texts, read once."""
-        ...
+    def train(self, texts: Iterable[str]) -> Tokenizer: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,6 @@ class Position:
     """The progress of training. With the tensors it is enough to continue as if training had never stopped."""
 
     step: int = 0
-    """The number of updates so far."""
     epoch: int = 0
     """The pass over the data of the next batch, from 0."""
     batch: int = 0
@@ -172,7 +171,6 @@ class Checkpoints:
             _refuse_stranger(self.folder / which)
 
     def _to_write(self, which: str) -> Path:
-        """The folder of a checkpoint before a change in it."""
         folder = self.folder / which
         refuse_links(*(self.folder / above for above in list(Path(which).parents)[:-1]), folder)
         return folder
@@ -187,11 +185,9 @@ class Checkpoints:
         return (self.folder / which / "checkpoint.json").is_file()
 
     def has_better(self, position: Position, *, by: str = "loss") -> bool:
-        """True if the best checkpoint beats a model at `position`, the best of its run.
-
-        This happens if the process died between saving the best checkpoint and the last one, and the run then resumed
-        with other settings: the step of the best checkpoint may not be validated again.
-        """
+        """True if the best checkpoint beats a model at `position`, the best of its run. This happens if the process
+        died between saving the best checkpoint and the last one, and the run then resumed with other settings: the step
+        of the best checkpoint may not be validated again."""
         try:
             kept = self.position("best")
         except RunFolderError:  # there is no best checkpoint, or it cannot be read
@@ -326,11 +322,9 @@ def _write_checkpoint(
 
 
 def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Container[str] = ()) -> None:
-    """Remove our files in a folder, except these names. Foreign files stay.
-
-    Ours are the files of the last manifest, and those named after the checksum of their content. Windows keeps a file
-    that another process is reading: the next checkpoint removes it.
-    """
+    """Remove our files in a folder, except these names. Foreign files stay. Ours are the files of the last manifest,
+    and those named after the checksum of their content. Windows keeps a file that another process is reading: the next
+    checkpoint removes it."""
     spared = {"checkpoint.json", *but}
     for path in [path for path in folder.iterdir() if path.name not in spared and not path.is_symlink()]:
         is_half_written = _is_own_name(temporary_of(path) or "")

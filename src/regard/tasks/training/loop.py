@@ -292,7 +292,6 @@ class _Run:
                 self.save_model("best")
 
     def judge(self, metrics: Mapping[str, float]) -> bool:
-        """True if this validation is the best so far; updates the position."""
         by = self.best_by
         if by not in metrics:
             raise ArgumentError(f"best_by must be one of the metrics {sorted(metrics)}, got {by!r}")
@@ -313,7 +312,6 @@ class _Run:
         return nullcontext() if self.average is None else self.average.in_place_of(self.model)
 
     def save_model(self, which: str) -> None:
-        """Keep the model, as it is now, under a name."""
         if self.checkpoints is None:
             return
         checkpoints, ranks = self.checkpoints, Ranks.of(self.fabric)
@@ -353,7 +351,6 @@ class _Run:
         return torch.stack(parts).cpu()
 
     def resume(self) -> None:
-        """Go back to the last checkpoint, if there is one."""
         if self.checkpoints is None or not self.checkpoints.has("last"):
             return
         state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"

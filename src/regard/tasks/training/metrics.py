@@ -69,7 +69,6 @@ class BleuCounts:
     """
 
     SIZE = 10
-    """How many counts there are."""
 
     def __init__(self, values: Sequence[float] | None = None) -> None:
         self.values = [0.0] * self.SIZE if values is None else list(values)

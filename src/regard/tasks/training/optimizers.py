@@ -160,11 +160,7 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float)
 
 
 def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-    """The trainable parameters by name: matrices except embeddings, and all others.
-
-    Raises:
-        ArgumentError: the model has no trainable parameter.
-    """
+    """The trainable parameters by name: matrices except embeddings, and all others."""
     embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if not named:

@@ -24,9 +24,7 @@ class Batches(Protocol[B]):
         """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
         ...
 
-    def size(self, batch: B) -> BatchSize:
-        """How large a batch is."""
-        ...
+    def size(self, batch: B) -> BatchSize: ...
 
 
 Loss = Callable[[nn.Module, Any], LossSum]

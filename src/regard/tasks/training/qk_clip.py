@@ -159,7 +159,6 @@ Fresh = dict[str, tuple[Tensor, "HeadProjections"]]
 
 
 def _of_all_ranks(model: nn.Module, fresh: Fresh) -> Fresh:
-    """The largest logits of all ranks, with all modules of any rank."""
     device = next(model.parameters()).device
     ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
     each = ranks.gather(lambda: {name: heads.sizes for name, (_, heads) in fresh.items()})
@@ -212,7 +211,6 @@ class HeadProjections:
 
 
 def _known(module: nn.Module) -> bool:
-    """True for a module with query and key projections under known names."""
     return (
         isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
         or any(isinstance(getattr(module, q, None), nn.Linear) and hasattr(module, k) for q, k in PAIRS)
@@ -221,11 +219,7 @@ def _known(module: nn.Module) -> bool:
 
 
 def _heads_of(name: str, module: nn.Module, weights: AttentionMap) -> HeadProjections:
-    """The projections of a call's module.
-
-    Raises:
-        ArgumentError: they are unknown, or do not fit the call.
-    """
+    """The projections of a call's module."""
     call = source_of_call(weights.source, "QKClip").call
     where = name or "the model"
     norms = [norm for norm in NORMS if getattr(module, norm, None) is not None]
@@ -237,11 +231,7 @@ def _heads_of(name: str, module: nn.Module, weights: AttentionMap) -> HeadProjec
 
 
 def _projections(name: str, module: nn.Module, heads: int, key_heads: int, head_dim: int) -> HeadProjections:
-    """The projections of a module with so many heads of queries and of keys.
-
-    Raises:
-        ArgumentError: they are unknown, or smaller.
-    """
+    """The projections of a module with so many heads of queries and of keys."""
     query, key = _blocks(module, heads * head_dim, key_heads * head_dim)
     for blocks, wanted in ((query, heads), (key, key_heads)):
         if not blocks or any(b.parameter.shape[b.dim] < b.start + wanted * head_dim for b in blocks):
@@ -253,7 +243,6 @@ def _projections(name: str, module: nn.Module, heads: int, key_heads: int, head_
 
 
 def _blocks(module: nn.Module, queries: int, keys: int) -> tuple[tuple[HeadBlock, ...], tuple[HeadBlock, ...]]:
-    """The parts of parameters for queries, and those for keys."""
     match module:
         case MultiHeadAttention():
             return _packed([*module.in_weights], module.in_bias, module.sizes[0])

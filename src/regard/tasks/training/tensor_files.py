@@ -21,7 +21,6 @@ from regard.files.sealed import checksum_of_file
 from regard.files.untrusted import safetensors_library, tensor_errors
 
 Tensors = dict[str, Tensor]
-"""Tensors by name."""
 
 READ_BYTES = 2**20
 """The bytes of a file read at a time to check it."""

@@ -82,7 +82,6 @@ class Arrays:
 
     @property
     def left_bytes(self) -> float:
-        """The unspent budget."""
         return self.budget_bytes - self.used_bytes
 
     def offer(self, *given: PackedArray, instead: range | None = None) -> int | None:

@@ -1,7 +1,5 @@
-"""The optional content of a page for one map: strongest keys, tiles, weights, factors.
-
-Each function spends the rest of the budget on one map, and stops at the first part that does not fit.
-"""
+"""The optional content of a page for one map: strongest keys, tiles, weights, factors. Each function spends the rest of
+the budget on one map, and stops at the first part that does not fit."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,10 +24,7 @@ TILE = 128
 
 @dataclass
 class Carried:
-    """The content of a page for one map, counted in heads, with the mean of the heads as one more.
-
-    `print` it.
-    """
+    """The content of a page for one map, counted in heads, with the mean of the heads as one more. `print` it."""
 
     example: str
     name: str
@@ -138,10 +133,8 @@ def _strongest_of(top: Top, k: int) -> Top:
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
-    """Carry all weights of a head if they fit, else a pyramid of tiles as far as it fits; then the next head.
-
-    Heads with weights or tiles are skipped.
-    """
+    """Carry all weights of a head if they fit, else a pyramid of tiles as far as it fits; then the next head. Heads
+    with weights or tiles are skipped."""
     if work.is_whole or not work.heads.source.has_blocks:
         return
     for head in work.order:

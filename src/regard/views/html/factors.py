@@ -78,7 +78,6 @@ def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any
 
 
 def _apart(heads: AttentionMap, found: PageFactors, spans: npt.NDArray[np.integer[Any]] | None) -> float:
-    """The largest difference between the map's weights and the page's."""
     queries, keys = heads.shape[-2:]
     rows = np.unique(np.linspace(0, queries - 1, min(queries, CHECKED_ROWS)).round().astype(np.int64))
     places, worst = np.arange(keys), 0.0

@@ -154,7 +154,6 @@ def _numpy(values: Tensor) -> Floats:
 
 
 def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
-    """The finest pictures, the strongest keys and the statistics of a summary."""
     source, (queries, keys) = heads.source, heads.shape[-2:]
     found: dict[str, Floats] = {}
     grids = {}

@@ -47,11 +47,9 @@ class Page:
     """
 
     text: str
-    """The document."""
     carried: list[Carried]
     """The content for each map."""
     used_bytes: int
-    """The bytes of the document."""
     budget_bytes: float
     """The requested bound."""
 

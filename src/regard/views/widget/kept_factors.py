@@ -9,7 +9,6 @@ from regard.views.html.factors import factors_of, why_none
 from regard.views.html.numbers import as_heads, spans
 
 SHARE = 0.25
-"""The share of the budget for factors."""
 
 
 def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str]:

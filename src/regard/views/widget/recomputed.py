@@ -14,7 +14,6 @@ from regard.tensors.precision import widest_dtype
 MASK_CHOICES = ("own", "none", "causal")
 """The reader's choice of mask: that of the call, none, or causal."""
 COLDEST, HOTTEST = 0.05, 20.0
-"""The range of temperatures."""
 
 
 def can_be_recomputed(heads: AttentionMap) -> bool:

@@ -68,7 +68,6 @@ def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> di
 
 
 def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
-    """The entry of a map with statistics only."""
     found, _ = contents([Example("", {name: example.maps[name]})], arrays, None, ())
     entry: dict[str, Any] = found["examples"][0]["maps"][0]
     return entry

@@ -155,7 +155,6 @@ def _view_class() -> Any:
             return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
 
         def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
-            """Answer a question, or store the view's picture."""
             if not isinstance(content, dict):
                 return
             if content.get("kind") == "still" and buffers:

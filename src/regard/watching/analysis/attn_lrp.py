@@ -14,10 +14,8 @@ from regard.maps.sources.call import source_of_call
 
 
 class AttentionRelevance(NamedTuple):
-    """The relevance of weights and values, each in the shape of its tensor.
-
-    Heads that share keys and values have separate shares, whose sums belong to the shared tensors.
-    """
+    """The relevance of weights and values, each in the shape of its tensor. Heads that share keys and values have
+    separate shares, whose sums belong to the shared tensors."""
 
     weights: AttentionMap
     """(batch..., H, T, S), a lazy map with signs: half of the output's relevance."""

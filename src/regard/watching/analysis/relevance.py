@@ -161,10 +161,8 @@ class Relevance:
 
 class _RowsOfR:
     """Rows of R from the last layer back to the first: e^T R is a product of a row with each layer's (I + mean map).
-
     The rules are linear in R^{x,of} for a fixed stream `of`, except for the normalised factors, which are products of
-    self-attention alone unless two streams attend to each other.
-    """
+    self-attention alone unless two streams attend to each other."""
 
     def __init__(self, layers: Layers, lengths: dict[str, int], of: str) -> None:
         self.layers, self.lengths, self.of = layers, lengths, of
@@ -207,7 +205,6 @@ class _RowsOfR:
 
 
 def _whole(layers: Layers, lengths: dict[str, int]) -> dict[tuple[str, str], Tensor]:
-    """All matrices R, by the streams of queries and keys."""
     like = layers[0][0].map
     found = {}
     for to, rows in lengths.items():
@@ -252,11 +249,7 @@ def _are_mutual(layers: Layers) -> bool:
 
 
 def _given(steps: Any) -> Layers:
-    """The caller's list of layers.
-
-    Raises:
-        ArgumentError: an entry is not a layer, or the list is empty.
-    """
+    """The caller's list of layers."""
     found: list[tuple[AttentionStep, ...]] = []
     for one in [steps] if isinstance(steps, AttentionMap) else steps:
         several = one if isinstance(one, tuple) and not isinstance(one, AttentionStep) else (one,)
@@ -271,11 +264,7 @@ def _given(steps: Any) -> Layers:
 
 
 def _observed(record: Any) -> Layers:
-    """The layers of a watch, separated by the names of their modules.
-
-    Raises:
-        ArgumentError: nothing was seen, or several runs of the model, or unconnected stacks.
-    """
+    """The layers of a watch, separated by the names of their modules."""
     calls = [call for call in record.calls if call.map is not None]
     if len({call.run for call in calls}) > 1:
         raise ArgumentError(
@@ -319,11 +308,7 @@ def _batch(one: AttentionMap) -> tuple[int, ...]:
 
 
 def _lengths(layers: Layers) -> dict[str, int]:
-    """The length of each stream, purely attended streams first.
-
-    Raises:
-        ShapeError: a stream has several lengths, or the layers have several batches.
-    """
+    """The length of each stream, purely attended streams first."""
     found: dict[str, int] = {}
     asking = {queries for steps in layers for _, queries, keys in steps if queries != keys}
     for is_asking in (False, True):

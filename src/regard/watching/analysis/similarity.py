@@ -117,7 +117,6 @@ def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _rows(source: Source, flat_heads: range, scratch: Scratch) -> Iterator[Tensor]:
-    """The weights (flat_heads, t, S) of some flat_heads, a few rows at a time."""
     step = fitting(TILE_ELEMENTS, len(flat_heads) * source.keys * source.width)
     part = source.part(flat_heads, scratch)
     for rows in ranges(source.queries, step):

@@ -104,7 +104,6 @@ def _future(call: Observed, facts: Facts, later: float) -> Finding:
 
 
 def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:
-    """Rows without a key: by design for padding, a mistake for real tokens."""
     assert call.map is not None
     seen, (queries, keys) = facts.seen, call.map.shape[-2:]
     dead = (~seen.live).unflatten(0, seen.shape).any(1)

@@ -27,10 +27,8 @@ from regard.watching.observed import Observed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """The mask of a call, and shares of the weight: means over rows with a key, over heads and over the batch.
-
-    Shares are in [0, 1].
-    """
+    """The mask of a call, and shares of the weight: means over rows with a key, over heads and over the batch. Shares
+    are in [0, 1]."""
 
     mask: MaskKind
     later: float | None
@@ -42,9 +40,7 @@ class Facts:
     no_key: int
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
-    """How many rows all sequences have."""
     seen: Visible
-    """Who sees whom."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
@@ -164,9 +160,7 @@ class _Counted:
 
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
-
-    None if the weights are not a softmax, or rows were lowered.
-    """
+    None if the weights are not a softmax, or rows were lowered."""
     call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
@@ -201,10 +195,8 @@ MOST_CALLS = 16
 
 
 def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
-    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls.
-
-    Of many calls some are read, the first and the last among them, and the lines say how many.
-    """
+    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls. Of many calls
+    some are read, the first and the last among them, and the lines say how many."""
     kinds: dict[tuple[object, ...], list[Facts]] = {}
     read = _spread(calls, MOST_CALLS)
     for call in read:

@@ -94,7 +94,6 @@ class GivenSubject(Subject):
         return sdpa_kernel([SDPBackend.MATH])
 
     def _real(self, row: Sample) -> Tensor:
-        """The real positions of a row, by the masks."""
         for name in self._masks:
             mask = row[name]
             if name in KEEPS:
@@ -103,7 +102,6 @@ class GivenSubject(Subject):
         return torch.ones(0, dtype=torch.bool)
 
     def _filled(self, row: Sample, filler: int) -> Sample:
-        """The row with other values in padding."""
         real = self._real(row)
         if not filler or not len(real) or bool(real.all()):
             return row

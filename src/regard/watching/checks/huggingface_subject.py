@@ -123,7 +123,6 @@ class HuggingFaceSubject(Subject):
         return together.keep if together.is_padded else None
 
     def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The arguments of a batch, and the mask of its real positions."""
         inputs: dict[str, Any] = {}
         keeps: dict[str, Tensor] = {}
         dtype = next(self.model.parameters()).dtype

@@ -1,7 +1,5 @@
-"""The role of an attention module: cross-attention or self-attention, and its expected causality.
-
-Names mark cross-attention; a Hugging Face model's config gives causality.
-"""
+"""The role of an attention module: cross-attention or self-attention, and its expected causality. Names mark
+cross-attention; a Hugging Face model's config gives causality."""
 
 import re
 import sys

@@ -92,7 +92,7 @@ def visible_in(weights: AttentionMap) -> Visible:
 def _by_rows(
     allowed: Callable[[range], Tensor], even: Tensor | None, queries: int, step: int, alike: list[Tensor] | None = None
 ) -> Visible:
-    """Render a few rows at a time; `alike` gets the uniform rows of each chunk if only the rows themselves show them."""
+    """Render a few rows at a time; `alike` gets the uniform rows of each chunk, if only the rows show them."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     shape, keys, evens = (1, 1), None, []
     for rows in ranges(queries, step):
@@ -118,10 +118,8 @@ def _by_rows(
 
 
 def _by_range(mask: Mask | None, sizes: Sizes, device: torch.device) -> Visible | None:
-    """The visible keys of a mask of one key range per row, less keys hidden from all; None for others.
-
-    A causal mask, a window, padding and lengths, and their combinations, are such masks.
-    """
+    """The visible keys of a mask of one key range per row, less keys hidden from all; None for others. A causal mask, a
+    window, padding and lengths, and their combinations, are such masks."""
     queries, keys = torch.arange(sizes.queries, device=device), sizes.keys
     low, stop = torch.zeros_like(queries), torch.full_like(queries, keys)
     keep = torch.ones((1, 1, keys), dtype=torch.bool, device=device)

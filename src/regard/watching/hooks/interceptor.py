@@ -1,7 +1,5 @@
-"""The interceptor of a model's attention calls: its handlers run before and after each call.
-
-A watch, a run with edits and `regard.on_attention` are interceptors. A call without changes keeps every bit.
-"""
+"""The interceptor of a model's attention calls: its handlers run before and after each call. A watch, a run with edits
+and `regard.on_attention` are interceptors. A call without changes keeps every bit."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +17,6 @@ class Interceptor:
     modules: dict[str, nn.Module]
     """The modules by path. They are held: `paths` has their ids, and Python reuses the id of a freed object."""
     paths: dict[int, str]
-    """The path of each module by its id."""
     keeps_graph: bool = False
     """True if its maps carry gradients."""
     changes: Mapping[object, Callable[..., Any]] = {}

@@ -172,10 +172,8 @@ class OpenThreads:
         return thread
 
     def leave(self, watch: Interceptor) -> ThreadState:
-        """Close the watch in this thread; if it is not open here, in the thread of the last opening.
-
-        A watched generator may end in another thread than it began in.
-        """
+        """Close the watch in this thread; if it is not open here, in the thread of the last opening. A watched
+        generator may end in another thread than it began in."""
         thread = this_thread()
         if thread in self._open:
             mark = self._open.pop(thread)

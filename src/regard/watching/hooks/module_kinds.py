@@ -51,10 +51,7 @@ PLAIN = frozenset({
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,
     nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid,
 })  # fmt: skip
-"""Frequent modules of torch without attention.
-
-They run without our mode, which costs microseconds per function.
-"""
+"""Frequent modules of torch without attention. They run without our mode, which costs microseconds per function."""
 
 TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
 
@@ -73,10 +70,8 @@ def is_known(place: str, name: str) -> bool:
 
 
 def is_plain(module: nn.Module, traces: Traces) -> bool:
-    """True for a module without observed functions, which can run without our mode.
-
-    Outputs of a torch module from traced tensors are found afterwards; transformers' modules run under our mode.
-    """
+    """True for a module without observed functions, which can run without our mode. Outputs of a torch module from
+    traced tensors are found afterwards; transformers' modules run under our mode."""
     kind = type(module)
     if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):
         return False

@@ -50,7 +50,6 @@ class Reading:
 
     @property
     def source(self) -> Source:
-        """The source of the weights."""
         if self.stored is not None:
             return self.stored
         assert self.factors is not None

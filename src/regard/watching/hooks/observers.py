@@ -53,7 +53,6 @@ FUNCTIONS: dict[object, FunctionObserver] = {
     F.multi_head_attention_forward: observe_function,
     flex_attention_operator: observe_flex,
 }
-"""The observer of each function."""
 
 MODULES: dict[object, ModuleObserver] = {
     nn.MultiheadAttention.forward: observe_module,

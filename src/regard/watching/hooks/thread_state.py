@@ -98,11 +98,8 @@ class ThreadState:
             self.compiled.clear()
 
     def hide(self, hidden: bool) -> None:
-        """Take our function mode off torch's stack, or put it back.
-
-        torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
-        do not run fused anyway, and ours can stay.
-        """
+        """Take our function mode off torch's stack, or put it back. torch runs its layers fused only if no function
+        mode is active. If a mode of the user lies above ours, they do not run fused anyway, and ours can stay."""
         if hidden and not self.hidden and get_function_mode() is self.mode:
             pop_function_mode()
             self.hidden = True
@@ -111,13 +108,11 @@ class ThreadState:
             self.hidden = False
 
     def begin_plain(self, module: nn.Module) -> None:
-        """Run a plain module, without our mode."""
         self.plain, self._may_see = module, not self.hidden
         if self._may_see:
             self.hide(True)
 
     def end_plain(self) -> None:
-        """The plain module has ended."""
         self.plain = None
         if self._may_see:
             self.hide(False)
@@ -139,10 +134,8 @@ class ThreadState:
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Interceptor) -> str | None:
-        """The path of the innermost running module the watch knows; None outside its model.
-
-        The module is found as the `self` of a running function, so a method (a decoder's step) counts like a call.
-        """
+        """The path of the innermost running module the watch knows; None outside its model. The module is found as the
+        `self` of a running function, so a method (a decoder's step) counts like a call."""
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
         running: FrameType | None = _frame_of_model(sys._getframe(1))
@@ -224,12 +217,10 @@ class ThreadState:
         return frames[-1] if frames else None
 
     def innermost_module(self) -> nn.Module | None:
-        """The module of that frame."""
         frame = self.innermost()
         return None if frame is None else frame.module
 
     def is_in_attention(self) -> bool:
-        """True inside a module that looks like attention."""
         return any(looks_like_attention(frame.module) for frame in self.stack)
 
 

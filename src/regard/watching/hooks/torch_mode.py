@@ -12,16 +12,13 @@ from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.traced_calls import observe_traced
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
-"""The types of operators."""
 
 NATIVE = frozenset({
     types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
     types.WrapperDescriptorType,
 })  # fmt: skip
-"""The types of other functions: those of torch, of its tensors and of Python.
-
-A type lookup takes a tenth of the time of `isinstance` with the operator classes.
-"""
+"""The types of other functions: those of torch, of its tensors and of Python. A type lookup takes a tenth of the time
+of `isinstance` with the operator classes."""
 
 
 class FunctionMode(TorchFunctionMode):

@@ -159,7 +159,6 @@ class Factors:
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
-        """All tensors held in memory now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -191,10 +190,8 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def with_graph() -> AbstractContextManager[object]:
-    """The same with gradients.
-
-    Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see nothing of a read.
-    """
+    """The same with gradients. Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see
+    nothing of a read."""
     stack = _exactly(torch.enable_grad())
     stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
     return stack
@@ -226,10 +223,8 @@ def _tolerance(call: Call) -> float:
 
 
 def row_sum_error(call: Call, lse: Tensor) -> float:
-    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
-
-    It uses few operations, because it runs for every watched call.
-    """
+    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
+    few operations, because it runs for every watched call."""
     sizes, columns = call.sizes, range(call.sizes.keys)
     last = range(sizes.queries - 1, sizes.queries)
     query = call.query[:, :, -1:].to(call.compute_dtype)

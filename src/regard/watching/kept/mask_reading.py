@@ -42,7 +42,6 @@ class GivenMask:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the dense tensor."""
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
     def holding(self, kept: SavedTensor) -> "GivenMask":
@@ -98,10 +97,8 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
-    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask is equal.
-
-    A bool mask is equal if each element is 0 or hides, and each of those rows has one value throughout.
-    """
+    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask is equal. A bool mask
+    is equal if each element is 0 or hides, and each of those rows has one value throughout."""
     rows, is_plain = [], True
     for chunk in _chunks(tensor.detach()):
         top = chunk.amax(-1)
@@ -114,10 +111,8 @@ def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
 
 
 def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
-    """The simplest predicate equal to a bool mask (B or 1, H or 1, T or 1, S or 1).
-
-    The bool mask is False in the uniform (`even`) rows, although these see every key.
-    """
+    """The simplest predicate equal to a bool mask (B or 1, H or 1, T or 1, S or 1). The bool mask is False in the
+    uniform (`even`) rows, although these see every key."""
     keys = keep.any(-2, keepdim=True)
     rows = keep.any(-1) if even is None else keep.any(-1) | even
     live = None if bool(rows.all()) else rows

@@ -27,7 +27,6 @@ class GradientOf:
 
     def __init__(self, what: str, log: "GradientLog") -> None:
         self.what = what
-        """The call, for messages."""
         self._log = log
         self._kept: SavedTensor | None = None
         self._passes = 0
@@ -45,11 +44,9 @@ class GradientOf:
         return self._passes > 0
 
     def clear(self) -> None:
-        """Forget the received gradients."""
         self._kept, self._passes = None, 0
 
     def tensors(self) -> list[Tensor]:
-        """The tensors held in memory."""
         return [] if self._kept is None else [self._kept.tensor]
 
     def read(self) -> Tensor:
@@ -81,7 +78,6 @@ class GradientLog:
 
     def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
         self.keep = keep
-        """Saves a gradient."""
         self.is_recording = True
         """True if the call being read ran with gradients; they may be off meanwhile."""
         self._waiting: list[GradientOf] = []

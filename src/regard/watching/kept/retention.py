@@ -55,11 +55,9 @@ class RetentionPolicy:
         return SavedTensor(tensor.detach(), what, version_counter(tensor))
 
     def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> SavedTensor:
-        """Save queries, which the model does not need after the call: as a large copy elsewhere, if possible.
-
-        The model then reuses their memory in the next layer, where new pages would cost more than the copy. Keys may be
-        in a cache of the model, and a copy would hold them twice, as would a copy of queries in the memory of the keys.
-        """
+        """Save queries, which the model does not need after the call: as a large copy elsewhere, if possible. The model
+        then reuses their memory in the next layer, where new pages would cost more than the copy. Keys may be in a
+        cache of the model, and a copy would hold them twice, as would a copy of queries in the memory of the keys."""
         may_copy = self.where == "factors" and not tensor.requires_grad and may_be_deferred(tensor)
         if not may_copy or torch.is_inference_mode_enabled() or _share_memory(tensor, keys):
             return self.keep(tensor, what)
@@ -110,10 +108,8 @@ class RetentionPolicy:
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
-        """Read a mask of a torch function, once for all calls with the same mask.
-
-        `drops`: True in a bool mask drops a key; `dtype` is autocast's dtype for additive masks.
-        """
+        """Read a mask of a torch function, once for all calls with the same mask. `drops`: True in a bool mask drops a
+        key; `dtype` is autocast's dtype for additive masks."""
         if self.graph and tensor.requires_grad:
             return self._read_learned(tensor, sizes, dtype)
         key = _identity(tensor)

@@ -37,7 +37,6 @@ class SavedTensor:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor."""
         if not isinstance(self.made, Tensor):
             with torch.inference_mode(False), torch.no_grad():
                 self.made = self.made.tensor()
@@ -73,10 +72,8 @@ class SavedTensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """An ordinary copy, also of an inference tensor (without a version to compare).
-
-    It keeps the tensor's memory order, the fastest to copy.
-    """
+    """An ordinary copy, also of an inference tensor (without a version to compare). It keeps the tensor's memory order,
+    the fastest to copy."""
     if not torch.is_inference_mode_enabled():
         return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
@@ -89,10 +86,8 @@ def may_be_deferred(tensor: Tensor) -> bool:
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:
-    """True if a tensor may be a buffer, such as a static cache: it was written in place before, and may be again.
-
-    An inference tensor always counts, because it has no version.
-    """
+    """True if a tensor may be a buffer, such as a static cache: it was written in place before, and may be again. An
+    inference tensor always counts, because it has no version."""
     return tensor.is_inference() or version_counter(tensor) > 0
 
 

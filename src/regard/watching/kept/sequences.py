@@ -25,7 +25,6 @@ class Moment(NamedTuple):
     """When a call ran."""
 
     thread: int
-    """The identity of the thread."""
     at: int
     """How many calls its thread had observed until then, this one included."""
     begun: int | None
@@ -115,7 +114,6 @@ class Sequences:
     """The first call of each module without a second one."""
     _ends: dict[str, list[_End]] = field(default_factory=dict)
     _told: dict[int, _Told] = field(default_factory=dict)
-    """By thread."""
     _count: int = 0
 
     @property
@@ -126,11 +124,8 @@ class Sequences:
         return self._of
 
     def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
-        """Save the first call of a module without its fingerprints; True if it is the first.
-
-        Most models run once under a watch. Fingerprints are made when the module is called again, or when the sequences
-        are read.
-        """
+        """Save the first call of a module without its fingerprints; True if it is the first. Most models run once under
+        a watch. Fingerprints are made when the module is called again, or when the sequences are read."""
         if name in self._of or name in self._waiting:
             return False
         self._waiting[name] = _Waiting(call, printed, when)

@@ -29,7 +29,6 @@ class AttentionHook(Interceptor):
         self.model = model
         self.function = function
         self.calls = 0
-        """How often the function was called."""
         self.missed: list[tuple[str, str]] = []
         """(module, reason) of calls that looked like attention and could not be passed to the function."""
         self.modules = dict(model.named_modules())
@@ -77,10 +76,8 @@ class AttentionHook(Interceptor):
             )
 
     def seen(self, cache: Any) -> int:
-        """How many tokens a cache has seen: the position of the next one.
-
-        After the `with` block transformers counts positions by the length of the cache, and needs `position_ids`.
-        """
+        """How many tokens a cache has seen: the position of the next one. After the `with` block transformers counts
+        positions by the length of the cache, and needs `position_ids`."""
         return self._caches.seen(cache)
 
     def __repr__(self) -> str:
@@ -276,7 +273,6 @@ class AttentionHook(Interceptor):
 def _with(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a call with some of them changed, or None."""
     if not changed:
         return None
     positional = list(arguments_of(module, args, {}))
@@ -309,7 +305,6 @@ class _Forward:
         return self.layers.pop(path, None)
 
     def close(self) -> None:
-        """Remove the hooks of layers, and let go of everything."""
         for pruned in self.tokens.values():
             pruned.close()
         self.tokens.clear()

@@ -22,7 +22,6 @@ class LayerCache:
     """The cache of a layer whose attention runs now, and its content before."""
 
     cache: Any
-    """The `Cache` of the model."""
     number: int
     """The index of the layer in the cache."""
     is_cross: bool
@@ -32,11 +31,9 @@ class LayerCache:
     before: tuple[Tensor, Tensor] | None
     """Keys and values before the call; None if there were none, or while they are not needed."""
     length: int
-    """How many keys there were before the call."""
 
     @property
     def layer(self) -> Any:
-        """The layer of the cache."""
         return self.cache.layers[self.number]
 
     def refuse_unprunable(self, name: str, keys: int) -> None:

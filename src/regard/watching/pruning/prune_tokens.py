@@ -46,7 +46,6 @@ class PrunedTokens:
         ]
 
     def close(self) -> None:
-        """Remove the hooks of the layers."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -42,7 +42,6 @@ class PrunedCaches:
         return cache in self._uneven or self.is_pruned(cache)
 
     def seen(self, cache: Any) -> int:
-        """How many tokens a cache has seen."""
         layers = cache.layers
         return int(cache.get_seq_length()) + (self.dropped(layers[0]) if layers else 0)
 

@@ -37,10 +37,8 @@ def followed(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor,
     axes: Sequence[AxisNumber], place: int = 0,
 ) -> list[AxisNumber] | None:  # fmt: skip
-    """Where the axes of an argument are in a result (the `place`-th, if there are several).
-
-    None means the result is no longer of the argument: it is a reduction over the axis.
-    """
+    """Where the axes of an argument are in a result (the `place`-th, if there are several). None means the result is no
+    longer of the argument: it is a reduction over the axis."""
     if name in VIEWS:
         # An exchange of axes needs no sizes. With sizes of at least two, every axis has a distinguishing stride.
         sizes = [max(n, 2) for n in tensor.shape] if name in MOVES else list(tensor.shape)

@@ -104,7 +104,6 @@ def note_of(folding: Folding | str) -> str:
 
 
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
-    """The folding order of a module with candidate head counts; None if unknown."""
     known = _known.get(module)
     if known is not None and known.heads in folds:
         return known
@@ -155,7 +154,6 @@ def _heads_of(module: nn.Module, count: int) -> list[int]:
 
 
 def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:
-    """The order of sequences and heads, if the values show it."""
     count = len(values)
     sequences = count // heads
     rows = [n for n in range(1, count) if n // heads != n % sequences] or [1]

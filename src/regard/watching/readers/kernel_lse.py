@@ -23,11 +23,9 @@ LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_fused_attention_overrideable": lambda lse, queries: lse,
 }
 KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isinstance(found := operator(name), Missing)}
-"""For each operator of this torch, the conversion of its second result to (B, H, T).
-
-The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty without gradients; the result of
-cuDNN's kernel has one more dimension, and is None without gradients.
-"""
+"""For each operator of this torch, the conversion of its second result to (B, H, T). The efficient kernel pads the
+result to a multiple of 32 rows, and may leave it empty without gradients; the result of cuDNN's kernel has one more
+dimension, and is None without gradients."""
 
 
 FLASH_CPU = flash_cpu.default
@@ -95,11 +93,8 @@ def run_with_lse(
 
 
 def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
-    """Call the kernel of the CPU as torch would, if torch certainly would; else None.
-
-    torch asks `_fused_sdp_choice`, and calls the kernel with the same tensors. A dispatch mode instead costs 50 to 100
-    us a call.
-    """
+    """Call the kernel of the CPU as torch would, if torch certainly would; else None. torch asks `_fused_sdp_choice`,
+    and calls the kernel with the same tensors. A dispatch mode instead costs 50 to 100 us a call."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     given = query, key, value
     if arguments["attn_mask"] is not None or not all(

@@ -120,7 +120,6 @@ class Projected(ObservedCall):
         return Evidence(queries, keys, self.key.input)
 
     def sizes(self) -> Sizes:
-        """The sizes of the call."""
         x, y = self.query.input, self.key.input
         is_batched = x.dim() == 3
         length, batch = (1, 0) if self.batch_first else (0, 1)
@@ -132,7 +131,6 @@ class Projected(ObservedCall):
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
     def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """The conjunction of both masks."""
         if self.lengths is not None:
             return self._nested(sizes)
         extra = (self.key.row is not None) + self.key.zero
@@ -200,7 +198,6 @@ class Layer(NamedTuple):
 
     num_heads: int
     weights: tuple[Tensor | None, ...]
-    """The weights of query, key and value."""
     is_packed: bool
     """True if all three are one tensor, with the weights of query, key and value as its thirds."""
     biases: Tensor | None

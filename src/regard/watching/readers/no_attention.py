@@ -20,9 +20,7 @@ class ValueProduct:
 
     contraction: Contraction
     place: int
-    """The operand of the weights."""
     key: object
-    """The label of the keys."""
     order: tuple[int, ...]
     """The axes of the weights, in the order batch..., heads, queries, keys."""
     has_queries: bool
@@ -44,7 +42,6 @@ class ValueProduct:
 
     @property
     def weights(self) -> Tensor:
-        """The weights, as the product got them."""
         return self.contraction.operands[self.place]
 
     @property
@@ -58,7 +55,6 @@ class ValueProduct:
 
     @property
     def values_labels(self) -> Labels:
-        """The labels of the values."""
         return self.contraction.labels[self._values]
 
     @property
@@ -177,10 +173,8 @@ def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:
 
 
 def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
-    """True if the sizes of a module's input make the keys its channels, and the features its positions.
-
-    Used only without a known projection.
-    """
+    """True if the sizes of a module's input make the keys its channels, and the features its positions. Used only
+    without a known projection."""
     if not thread.stack or product.queries != product.keys or len(product.features) != 1:
         return False
     module = thread.innermost_module()

@@ -48,11 +48,8 @@ def is_own(func: Any) -> bool:
 
 
 def _is_of_positions(given: object) -> bool:
-    """True if all tensors of a call are positions or masks, without scores or values.
-
-    transformers 4.57 makes its masks so: by `torch.vmap` of functions that index a mask of padding, an operator of
-    torch with a Python function.
-    """
+    """True if all tensors of a call are positions or masks, without scores or values. transformers 4.57 makes its masks
+    so: by `torch.vmap` of functions that index a mask of padding, an operator of torch with a Python function."""
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
 

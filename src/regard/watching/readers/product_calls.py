@@ -95,7 +95,6 @@ class WrittenOut(ObservedCall):
         return Evidence(weights, values, self.product.values)
 
     def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
-        """Multiply the weights of the map with the values, and compare with the model's output."""
         product = self.product
         read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):
@@ -383,10 +382,8 @@ LOW_RANK = (
 
 
 def close(thread: ThreadState, frame: RunningModule) -> None:
-    """Report the softmaxes of an ended module, if no living tensor is made of them, and no product used them.
-
-    Surviving ones belong to the module around it.
-    """
+    """Report the softmaxes of an ended module, if no living tensor is made of them, and no product used them. Surviving
+    ones belong to the module around it."""
     outer = thread.stack[-2] if len(thread.stack) > 1 else None
     for origin in frame.pending:
         if origin.is_taken:

@@ -1,7 +1,5 @@
-"""The provenance of tensors: those made from a softmax, and the axis on which its weights still sum over keys.
-
-A tensor is traced for as long as it lives, through weak references, so a trace keeps no memory of the model.
-"""
+"""The provenance of tensors: those made from a softmax, and the axis on which its weights still sum over keys. A tensor
+is traced for as long as it lives, through weak references, so a trace keeps no memory of the model."""
 
 import weakref
 from collections.abc import Iterator
@@ -92,7 +90,6 @@ class Traces:
         return len(self.alive)
 
     def of(self, tensor: object) -> Trace | None:
-        """The trace of a tensor."""
         found = self.alive.get(id(tensor))
         return None if found is None or found[0]() is not tensor else found[1]
 
@@ -116,7 +113,6 @@ class Traces:
         return any(origin in trace.origins for trace in self.all())
 
     def all(self) -> Iterator[Trace]:
-        """All traces."""
         return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
 
     def leave(self, depth: int) -> None:
@@ -127,7 +123,6 @@ class Traces:
                 self.alive.pop(number, None)
 
     def clear(self) -> None:
-        """Forget everything."""
         self.alive.clear()
         self._projections.clear()
 
@@ -146,10 +141,8 @@ class Traces:
         self._projections[_number(base)] = one
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
-        """True if an axis runs over the channels of a projection, False over positions; None if unknown.
-
-        Known for a projection's output and for its views, by strides.
-        """
+        """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
+        projection's output and for its views, by strides."""
         base = base_of(tensor)
         projection = self._projections.get(_number(base))
         if projection is None or projection.is_gone() or tensor.shape[axis] < 2:

@@ -271,10 +271,8 @@ def _give(
 def laid_out_by_heads(
     thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
 ) -> Sdpa:
-    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout.
-
-    `output` is None before it ran.
-    """
+    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
+    is None before it ran."""
     call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
     return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
 

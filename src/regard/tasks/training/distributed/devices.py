@@ -90,10 +90,8 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 
 def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision of all ranks of a training, by the choice of rank 0; every rank has to call this.
-
-    Ranks without a process group choose for themselves.
-    """
+    """The precision of all ranks of a training, by the choice of rank 0; every rank has to call this. Ranks without a
+    process group choose for themselves."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
     if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)

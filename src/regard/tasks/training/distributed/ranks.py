@@ -24,7 +24,6 @@ class Ranks:
     rank: int = 0
     """The number of this process, from 0."""
     world_size: int = 1
-    """The number of processes."""
     device: torch.device | str = "cpu"
     """The device for exchanged tensors."""
 
@@ -63,11 +62,8 @@ class Ranks:
         return [one["answer"] for one in found]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks; one process returns the tensor itself.
-
-        Every rank must call this method. Fabric's own moves its argument to the device in any case, and Apple's GPUs
-        have no float64.
-        """
+        """The sum of a tensor over all ranks; one process returns the tensor itself. Every rank must call this method.
+        Fabric's own moves its argument to the device in any case, and Apple's GPUs have no float64."""
         if self.world_size == 1:
             return values
         total = values.to(self.device, copy=True)

@@ -139,7 +139,6 @@ def describe_milestone(event: Event) -> str:
 
 
 def _skipped(event: Finished) -> str:
-    """The number of skipped batches in words; empty for 0."""
     count = event.skipped_batches
     return f"; {count:,} {'batch' if count == 1 else 'batches'} passed over" if count else ""
 

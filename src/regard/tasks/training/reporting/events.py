@@ -99,4 +99,3 @@ class Finished:
 Event = Started | Stepped | Skipped | Validated | HeadsMeasured | Saved | Finished
 """Any event of the training loop."""
 Callback = Callable[[Event], None]
-"""Called with every event."""

@@ -18,10 +18,8 @@ from regard.tasks.training.reporting.events import Event, HeadsMeasured, Saved, 
 
 
 class MetricsFile:
-    """A callback that appends one line of JSON for each report, skipped update, validation and measure of heads.
-
-    A run resumed from step n removes the lines after step n, because they will be written again.
-    """
+    """A callback that appends one line of JSON for each report, skipped update, validation and measure of heads. A run
+    resumed from step n removes the lines after step n, because they will be written again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -15,7 +15,6 @@ class Meter:
     places: float = 0.0
 
     def add(self, tokens: float, places: float) -> None:
-        """Count one step."""
         self.steps += 1
         self.tokens += tokens
         self.places += places

@@ -82,6 +82,7 @@ class TextStore(TokenFile[TextFooter]):
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from regard.tasks.text.tokenizers import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -30,11 +30,7 @@ class Edit(ABC):
 
 
 def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = None) -> None:
-    """Check that every value is finite and at least `least`.
-
-    Raises:
-        ArgumentError: it is not, or it is neither a number nor a tensor of floating point.
-    """
+    """Check that every value is finite and at least `least`; raises ArgumentError otherwise."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise ArgumentError(f"{what} is a number or a tensor of floating point, got a tensor of {value.dtype}")

@@ -64,12 +64,8 @@ class CallPlace:
         return f"{self.name or 'the model itself'!r}{call}"
 
     def chosen(self, index: Positions, axis: str) -> Chosen1D | None:
-        """The chosen positions along an axis ("query", "key", "head" or "batch") within the call; None for all.
-
-        Raises:
-            ArgumentError: a position is beyond the last, or named twice.
-            ShapeError: a tensor is neither of integers nor of bools for these positions.
-        """
+        """The chosen positions along an axis ("query", "key", "head" or "batch") within the call; None for all. Raises
+        ArgumentError beyond the last position or for repetition, ShapeError for tensors of other dtypes or sizes."""
         if index is None:
             return None
         if axis in ("head", "batch") and self.heads_unknown:

@@ -43,11 +43,7 @@ class EditsOfName:
 
     @classmethod
     def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
-        """Check a name and its edits.
-
-        Raises:
-            ArgumentError: no module has the name, or something is no edit.
-        """
+        """Check a name and its edits; raises ArgumentError for an unknown module, or anything but an edit."""
         path, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
         if not isinstance(path, str) or isinstance(call, bool) or not (call is None or isinstance(call, int)):
             raise ArgumentError(f"edits are named by a path, or by (path, number of the call); got {name!r}")
@@ -89,11 +85,7 @@ class EditRun(Interceptor):
 
     @classmethod
     def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
-        """The run of a model with edits, as `regard.edit` takes them.
-
-        Raises:
-            ArgumentError: see `regard.edit`.
-        """
+        """The run of a model with edits, with the arguments and errors of `regard.edit`."""
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(edits, Mapping):

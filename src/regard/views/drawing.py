@@ -45,11 +45,7 @@ class Colouring:
     def chosen(
         cls, scale: str | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
-        """The look for the arguments of a view.
-
-        Raises:
-            ArgumentError: one of them is out of its range.
-        """
+        """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
@@ -79,11 +75,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
-    """Read, check, pool and order one map.
-
-    Raises:
-        RegardError: as `heatmap` says.
-    """
+    """Read, check, pool and order one map, with the errors of `heatmap`."""
     shown = picture(panel.weights, panel.rows, panel.columns, max_cells=max_cells, pooling=pooling)
     hidden = hidden_cells(panel.weights, shown.grid, panel.mask)
     counted = ~hidden

@@ -31,11 +31,7 @@ MOST_DIGITS = 20
 
 
 def require_matplotlib() -> None:
-    """Raise an error if matplotlib is not installed.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raise MissingExtraError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

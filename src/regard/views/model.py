@@ -144,11 +144,7 @@ def model_example(
 
 
 def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:
-    """The map (H, T, S) of one sequence of the batch.
-
-    Raises:
-        ShapeError: no such sequence.
-    """
+    """The map (H, T, S) of one sequence of the batch; raises ShapeError if there is no such sequence."""
     batch = weights.leading[:-1]
     count = int(np.prod(batch))
     if not 0 <= sequence < count:

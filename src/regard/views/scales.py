@@ -174,11 +174,7 @@ def scale_of(scale: str | ColourScale) -> ColourScale:
 
 
 def checked_limits(limits: Any, scale: ColourScale) -> Limits:
-    """The caller's limits, checked.
-
-    Raises:
-        ArgumentError: they are not two finite values in order, or the scale has no place for them.
-    """
+    """Check a caller's limits: two finite values in order, valid on the scale; raises ArgumentError otherwise."""
     try:
         low, high = (float(limit) for limit in limits)
     except (TypeError, ValueError):

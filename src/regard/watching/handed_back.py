@@ -29,11 +29,8 @@ class KeepKeys:
     indices: Tensor
 
     def checked(self, name: str, weights: AttentionMap, batch: int, key_heads: int) -> Tensor:
-        """The indices (B, G, K), in the order of the keys.
-
-        Raises:
-            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
-        """
+        """The indices (B, G, K), in the order of the keys; raises FunctionError for other shapes or dtypes, indices out
+        of range, or repetition."""
         leads = {2: (batch,), 3: (batch, key_heads)}
         shapes = f"({batch}, K) or ({batch}, {key_heads}, K), K in [1, {weights.shape[-1]}]"
         found = _checked(self, name, weights.shape[-1], leads, shapes)
@@ -61,11 +58,7 @@ class KeepTokens:
     indices: Tensor
 
     def checked(self, name: str, weights: AttentionMap, batch: int) -> Tensor:
-        """The indices (B, K), in the order of the tokens.
-
-        Raises:
-            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
-        """
+        """The indices (B, K), in the order of the tokens; raises FunctionError like those of keys."""
         shapes = f"({batch}, K), K in [1, {weights.shape[-2]}]"
         return _checked(self, name, weights.shape[-2], {2: (batch,)}, shapes)
 

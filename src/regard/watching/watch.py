@@ -112,11 +112,7 @@ class Seen:
         self._open_in = OpenThreads()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse `pickle` and `copy`.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: a watch is neither pickled nor copied."""
         raise ArgumentError(
             "what a watch has seen is bound to its model and can be neither copied nor pickled: copy or save its maps, "
             "as in copy.deepcopy(dict(seen.items())) or seen[name].save(path)"
@@ -311,11 +307,7 @@ class Seen:
 
 
 def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
-    """Refuse a model with any compiled part; `do` and `done` are the verb in the message.
-
-    Raises:
-        ArgumentError: a part is compiled; the message names the model to watch instead.
-    """
+    """Raise ArgumentError for a model with any compiled part; `do` and `done` are the verb in the message."""
     for path, module in modules.items():
         compiled = how_compiled(module)
         if compiled == "around":

@@ -70,11 +70,7 @@ class ForcedPrefix:
     """The prefix of the answer to each source."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "N V"]:
-        """The next token of the prefix, or any token after the prefix.
-
-        Raises:
-            ArgumentError: a token is not in the vocabulary.
-        """
+        """The next token of the prefix, or any token after it; raises ArgumentError for a token outside the vocabulary."""
         step, sources = progress.tokens.shape[1], progress.sources
         free = torch.ones(len(sources), vocab_size, dtype=torch.bool, device=sources.device)
         for row, source in enumerate(sources.tolist()):
@@ -99,11 +95,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokens: Sequence[int], vocab_size: int) -> "Vocabulary":
-        """The constraint to these tokens in all answers.
-
-        Raises:
-            ArgumentError: there are no tokens, or one is not in the vocabulary.
-        """
+        """The constraint to these tokens in all answers; raises ArgumentError for no tokens, or one outside the
+        vocabulary."""
         if not tokens:
             raise ArgumentError("a vocabulary needs at least one token that may come")
         mask = torch.zeros(vocab_size, dtype=torch.bool)
@@ -113,11 +106,7 @@ class Vocabulary:
         return cls(mask)
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
-        """The same tokens at every step.
-
-        Raises:
-            ArgumentError: the constraint was made for a vocabulary of another size.
-        """
+        """The same tokens at every step; raises ArgumentError for a vocabulary of another size."""
         if self.tokens.shape[-1] != vocab_size:
             raise ArgumentError(f"the model has {vocab_size} tokens, the constraint {self.tokens.shape[-1]}")
         tokens = self.tokens.to(progress.sources.device)

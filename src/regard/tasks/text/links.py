@@ -73,11 +73,7 @@ def as_line(links: Links) -> str:
 
 
 def check_links(source: str, target: str, links: GoldLinks) -> None:
-    """Check that linked words exist. Words are separated by spaces.
-
-    Raises:
-        DataError: one does not; the message names the line of the links.
-    """
+    """Raise DataError, with the line of the links, if a linked word (separated by spaces) does not exist."""
     counts = len(source.split()), len(target.split())
     for link in sorted(links.possible):
         if link[0] >= counts[0] or link[1] >= counts[1]:

@@ -86,10 +86,7 @@ class TokenStore(TokenFile[PairFooter]):
 
     def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
         """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each.
-
-        Raises:
-            RunFolderError: the file is damaged: a sentence ends before it begins.
-        """
+        Raises RunFolderError if a sentence ends before it begins, in a damaged file."""
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         begin, middle, end = begins[rows], middles[rows], ends[rows]
         self._check_order(begin, middle, end)
@@ -139,11 +136,7 @@ class TokenStore(TokenFile[PairFooter]):
         *,
         count: int,
     ) -> "TokenStore":
-        """Write pairs of integer lists below `count` to a file, such as tokens or their positions, and open it.
-
-        Raises:
-            OSError: the file cannot be written; an older one stays as it was.
-        """
+        """Write pairs of integer lists below `count` to a file, such as tokens or their positions, and open it."""
         dtype = dtype_below(count)
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
             ends = np.zeros(1, np.int64)

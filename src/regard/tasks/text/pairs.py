@@ -55,11 +55,8 @@ def read_pairs(
 
 
 def pair_records(files: Sequence[StrPath], format: PairFormat | None) -> tuple[Iterator[Any], Callable[[Any], Pair]]:
-    """The raw record of each pair in files, and a function that decodes it.
-
-    Raises:
-        ArgumentError: the format is unknown, cannot be decided, or needs another number of files.
-    """
+    """The raw record of each pair in files, and a function that decodes it; raises ArgumentError for an unknown or
+    ambiguous format, or a wrong number of files."""
     lines = chain.from_iterable(map(raw_lines, files))
     match _format(files, format):
         case "aligned":

@@ -19,11 +19,7 @@ AFFIXES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 def tokenizers_library() -> ModuleType:
-    """The `tokenizers` package.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-    """
+    """The `tokenizers` package; raises MissingExtraError if it is not installed."""
     try:
         import tokenizers
     except ImportError as error:
@@ -71,12 +67,8 @@ def reads_lower_case(backend: Any) -> bool:
 
 @contextmanager
 def encoding() -> Iterator[None]:
-    """Name the tokenizer where the library gives up on a text.
-
-    Raises:
-        DataError: the library panicked, without an `Exception`: a pattern of a tokenizer.json can need more steps for a
-            text than the library's limit.
-    """
+    """Turn a panic of the library, which is no `Exception`, into a DataError with the tokenizer's name: a pattern of a
+    tokenizer.json can need more steps for a text than the library's limit."""
     try:
         yield
     except BaseException as error:

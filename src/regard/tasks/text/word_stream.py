@@ -20,11 +20,7 @@ class HeardWord(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The word in NFC.
-
-        Raises:
-            DataError: it is not UTF-8.
-        """
+        """The word in NFC; raises DataError if it is not UTF-8."""
         assert self.raw is not None
         try:
             return normalise(self.raw.decode())

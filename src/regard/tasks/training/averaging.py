@@ -68,11 +68,7 @@ class MovingAverage:
         return {name: self._values[owner] for name, owner in self._owners.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, source: Path) -> None:
-        """Continue with saved averages.
-
-        Raises:
-            RunFolderError: they do not belong to this model; the message names `source`.
-        """
+        """Continue with saved averages; raises RunFolderError, with `source`, if they do not belong to this model."""
         for name, value in self._values.items():
             if name not in state or state[name].shape != value.shape:
                 found = tuple(state[name].shape) if name in state else "absent"

@@ -94,12 +94,7 @@ class Checkpoints:
         _write_checkpoint(self._to_write("last"), parts, state.position, ranks)
 
     def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
-        """Replace a checkpoint of only the model: the best, or a kept one. Every rank must call it.
-
-        Raises:
-            RunFolderError: there is a link in its place.
-            OSError: a rank could not write its part; the checkpoint before is still there.
-        """
+        """Replace a checkpoint of only the model: the best, or a kept one. Errors and ranks as in `save_last`."""
         _write_checkpoint(self._to_write(which), {"model": dict(model)}, position, ranks)
 
     def kept(self) -> list[str]:
@@ -112,12 +107,8 @@ class Checkpoints:
             self.remove(name)
 
     def remove(self, which: str) -> None:
-        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder.
-
-        Raises:
-            RunFolderError: there is a link in its place.
-            OSError: a file cannot be removed.
-        """
+        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder. Raises RunFolderError
+        for a link in its place, OSError if a file cannot be removed."""
         folder = self._to_write(which)
         if not folder.is_dir():
             return
@@ -128,23 +119,14 @@ class Checkpoints:
         remove_empty(folder)
 
     def remove_all(self) -> None:
-        """Remove all checkpoints, as `remove` does.
-
-        Raises:
-            RunFolderError: there is a link in the place of one.
-            OSError: a file cannot be removed.
-        """
+        """Remove all checkpoints, as `remove` does."""
         for which in self._places():
             self.remove(which)
         remove_empty(self.folder / KEPT)
 
     def sweep(self) -> None:
-        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests.
-
-        Raises:
-            RunFolderError: there is a link in the place of a checkpoint.
-            OSError: a file cannot be removed.
-        """
+        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests. Raises
+        like `remove`."""
         for which in self._places():
             folder = self.folder / which
             named = _names_in_manifest(folder)
@@ -156,12 +138,8 @@ class Checkpoints:
                 remove_empty(folder)
 
     def refuse_strangers(self) -> None:
-        """Check that all checkpoints are ours, before one is written or removed.
-
-        Raises:
-            RunFolderError: a checkpoint's place holds a link, a file, or a folder with foreign content and no
-                checkpoint of ours.
-        """
+        """Raise RunFolderError if a checkpoint's place holds a link, a file, or a folder with foreign content and no
+        checkpoint of ours: checked before one is written or removed."""
         for name in ("best", "last", TRAINED, KEPT):
             path = self.folder / name
             refuse_links_in(path)
@@ -197,11 +175,7 @@ class Checkpoints:
         return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
     def load_last(self) -> TrainingState:
-        """Read the last checkpoint.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
-        """
+        """Read the last checkpoint; raises RunFolderError if it is absent, cut short, altered, or another program's."""
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
         files = manifest["files"]
@@ -211,22 +185,15 @@ class Checkpoints:
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
     def load_model(self, which: str) -> Tensors:
-        """Read the model of a checkpoint on the CPU; the moving average if it has one.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
-        """
+        """Read the model of a checkpoint on the CPU, the moving average if it has one; raises RunFolderError as
+        `load_last`."""
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
         model = read_part(folder, "model", files.get("model"))
         return model | (read_part(folder, "average", files["average"]) if "average" in files else {})
 
     def position(self, which: str) -> Position:
-        """The position of training in a checkpoint.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, or another program's.
-        """
+        """The position of training in a checkpoint; raises RunFolderError as `load_last`."""
         folder = self.folder / which
         return _read_position(folder, _read_manifest(folder))
 
@@ -241,21 +208,13 @@ def kept_name(step: int) -> str:
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
-    """Copy a checkpoint's tensors into a model.
-
-    Raises:
-        RunFolderError: names or shapes differ; the message shows the first difference.
-    """
+    """Copy a checkpoint's tensors into a model; raises RunFolderError as `check_fit`."""
     check_fit(model, tensors, source=source)
     model.load_state_dict(tensors)
 
 
 def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
-    """Check that a checkpoint's tensors are those of a model.
-
-    Raises:
-        RunFolderError: names or shapes differ; the message shows the first difference.
-    """
+    """Raise RunFolderError, with the first difference, if a checkpoint's names or shapes differ from a model's."""
     ours = model.state_dict()
     for name in [*ours, *tensors]:
         if name not in tensors or name not in ours or ours[name].shape != tensors[name].shape:
@@ -266,13 +225,8 @@ def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
-    """The state of an optimizer, from its `state_dict`, as tensors named 'parameter:quantity'.
-
-    The hyper-parameters are left out.
-
-    Raises:
-        ArgumentError: a parameter's state is not made of tensors, or the parameters have no names.
-    """
+    """The state of an optimizer without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity';
+    raises ArgumentError for a state other than tensors, or unnamed parameters."""
     names = _parameter_names(state)
     flat = {f"{names[i]}:{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
     for key, value in flat.items():
@@ -282,13 +236,9 @@ def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
 
 
 def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
-    """The `state_dict` from the tensors of `flatten_optimizer`, with the hyper-parameters of `current`.
-
-    The tensors are copied: an optimizer keeps them, and Windows does not remove a memory-mapped file in use.
-
-    Raises:
-        RunFolderError: the tensors belong to parameters outside this optimizer.
-    """
+    """The `state_dict` from the tensors of `flatten_optimizer`, with the hyper-parameters of `current`. The tensors are
+    copied: an optimizer keeps them, and Windows does not remove a memory-mapped file in use. Raises RunFolderError for
+    tensors of parameters outside this optimizer."""
     indices = {name: index for index, name in _parameter_names(current).items()}
     state: dict[int, Tensors] = {}
     for key, value in tensors.items():

@@ -58,11 +58,7 @@ def adamw(
 
 
 def require_muon() -> None:
-    """Refuse a torch without Muon.
-
-    Raises:
-        TorchVersionError: it is older than 2.9.
-    """
+    """Raise TorchVersionError if torch is older than 2.9, and so without Muon."""
     if not hasattr(torch.optim, "Muon"):
         raise TorchVersionError(
             f"torch {torch.__version__} has no Muon, and torch 2.9 has it: pip install -U torch, or take "

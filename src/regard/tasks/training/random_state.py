@@ -45,11 +45,7 @@ def get_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states of `get_random_state`.
-
-    Raises:
-        RunFolderError: they do not come from `get_random_state`.
-    """
+    """Restore the states of `get_random_state`; raises RunFolderError for others."""
     try:
         _set(state, device)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -97,11 +97,7 @@ class Arrays:
         return len(self.held) - len(given)
 
     def need(self, what: str, one: PackedArray) -> int:
-        """Add an array that every page needs, or return the index of an equal one.
-
-        Raises:
-            TooLargeError: it does not fit.
-        """
+        """Add an array that every page needs, or return the index of an equal one; raises TooLargeError without space."""
         if one in self.held:
             return self.held.index(one)
         self.spend(what, one.size)
@@ -109,11 +105,7 @@ class Arrays:
         return len(self.held) - 1
 
     def spend(self, what: str, size: float) -> None:
-        """Spend bytes on a required part.
-
-        Raises:
-            TooLargeError: they do not fit.
-        """
+        """Spend bytes on a required part; raises TooLargeError if they do not fit."""
         self.used_bytes += size
         if self.left_bytes < 0:
             raise TooLargeError(

@@ -221,11 +221,7 @@ def _array(values: torch.Tensor) -> Floats:
 
 
 def carry_factors(work: Work, arrays: Arrays) -> None:
-    """The queries and keys of as many heads as fit, compared with the map.
-
-    Raises:
-        ArgumentError: the map has none, or they do not give its weights.
-    """
+    """The queries and keys of as many heads as fit; raises ArgumentError if they do not reproduce the map."""
     found = factors_of(work.carried.name, work.heads, work.spans)
     parts = {}
     for head in range(len(work.heads)):

@@ -114,12 +114,8 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
 def alternatives_of(
     name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
 ) -> list[list[tuple[str, float]]]:
-    """The alternatives of each query, as they are printed.
-
-    Raises:
-        ShapeError: there are not as many as queries.
-        ArgumentError: a probability is not in [0, 1].
-    """
+    """The printed alternatives of each query; raises ShapeError for a wrong count, ArgumentError for a probability
+    outside [0, 1]."""
     if len(given) != queries:
         raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
     found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]

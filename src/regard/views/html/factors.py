@@ -54,11 +54,7 @@ def why_none(heads: AttentionMap) -> str:
 
 @torch.no_grad()
 def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any]] | None) -> PageFactors:
-    """The factors of a map (H, T, S), compared with the map.
-
-    Raises:
-        ArgumentError: the map has none, or they do not give the weights of the map.
-    """
+    """The factors of a map (H, T, S); raises ArgumentError if they do not reproduce it, or are missing."""
     reason = why_none(heads)
     source = heads.source
     if reason or not isinstance(source, CallSource):

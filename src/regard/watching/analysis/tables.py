@@ -74,11 +74,7 @@ class HeadTable:
     columns: dict[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The values (layers, heads) of a column.
-
-        Raises:
-            ArgumentError: there is no such column.
-        """
+        """The values (layers, heads) of a column; raises ArgumentError without such a column."""
         if name not in self.columns:
             raise ArgumentError(f"the table has the columns {', '.join(self.columns)}; got {name!r}")
         return self.columns[name]

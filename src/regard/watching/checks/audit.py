@@ -20,11 +20,8 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 
 
 def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = None) -> list[Finding]:
-    """Find the faults of the calls a watch has seen. See `Seen.audit`.
-
-    Raises:
-        ShapeError: `keep` is no bool tensor (B, S).
-    """
+    """Find the faults of the calls a watch has seen, see `Seen.audit`; raises ShapeError for `keep` other than bool (B,
+    S)."""
     if keep is not None and (keep.dtype != torch.bool or keep.dim() != 2):
         raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
     found: list[Finding] = []

@@ -43,12 +43,8 @@ def of_function(words: str) -> Target:
 
 
 def of_huggingface_folder(folder: Path) -> Target:
-    """Load a model of transformers from a folder, in float32, without network and without pickles.
-
-    Raises:
-        ArgumentError: transformers is not installed.
-        DataError: it does not load; the message says why.
-    """
+    """Load a transformers model from a folder, in float32, without network and pickles; raises ArgumentError without
+    transformers, DataError if it does not load."""
     try:
         import transformers
     except ImportError:

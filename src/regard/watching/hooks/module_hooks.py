@@ -157,11 +157,7 @@ class OpenThreads:
         return bool(self._open)
 
     def enter(self, watch: Interceptor) -> ThreadState:
-        """Open the watch in this thread.
-
-        Raises:
-            ArgumentError: it is open here already, and would see every call twice.
-        """
+        """Open the watch in this thread; raises ArgumentError if it is open here: it would see every call twice."""
         thread = this_thread()
         if watch in thread.watches:
             raise ArgumentError(
@@ -185,11 +181,8 @@ class OpenThreads:
 
     @contextmanager
     def attach(self, watch: Interceptor, opened_by: str) -> Iterator[None]:
-        """Open the interceptor in another thread too.
-
-        Raises:
-            ArgumentError: it is open in no thread, or in this one already.
-        """
+        """Open the interceptor in another thread too; raises ArgumentError if it is open in no thread, or in this one
+        already."""
         if not self._open or watch in this_thread().watches:
             raise ArgumentError(
                 f"attach() belongs into another thread than the one whose `with {opened_by}(...)` is open"

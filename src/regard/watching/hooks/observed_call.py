@@ -68,11 +68,7 @@ class ObservedCall(ABC):
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the tensors the map needs, by the rules of a watch.
-
-        Raises:
-            RegardError: the call cannot be read; the message says why.
-        """
+        """Save the tensors of the map, by the rules of a watch; raises RegardError if the call cannot be read."""
 
     @abstractmethod
     def query_key_value(self) -> CallVectors:

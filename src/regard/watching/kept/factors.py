@@ -60,11 +60,7 @@ class Factors:
 
     @property
     def call(self) -> Call:
-        """The call.
-
-        Raises:
-            OverwrittenError: the model has overwritten tensors of the call.
-        """
+        """The call; raises OverwrittenError if the model has overwritten its tensors."""
         for kept in self.held:
             if kept.is_stale:
                 kept.check()

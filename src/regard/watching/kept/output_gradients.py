@@ -50,12 +50,7 @@ class GradientOf:
         return [] if self._kept is None else [self._kept.tensor]
 
     def read(self) -> Tensor:
-        """The gradient.
-
-        Raises:
-            GradientError: no backward pass came by, or several.
-            OverwrittenError: it was written to since.
-        """
+        """The gradient; raises GradientError without exactly one backward pass, OverwrittenError if it was overwritten."""
         if self._passes > 1:
             raise GradientError(
                 f"{self._passes} backward passes went through {self.what}, and it cannot be told of which the gradient "
@@ -83,11 +78,7 @@ class GradientLog:
         self._waiting: list[GradientOf] = []
 
     def of(self, tensor: Tensor, what: str) -> GradientOf:
-        """Wait for the gradient of a tensor of the running model.
-
-        Raises:
-            GradientError: the tensor will get none.
-        """
+        """Wait for the gradient of a tensor of the running model; raises GradientError if it will get none."""
         if not tensor.requires_grad:
             raise GradientError((FROZEN if self.is_recording else NO_GRAPH).format(what))
         found = GradientOf(what, self)

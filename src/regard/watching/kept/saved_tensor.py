@@ -49,11 +49,7 @@ class SavedTensor:
         return self.version is not None and isinstance(made, Tensor) and version_counter(made) != self.version
 
     def check(self) -> None:
-        """Check that the model has not written to the tensor since.
-
-        Raises:
-            OverwrittenError: the model has written to it.
-        """
+        """Raise OverwrittenError if the model has written to the tensor since."""
         if self.is_stale:
             raise OverwrittenError(
                 f"the model has overwritten {self.what} since they were seen: use regard.watch(..., copy=True), "

@@ -40,11 +40,7 @@ class ValuesOf:
     held: Sequence[SavedTensor]
 
     def read(self) -> Tensor:
-        """The values.
-
-        Raises:
-            OverwrittenError: the model has written to them.
-        """
+        """The values; raises OverwrittenError if the model has written to them."""
         for kept in self.held:
             kept.check()
         return self.make()

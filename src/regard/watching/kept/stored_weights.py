@@ -37,11 +37,7 @@ class StoredSource(TensorSource):
 
     @property
     def weights(self) -> Tensor:
-        """The weights (flat_heads, T, S).
-
-        Raises:
-            OverwrittenError: the model has written to them since.
-        """
+        """The weights (flat_heads, T, S); raises OverwrittenError if the model has written to them."""
         self.held.check()
         return self.held.tensor
 
@@ -53,11 +49,7 @@ class StoredSource(TensorSource):
         return self.name
 
     def refuse(self, asked: str) -> NoReturn:
-        """Raise: there are weights, without queries and keys.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: there are weights, without queries and keys."""
         raise ArgumentError(
             f"{asked} needs the queries and keys of a call, and of {self} the weights alone were kept: dense() gives "
             "them as a tensor"

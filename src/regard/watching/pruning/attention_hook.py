@@ -90,11 +90,7 @@ class AttentionHook(Interceptor):
         self._ran = self._ran or id(module) in self.paths
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Call the function, and prune by its result.
-
-        Raises:
-            FunctionError: the function raised, or returned an unusable value.
-        """
+        """Call the function, and prune by its result; raises FunctionError if it raised, or its result is unusable."""
         if path is None or not self._wanted(path) or is_in_backward():
             return
         here = self._running.layer_around(path)

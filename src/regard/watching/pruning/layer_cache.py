@@ -37,11 +37,7 @@ class LayerCache:
         return self.cache.layers[self.number]
 
     def refuse_unprunable(self, name: str, keys: int) -> None:
-        """Refuse a cache that cannot be pruned, or without the keys of this call.
-
-        Raises:
-            FunctionError: the message says why.
-        """
+        """Raise FunctionError for a cache that cannot be pruned, or without the keys of this call."""
         utils: Any = sys.modules["transformers.cache_utils"]
         if self.is_cross:
             raise FunctionError(
@@ -68,11 +64,8 @@ class LayerCache:
             )
 
     def prune(self, name: str, indices: Tensor) -> None:
-        """Keep the keys and values (B, G, K) of the layer, and drop the others.
-
-        Raises:
-            FunctionError: a kept key is padding.
-        """
+        """Keep the keys and values (B, G, K) of the layer, and drop the others; raises FunctionError if a kept key is
+        padding."""
         keys, values = self.layer.keys, self.layer.values
         at = indices.to(keys.device)[..., None]
         self._refuse_padding(name, indices, keys.shape[-2])

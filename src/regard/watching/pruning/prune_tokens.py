@@ -55,11 +55,7 @@ class PrunedTokens:
         self._next = layer, indices
 
     def leave(self, layer: nn.Module, output: Any) -> Any:
-        """The output of a layer, pruned if planned, or None.
-
-        Raises:
-            FunctionError: the output is not (B, T, C).
-        """
+        """The output of a layer, pruned if planned, or None; raises FunctionError if it is not (B, T, C)."""
         if self._next is None or self._next[0] is not layer:
             return None
         indices, self._next = self._next[1], None

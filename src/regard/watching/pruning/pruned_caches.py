@@ -50,11 +50,8 @@ class PrunedCaches:
         return any(self.dropped(layer) for layer in cache.layers)
 
     def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
-        """Correct the arguments beside a cache: `position_ids`, and a mask (B, columns) of padding.
-
-        Raises:
-            FunctionError: tokens repeat in the cache.
-        """
+        """Correct `position_ids` and a mask (B, columns) of padding beside a cache; raises FunctionError if tokens
+        repeat."""
         cache = given["past_key_values"]
         positions = given.get("position_ids")
         if not self.is_pruned(cache):
@@ -96,13 +93,8 @@ class PrunedCaches:
 
 
 def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
-    """The mask of a layer with another number of keys than the mask's layer.
-
-    All keys of the layer are visible, and of the new ones those in the mask.
-
-    Raises:
-        FunctionError: it is a mask in blocks, and there are several queries.
-    """
+    """The mask of a layer with another number of keys than the mask's layer: all its old keys are visible, and of the
+    new ones those in the mask. Raises FunctionError for block masks with several queries."""
     if mask is None or mask.shape[-1] == held + tokens:
         return mask
     if tokens == 1:

@@ -240,11 +240,7 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
 
 
 def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
-    """Give query and key the same number of dimensions, as broadcasting does; grouped heads need four.
-
-    Raises:
-        ShapeError: a tensor is nested.
-    """
+    """Query and key with equal dimensions, as by broadcasting; grouped heads need four. Raises ShapeError if nested."""
     if query.is_nested or key.is_nested:
         raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
     rank = max(query.dim(), key.dim(), 4 if has_groups else 2)

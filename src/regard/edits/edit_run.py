@@ -77,7 +77,7 @@ class EditRun(Interceptor):
         self._ran: Counter[str] = Counter()
         self._sequences = Sequences()
         self._queries: dict[CallSequence, int] = {}
-        """How many queries each sequence of calls of cross-attention has asked."""
+        """The number of queries so far in each sequence of calls of cross-attention."""
         self._places: dict[str, CallPlace] = {}
         """Where the latest call of each module stood."""
         self._lock = RLock()

@@ -66,7 +66,7 @@ def model_grid(
         how: a value is the largest of its weights, or their mean.
         scale: the colour of a weight, as in `heatmap`.
         limits: the weights at the two ends of the colours, for all heads; None for those of the data.
-        without_sink: whether the first key is left out of the limits.
+        without_sink: leave the first key out of the limits.
         title: printed above.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
         colour_map: a matplotlib colour map or its name; None for that of the theme.

@@ -154,7 +154,7 @@ def overlay(
         The axes; their last image holds the weights of the patches, (rows, columns).
 
     Raises:
-        ShapeError: the image is none, the weights are not one map, or patches and tokens do not fit.
+        ShapeError: the image has another shape, the weights are not one map, or patches and tokens do not fit.
         ArgumentError: `token` or another argument is out of its range.
         NonFiniteError: a weight or a pixel is NaN or infinite.
         MissingExtraError: matplotlib is not installed.

@@ -44,7 +44,7 @@ class Observed:
     """True if the map holds weights computed by the model."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
-    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    """With `verify`: the largest error of the rebuilt output over the largest value, or the reason for its absence."""
     is_other: bool = False
     """True if it was refused as no attention."""
     at: int = 0

@@ -59,7 +59,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     modules = dict(model.named_modules())
     refuse_compiled(modules, "take", "with a function after each call")
     chooser(names, modules)
-    # The hook is loaded when it is asked for: `import regard` stays light.
+    # Imported on first use: `import regard` stays light.
     from regard.watching.pruning.attention_hook import AttentionHook
 
     return AttentionHook(model, function, names)

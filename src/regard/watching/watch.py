@@ -294,7 +294,7 @@ class Seen:
         >>> [(finding.reason, finding.severity) for finding in seen.audit()]
         [('inverted mask', 'error')]
         """
-        # The audit is loaded when it is asked for: `import regard` stays light.
+        # Imported on first use: `import regard` stays light.
         from regard.watching.checks.audit import audit
 
         return audit(self.record, causal=causal, keep=padding)

@@ -43,7 +43,7 @@ class Hypothesis:
     alignment: Float[Tensor, "T S"] | None = None
     """The attention of each token to the source, as a mean over heads; rows sum to 1."""
     log_probabilities: Float[Tensor, " T"] | None = None
-    """The model's own log-probability of each token, in nats, if it was asked for."""
+    """The model's own log-probability of each token, in nats, or None."""
 
 
 def worth_leaving(running: int, undecided: int) -> bool:

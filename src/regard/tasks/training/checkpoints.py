@@ -159,7 +159,6 @@ class Checkpoints:
         return [name for name in names if (self.folder / name).is_dir()]
 
     def has(self, which: str) -> bool:
-        """Whether the checkpoint of this name exists."""
         return (self.folder / which / "checkpoint.json").is_file()
 
     def has_better(self, position: Position, *, by: str = "loss") -> bool:

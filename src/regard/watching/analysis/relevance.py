@@ -100,7 +100,7 @@ class Relevance:
         Args:
             tokens: the position of one token, or of N tokens; a negative one counts from the end.
             to: the stream of these tokens; None is the last one, such as the decoder.
-            of: the stream whose relevance is asked; None is the first one, such as the encoder.
+            of: the queried stream; None is the first one, such as the encoder.
             limit_bytes: of R, if it has to be whole.
 
         Returns:

@@ -98,7 +98,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         is_this = thread.plain is module
         try:
             if is_this and len(rest) == 2:
-                # Our mode is still off: it would see each question asked of a tensor here.
+                # Our mode is still off: it would see each function of a tensor here.
                 observe_plain(thread, module, args, rest[1])
         finally:
             thread.end_plain()

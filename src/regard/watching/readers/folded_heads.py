@@ -24,7 +24,7 @@ NAMES = (
 )  # fmt: skip
 """The attributes of modules, or of their `config`, with the number of heads."""
 MODULES = 3
-"""How many running modules are asked, from the innermost outwards: some leave the softmax to a module inside."""
+"""The most running modules tried, from the innermost outwards: some leave the softmax to a module inside."""
 SAMPLES = 4
 """How many rows are looked for in the module's arguments."""
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -135,7 +135,7 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 def inferred_heads(module: nn.Module) -> list[int]:
     """The head counts of a module or its config."""
-    # A property of a module may run anything, and is not asked.
+    # A property of a module may run anything, and is not read.
     own = {**vars(type(module)), **vars(module)}
     inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
     return list(dict.fromkeys(n for n in inferred if isinstance(n, int) and not isinstance(n, bool) and n > 0))

@@ -70,7 +70,7 @@ class ForcedPrefix:
     """The prefix of the answer to each source."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "N V"]:
-        """The next token of the prefix, or any token after it; raises ArgumentError for a token outside the vocabulary."""
+        """The next token of the prefix, or any token after it; raises ArgumentError for an unknown token."""
         step, sources = progress.tokens.shape[1], progress.sources
         free = torch.ones(len(sources), vocab_size, dtype=torch.bool, device=sources.device)
         for row, source in enumerate(sources.tolist()):

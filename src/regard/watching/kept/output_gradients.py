@@ -50,7 +50,7 @@ class GradientOf:
         return [] if self._kept is None else [self._kept.tensor]
 
     def read(self) -> Tensor:
-        """The gradient; raises GradientError without exactly one backward pass, OverwrittenError if it was overwritten."""
+        """The gradient; raises GradientError unless one backward pass came, OverwrittenError after a write."""
         if self._passes > 1:
             raise GradientError(
                 f"{self._passes} backward passes went through {self.what}, and it cannot be told of which the gradient "

@@ -49,7 +49,8 @@ def alignment(
     scale: str | ColourScale = "sqrt",
     theme: Theme = LIGHT,
 ) -> "Figure":
-    r"""Draw one map with two margins: what each key received below it, and the entropy of each query beside it.
+    r"""Draw one map with two margins: the received weight of each key below it, and the entropy of each query beside
+    it.
 
     A key without weight was not translated; a query of high entropy attends to nothing in particular.
 

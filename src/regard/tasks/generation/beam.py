@@ -51,7 +51,7 @@ def beam_search(
         bos_id: the first token of every target; for a language model, the last token of each text.
         eos_id: the token that ends a target.
         max_steps: the most tokens of an answer, including the end mark.
-        beam: the numbers of continued and returned hypotheses, and the weight of their length.
+        beam: the counts of continued and returned hypotheses, and the weight of their length.
         constraints: the allowed tokens; see `regard.tasks.generation.filters`. Scores stay the model's own.
         alignments: add to hypotheses the attention of their tokens to the source.
 

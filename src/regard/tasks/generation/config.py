@@ -18,7 +18,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    r"""The settings of a beam search: its numbers of followed and returned hypotheses, and the weight of their length.
+    r"""The settings of a beam search: its counts of followed and returned hypotheses, and the weight of their length.
 
     A hypothesis is scored by $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$; $|y|$ counts its end mark.
 

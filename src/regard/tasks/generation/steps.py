@@ -52,7 +52,7 @@ def steps(
         eos_id: the end mark.
         max_steps: the most tokens of a text, including the end mark.
         choose: chooses the next tokens.
-        is_worth_leaving: from the numbers of texts in the batch and of unfinished ones, decides whether to compact the
+        is_worth_leaving: from the counts of texts in the batch and of unfinished ones, decides whether to compact the
             batch, which copies the state.
         before: the text before the new tokens, for `choose`.
     """

@@ -96,7 +96,7 @@ class RetentionPolicy:
         return SavedTensor(tensor, what, version_counter(tensor))
 
     def keep_weight(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Save a parameter. It is copied only for `copy`, and then once for all calls."""
+        """Save a parameter. It is copied only for `copy` or "cpu", and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
             return SavedTensor(held, what, counted_version(tensor))

@@ -21,10 +21,10 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
     Raises:
         RunFolderError: another process has the lock; the message is `refusal`.
 
-    >>> with locked(Path("."), refusal="somebody is here"), locked(Path("."), refusal="somebody is here"):
+    >>> with locked(Path("."), refusal="already locked"), locked(Path("."), refusal="already locked"):
     ...     pass
     Traceback (most recent call last):
-    regard.errors.RunFolderError: somebody is here
+    regard.errors.RunFolderError: already locked
     """
     beside = folder.absolute().with_name(f".{folder.absolute().name}.lock")
     descriptor = os.open(folder, os.O_RDONLY) if OPENS_FOLDERS else os.open(beside, os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""Several models that translate together: the mean of their probabilities at each step."""
+"""Ensembles of translation models: the mean of their probabilities at each step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from regard.models.protocol import Seq2Seq, Step
 
 
 class Ensemble(nn.Module):
-    r"""Models with one vocabulary, as one model whose probabilities are the mean of theirs.
+    r"""Models with one vocabulary as one model, with the mean of their probabilities.
 
     $$\log p(y_t) = \log \frac1n \sum_{m=1}^n p_m(y_t)$$
 
-    These logarithms take the place of logits, so that every search works as it does for one model. The members may
-    differ in their kind and sizes. What an ensemble attends to is what its first member attends to.
+    These logarithms replace logits, so every search works as for one model. The members may differ in class and sizes.
+    The attention of an ensemble is its first member's.
 
     Args:
         members: at least one model, in evaluation mode.
@@ -86,7 +86,6 @@ class Ensemble(nn.Module):
         return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
-        """The states of the sequences `index`."""
         return tuple(member.reorder(one, index) for member, one in zip(self._models(), state, strict=True))
 
 

@@ -16,7 +16,7 @@ from regard.nn.arguments import require_sizes
 
 
 class OneStack(nn.Module):
-    """Embedding, layers of self-attention, output layer. The two subclasses decide who may attend to whom."""
+    """Embedding, layers of self-attention, output layer. The two subclasses define the mask."""
 
     def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
         super().__init__()

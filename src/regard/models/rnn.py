@@ -56,17 +56,17 @@ Aligner = AdditiveAligner | DotAligner
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RNNState:
-    """The state that decoding passes from step to step; N sequences are the first dimension."""
+    """The decoding state; N sequences are the first dimension."""
 
     hidden: Float[Tensor, "N n"]
     """s_{i-1}"""
     fed: Float[Tensor, "N n"]
-    """Luong's attentional vector of the last step; it is zero at first, and unused without input feeding."""
+    """Luong's attentional vector of the last step; zero at first, and unused without input feeding."""
     annotations: Float[Tensor, "N S annotation"]
     projected: Float[Tensor, "N S A"]
     source_lengths: Int[Tensor, " N"]
     sources: Int[Tensor, " N"]
-    """The number of each sequence's source, as counted at the start. Hypotheses of one source share annotations."""
+    """The index of each sequence's source, in the order of `start`. Hypotheses of one source share annotations."""
 
 
 class BahdanauDecoder(nn.Module):
@@ -75,8 +75,8 @@ class BahdanauDecoder(nn.Module):
     $c_i = \sum_j \alpha_{ij} h_j,\quad s_i = \mathrm{GRU}([E y_{i-1}; c_i], s_{i-1}),\quad
     t_i = \mathrm{maxout}(U_o s_{i-1} + V_o E y_{i-1} + C_o c_i)$, logits $W_o t_i$.
 
-    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after
-    the recurrent product and exchanges z and 1 - z; otherwise the equations are those of the paper.
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after the
+    recurrent product and exchanges z and 1 - z; otherwise the equations are the paper's.
     """
 
     def __init__(self, config: RNNConfig) -> None:
@@ -96,7 +96,7 @@ class BahdanauDecoder(nn.Module):
         return features, state.hidden, replace(state, hidden=hidden), attended
 
     def read(self, features: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch n"]:
-        """t: the larger number of each pair of units."""
+        """t: the larger element of each pair of units."""
         return self.dropout(self.readout(features).unflatten(-1, (-1, 2)).amax(-1))
 
 
@@ -133,7 +133,7 @@ DECODERS: dict[str, type[BahdanauDecoder] | type[LuongDecoder]] = {"bahdanau": B
 
 
 class RNNSeq2Seq(nn.Module):
-    """Bidirectional GRU encoder, and a GRU decoder that attends at every step.
+    """Bidirectional GRU encoder, and a GRU decoder with attention at every step.
 
     Args:
         config: sizes and parts.
@@ -223,7 +223,7 @@ class RNNSeq2Seq(nn.Module):
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
     def reorder(self, state: RNNState, index: Int[Tensor, " N"]) -> RNNState:
-        """The state of the sequences `index`. If their sources are the same as before, no annotation is copied."""
+        """The state of the sequences `index`. For unchanged sources, no annotation is copied."""
         hidden, fed, sources = (t.index_select(0, index) for t in (state.hidden, state.fed, state.sources))
         if torch.equal(sources, state.sources):
             return replace(state, hidden=hidden, fed=fed)
@@ -238,7 +238,7 @@ class RNNSeq2Seq(nn.Module):
         return {"decoder.cross": self._alignment(queries, state)}
 
     def _alignment(self, queries: Tensor, state: RNNState) -> AttentionMap:
-        """The alignment of all steps, made once more from their queries, (B, 1, T, S)."""
+        """The alignment of all steps, recomputed from their queries, (B, 1, T, S)."""
         attended = self.aligner(queries, state.projected, state.annotations, lengths(state.source_lengths))
         return attended.weights.with_heads()
 

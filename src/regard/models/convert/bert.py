@@ -32,7 +32,7 @@ class Transform(nn.Module):
 
 
 class NoHead(nn.Module):
-    """Stands in the place of a head that the folder does not have."""
+    """A stand-in for a head absent from the folder."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Refuse to run.
@@ -48,7 +48,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
     weights.strip_prefix("bert.")
-    # The oldest folders name the gain and the offset of a norm as TensorFlow does.
+    # The oldest folders use TensorFlow's names for the gain and the offset of a norm.
     weights.rename(".gamma", ".weight")
     weights.rename(".beta", ".bias")
     weights.drop("embeddings.position_ids", "pooler.*", "cls.seq_relationship.*", "classifier.*", "qa_outputs.*")

@@ -21,7 +21,7 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 def llama(settings: Settings, weights: Weights) -> DecoderOnly:
     """A Llama model."""
     weights.strip_prefix("model.")
-    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # this is computed, not learned
+    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
     tied = _move(settings, weights)
     dim, heads = settings.get("hidden_size", int), settings.get("num_attention_heads", int)
     head_dim = settings.get("head_dim", int, dim // heads)
@@ -69,7 +69,7 @@ def _move(settings: Settings, weights: Weights) -> bool:
 
 
 def _rotary(settings: Settings, head_dim: int) -> Rotary:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older folders have."""
+    """From `rope_parameters`, or from the `rope_theta` and `rope_scaling` of older folders."""
     values = settings.part("rope_parameters") or settings.part("rope_scaling")
     base = settings.get("rope_theta", float, 10_000.0)
     rope = Settings({"rope_theta": base, **values}, settings.source)

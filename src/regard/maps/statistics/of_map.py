@@ -204,7 +204,7 @@ class MapStatistics:
     def entropy(self) -> Tensor:
         r"""The spread of each query's attention: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
 
-        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows without keys. If weights do not sum to
+        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum to
         1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax of dot
         products.
 

@@ -120,7 +120,6 @@ def dtw(weights: AttentionMap | Tensor, scores: Standardized | None = Standardiz
 
 
 def _aligned(weights: AttentionMap | Tensor, scores: Standardized | None) -> tuple[Tensor, Tensor]:
-    """The first and the last keys of one map (H, T, S) or (T, S)."""
     queries, keys = weights.shape[-2:]
     heads = math.prod(weights.shape[:-2])
     step = min(queries, max(BLOCK_NUMBERS // (heads * keys), math.isqrt(queries - 1) + 1))
@@ -196,7 +195,6 @@ def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[
 
 
 def _median_over_keys(scores: Tensor, width: int) -> Tensor:
-    """The median of `width` neighbours along the last dimension of (H, t, S)."""
     half = width // 2
     if half == 0 or scores.shape[-1] <= half:
         return scores

@@ -114,7 +114,6 @@ class MissingExtraError(RegardError, ImportError):
 
 
 def _shortened(message: str) -> str:
-    """A message of at most `LONGEST` characters: a longer one loses its middle."""
     if len(message) <= LONGEST:
         return message
     tail = message[-LONGEST // 4 :]

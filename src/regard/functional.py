@@ -352,7 +352,6 @@ def map_of(
 
 
 def _state_with_graph(call: Call) -> Tensor | None:
-    """The row state with its gradient; None without gradients, for a computation at the first read."""
     if not (is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
         return None
     return execute(choose_backend(call, None), call, call.key.new_zeros(*call.key.shape[:-1], 1))[1]

@@ -129,7 +129,6 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         return kernel(width)
 
     def _attend(self, query: torch.Tensor, width: float) -> tuple[torch.Tensor, AttentionMap]:
-        """Predictions (m, outputs), and the weights of the training points in them."""
         # The output for a column of ones is 1 if a query has any training point near it, else 0.
         values = torch.cat([self._values, torch.ones_like(self._values[:, :1])], 1)
         output, weights = attention(
@@ -173,7 +172,6 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
 
 
 def _numbers(given: Any) -> NDArray[np.float64]:
-    """The given values in one dimension; empty for anything but numbers."""
     try:
         return np.asarray(given, dtype=np.float64).ravel()
     except (TypeError, ValueError):

@@ -84,7 +84,6 @@ def _check_part(name: str, part: Any, *, keys: int) -> None:
 
 
 def _check_fields(name: str, part: Any) -> None:
-    """Check the floats and float tensors of a score, a normalization or a bias."""
     for field, number in _fields(part):
         if not isinstance(number, float | Tensor):
             continue
@@ -96,7 +95,6 @@ def _check_fields(name: str, part: Any) -> None:
 
 
 def _parts(option: Any) -> Iterator[Any]:
-    """An option and all its parts (`a & b`, a soft-capped score)."""
     yield option
     for _, inner in _fields(option):
         for one in inner if isinstance(inner, tuple) else (inner,):
@@ -135,7 +133,6 @@ def _require_integers(what: str, positions: Any) -> None:
 
 
 def _first(wrong: Tensor) -> tuple[int, ...] | None:
-    """The index of the first True; None if there is none."""
     return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
 
 

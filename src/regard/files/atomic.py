@@ -45,7 +45,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside the target. An existing file or link of its name stays untouched."""
     # Native thread numbers are unique on the machine; that of the first thread is the process's.
     number = threading.get_native_id()
     while True:
@@ -175,7 +174,6 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder, which a rename changes."""
     if not OPENS_FOLDERS:  # NTFS keeps a journal of its names
         return
     descriptor = os.open(folder, os.O_RDONLY)

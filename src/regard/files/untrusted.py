@@ -150,7 +150,6 @@ def _check_keys(text: str) -> None:
 
 
 def _check_values(value: Any) -> None:
-    """Check depth, numbers and text, level by level, without recursion."""
     level, depth = [value], 0
     while level:
         below: list[Any] = []

@@ -153,7 +153,6 @@ class CudaEfficient(CudaKernel):
 
 
 def _heads_within_rows(output: Tensor) -> Tensor:
-    """An output (B, H, t, E) with heads adjacent in memory, row after row."""
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 

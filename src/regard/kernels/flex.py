@@ -115,7 +115,6 @@ def _has_compiler() -> bool:
 
 
 def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
-    """The scale and the soft cap of a dot-product score; None for other scores."""
     inner, cap = (score.score, score.cap) if isinstance(score, SoftCapped) else (score, None)
     scale = inner.dot_scale(dim)
     return None if scale is None else (scale, cap)
@@ -123,7 +122,6 @@ def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """torch's function, compiled for each kind of arguments; `fullgraph` refuses a dense fallback."""
     from torch.nn.attention.flex_attention import flex_attention
 
     # Shapes are not dynamic: with dynamic shapes torch 2.13 writes C++ that does not compile if a mask or a bias reads
@@ -164,14 +162,12 @@ def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: 
 
 
 def _nothing(call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The result for an empty call."""
     rows = call.query.shape[:-1]
     state = call.query.new_full(rows, -torch.inf, dtype=call.compute_dtype)
     return value.new_zeros(*rows, value.shape[-1]), state
 
 
 def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
-    """The function that applies first the soft cap and then the bias to the score at (batch, head, query, key)."""
     if bias is None and cap is None:
         return None
     added = None if bias is None else _lookup(bias.tensor) if isinstance(bias, DenseBias) else _by_value(bias)
@@ -185,8 +181,6 @@ def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
 
 
 def _lookup(tensor: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A function from a pair to the element of a canonical tensor; dimensions of size 1 are broadcast."""
-
     def at(*index: Tensor) -> Tensor:
         return tensor[tuple(i if n > 1 else torch.zeros_like(i) for i, n in zip(index, tensor.shape, strict=True))]
 

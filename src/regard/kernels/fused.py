@@ -261,7 +261,6 @@ def _without(
 
 
 def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
-    """The rows of a tensor (B, H, length, ...) for a block; for joined blocks (B * count, H, rows, ...)."""
     if block.count == 1:
         return tensor[:, :, where.start : where.stop]
     end = where.stop + len(block.rows) * (block.count - 1)
@@ -292,7 +291,6 @@ def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
 def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The output and the lse of all blocks, and the extras of each block."""
     blocks, buffer, end = covering.every, Buffer(), 0
     results: tuple[Tensor, ...] = ()
     extras: list[tuple[Any, ...]] = []
@@ -322,7 +320,6 @@ def _forward_block(
     value: Tensor,
     buffer: Buffer,
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The output, the lse (-inf on rows without keys) and the kernel's extras, for one block or for joined blocks."""
     query = _part(query, block.rows, block)
     if not block.columns:
         dtype = torch.promote_types(query.dtype, torch.float32)

@@ -142,7 +142,6 @@ class Plan:
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
-        """The bias, unless it is 0 in the whole block."""
         if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
             return None
         return self.bias
@@ -269,7 +268,6 @@ def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, siz
 
 
 def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]:
-    """The places shared by several blocks of a relative mask."""
     if is_compiling() or bias is not None:
         return frozenset()
     places = Counter(b.place for b in blocks if b.factors and all(mask.is_relative() for mask in b.factors))
@@ -306,7 +304,6 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
 
 
 def _breadth(mask: Mask | None, bias: Bias | None, sizes: Sizes) -> int:
-    """The number of (sequence, head) pairs with their own additive masks."""
     axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
     batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
     batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
@@ -330,7 +327,6 @@ def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[ran
 
 
 def _joined(blocks: tuple[Block, ...], most: int) -> Iterator[Block]:
-    """The blocks, with at most so many equal neighbours joined into one."""
     last, *others = blocks
     for block in others:
         if block.columns and last.count < most and block.continues(last):

@@ -45,9 +45,6 @@ ZERO, ONE = np.float32(0), np.float32(1)
 _floats: Any = pointers_to(types.float32)
 
 
-# -- vectors -----------------------------------------------------------------------------------
-
-
 def _copying(from_half: bool, to_half: bool) -> Any:
     """Copy LANES elements, times a factor, from one address to another; bfloat16 on one side if wanted."""
 
@@ -188,9 +185,6 @@ _softmax_of: Any = intrinsic(_softmax)
 _score_gradients_of: Any = intrinsic(_score_gradients)
 
 
-# -- matrices in scratch memory -----------------------------------------------------------------------
-
-
 @numba.njit(nogil=True)
 def _multiply(
     count: int, columns: int, rows: int, row_stride: int, stride: int, panel: int, depth: int, target: int
@@ -218,7 +212,6 @@ def _multiply(
 
 @numba.njit(nogil=True)
 def _read(is_half: int, source: int, stride: int, count: int, width: int, factor: Any, target: int) -> None:
-    """Copy rows of a tensor into scratch memory, times a factor."""
     if is_half:
         for row in range(count):
             for column in range(0, width, LANES):
@@ -231,7 +224,6 @@ def _read(is_half: int, source: int, stride: int, count: int, width: int, factor
 
 @numba.njit(nogil=True)
 def _write(is_half: int, source: int, count: int, width: int, factor: Any, target: int, stride: int) -> None:
-    """Copy rows of scratch memory into a tensor, times a factor."""
     if is_half:
         for row in range(count):
             for column in range(0, width, LANES):
@@ -247,9 +239,6 @@ def _turn(rows: int, width: int, padded: int, target: int) -> None:
     for row in range(0, padded, LANES):
         for column in range(0, width, LANES):
             transpose(rows + 4 * (row * width + column), width, target + 4 * (column * padded + row), padded)
-
-
-# -- the work -----------------------------------------------------------------------------------------
 
 
 @numba.njit(nogil=True)
@@ -294,7 +283,6 @@ def _addresses(sizes: Any, start: int) -> Any:
 
 @numba.njit(nogil=True)
 def _forward(work: Any, b: int, h: int, memory: Any) -> None:
-    """The output and the log-sum-exp of one head of one sequence."""
     query, columns, key, value, _, scores, _, added, sums, factors = memory
     queries, keys, width, half = work.queries, work.keys, work.width, work.is_half
     padded, size = (queries + LANES - 1) // LANES * LANES, 2 if half else 4
@@ -324,7 +312,6 @@ def _forward(work: Any, b: int, h: int, memory: Any) -> None:
 
 @numba.njit(nogil=True)
 def _backward(work: Any, b: int, h: int, memory: Any) -> None:
-    """The gradients of query, key and value of one head of one sequence."""
     query, columns, key, value, grad, scores, grads, added, sums, _ = memory
     queries, keys, width, half = work.queries, work.keys, work.width, work.is_half
     padded, size = (queries + LANES - 1) // LANES * LANES, 2 if half else 4

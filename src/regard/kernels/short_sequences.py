@@ -107,7 +107,6 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
 
 
 def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:
-    """One call of the compiled loop, by as many threads as torch has."""
     from regard.kernels.short_attention_loop import attend  # numba compiles here, or loads its cache
 
     query, key = given["query"], given["key"]

@@ -50,8 +50,6 @@ class AttentionMap(TensorLike):
     True
     """
 
-    # -- parts -----------------------------------------------------------------------------------------
-
     def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
         """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
@@ -102,8 +100,6 @@ class AttentionMap(TensorLike):
         has_heads = self.source.has_heads and lead[-1] is not None and not is_integer(lead[-1])
         return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told_heads(has_heads))
 
-    # -- products --------------------------------------------------------------------------------------
-
     def __matmul__(self, other: Any) -> Any:
         """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
 
@@ -138,8 +134,6 @@ class AttentionMap(TensorLike):
                 [0.2500]])
         """
         return AttentionMap(TransposedSource.of_source(self.source))
-
-    # -- other maps ------------------------------------------------------------------------------------
 
     def only(self, *, heads: Any = None, rows: Any = None, columns: Any = None) -> "AttentionMap":
         """A map of some heads, queries or keys, still lazy.
@@ -223,8 +217,6 @@ class AttentionMap(TensorLike):
             return self
         *batch, heads = source.leading
         return AttentionMap(average(source.choose(None, (*batch, heads // group, group)), -3, None))
-
-    # -- with values -----------------------------------------------------------------------------------
 
     def with_values(self, value: Tensor) -> "AttentionMap":
         """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.
@@ -320,8 +312,6 @@ class AttentionMap(TensorLike):
     def _values_kept(self, name: str) -> Tensor:
         return source_of_call(self.source, f"{name}()").beside.values_for(f"{name}()")
 
-    # -- where it is -----------------------------------------------------------------------------------
-
     def detach(self) -> "AttentionMap":
         """The map without its graph: results carry no gradients.
 
@@ -362,7 +352,6 @@ class AttentionMap(TensorLike):
         return cls(files.load(path, torch.device(device)))
 
     def __repr__(self) -> str:
-        """The shape and the source, the memory in use, and that of `dense()`."""
         try:
             return self._described()
         except OverwrittenError as error:

@@ -74,7 +74,6 @@ def _kinds() -> dict[str, type]:
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
-    """A tree as JSON; tensors are collected by name."""
     if isinstance(tree, float) and not math.isfinite(tree):
         return {"number": str(tree)}  # JSON has no infinities or NaN
     if tree is None or isinstance(tree, bool | int | float | str):

@@ -212,9 +212,6 @@ def _backend(name: str | None, call: Call) -> Backend:
         return choose_backend(call, None)
 
 
-# -- checks ------------------------------------------------------------------------------------------------
-
-
 def _require(holds: bool, wrong: str) -> None:
     if not holds:
         raise ValueError(wrong)
@@ -276,7 +273,6 @@ def _check_summary(parts: SummaryParts) -> None:
 
 
 def _try(source: Source) -> None:
-    """Compute a few weights of a map. Inconsistent parts raise errors of any class."""
     if isinstance(source, SummarySource):
         ask_all(source, list(source.answers))
     elif isinstance(source, CallSource) and source.flat_heads:
@@ -312,7 +308,6 @@ def _try_corners(source: CallSource) -> None:
 
 
 def _corners(length: int, device: torch.device) -> Tensor:
-    """The first two indices, two in the middle, and the last two."""
     places = {0, min(1, length - 1), (length - 1) // 2, length // 2, max(length - 2, 0), length - 1}
     return torch.tensor(sorted(places), device=device)
 
@@ -323,7 +318,6 @@ def _check_layout(layout: tuple[int, ...], flat_heads: int) -> None:
 
 
 def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: int) -> list[tuple[int, ...]]:
-    """The shapes of the answers of a statistic, if it can be saved."""
     match statistic:
         case st.TopWeights(k) if 1 <= k <= keys:
             return [(flat_heads, queries, k)] * 2
@@ -342,7 +336,6 @@ def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: in
 
 
 def _are_places(indices: Tensor, keys: int) -> bool:
-    """Whether a tensor holds indices of keys, or -1 for none."""
     if indices.dtype not in (torch.int32, torch.int64):
         return False
     return indices.numel() == 0 or (int(indices.min()) >= -1 and int(indices.max()) < keys)

@@ -72,7 +72,6 @@ class Index:
 
 
 def _as_entry(entry: Any) -> Any:
-    """One entry; lists and arrays as tensors, integers of any type as Python's."""
     if entry is None or entry is Ellipsis or isinstance(entry, slice | bool):
         return entry
     if is_integer(entry):

@@ -65,7 +65,6 @@ def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
 
 
 def _line() -> str:
-    """The innermost line of a caller, outside of this package and of torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in _OURS:
         frame = frame.f_back

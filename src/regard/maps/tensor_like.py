@@ -37,8 +37,6 @@ class TensorLike(MapStatistics, ABC):
     A map is immutable.
     """
 
-    # -- functions of torch ------------------------------------------------------------------------------
-
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,8 +100,6 @@ class TensorLike(MapStatistics, ABC):
     def _as(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return type(self).__torch_function__(getattr(Tensor, name), (type(self),), (self, *args), kwargs)
 
-    # -- arithmetic --------------------------------------------------------------------------------------
-
     __mul__ = __rmul__ = _operator("__mul__")
     __truediv__ = _operator("__truediv__")
     __rtruediv__ = _operator("__rtruediv__")
@@ -158,8 +154,6 @@ class TensorLike(MapStatistics, ABC):
         """
         raise ArgumentError("a map is never changed: change the tensor map.dense()")
 
-    # -- reductions --------------------------------------------------------------------------------------
-
     def sum(self, *args: Any, **kwargs: Any) -> Any:
         """The sum over dimensions, as of a tensor: a map if queries and keys stay, else a tensor.
 
@@ -191,8 +185,6 @@ class TensorLike(MapStatistics, ABC):
         `top_keys(k)` has -1 where fewer than k keys have a weight.
         """
         return self._as("topk", k, dim, largest, sorted)
-
-    # -- shape, dtype and place --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -298,7 +290,6 @@ def as_matrix(one: Any, asked: str) -> Any:
 
 
 def _each(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Map a function over nested lists, tuples and dictionaries."""
     if isinstance(tree, dict):
         return {name: _each(change, one) for name, one in tree.items()}
     if type(tree) in (list, tuple):

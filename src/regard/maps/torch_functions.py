@@ -36,9 +36,6 @@ def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return entry(*args, **kwargs)
 
 
-# -- layout ------------------------------------------------------------------------------------------------
-
-
 def _squeeze(input: Source, dim: int) -> Any:
     rank = len(input.shape)
     if not isinstance(dim, int) or not -rank <= dim < rank or input.shape[dim] != 1 or dim % rank >= rank - 2:
@@ -55,7 +52,6 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any:
-    """Join maps along a leading dimension, by joining their flat indices first."""
     sources = list(tensors)
     if not sources or not all(isinstance(source, Source) for source in sources):
         return NOT_LAZY
@@ -77,9 +73,6 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
     whole = side_by_side(sources, (first,))
     in_order = torch.equal(flat_heads, torch.arange(first, device="cpu"))
     return whole.choose(None if in_order else flat_heads.to(sources[0].device), layout)
-
-
-# -- sums --------------------------------------------------------------------------------------------------
 
 
 def _sum(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
@@ -111,7 +104,6 @@ def _reduced(source: Source, dim: Any, keepdim: bool, over: Callable[[Source, in
 
 
 def _over_last(source: Source, dims: set[int]) -> Tensor:
-    """Sums over queries (-2), over keys (-1) or over both."""
     if -2 not in dims:
         return row_sums(source)
     received = source.laid_out(ask(source, st.Received())[0])
@@ -123,9 +115,6 @@ def _dimensions(dim: Any, rank: int) -> list[int] | None:
     given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     found = sorted({d % rank for d in given if -rank <= d < rank})
     return None if len(found) < len(given) else found or list(range(rank))
-
-
-# -- the largest weights -----------------------------------------------------------------------------------
 
 
 def _max(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
@@ -182,9 +171,6 @@ def _filled(keys: Tensor) -> Tensor:
     free = taken[..., :k].to(torch.int8).argsort(dim=-1, stable=True)
     number = ((keys < 0).cumsum(-1) - 1).clamp_min(0)
     return torch.where(keys < 0, free.gather(-1, number), keys)
-
-
-# -- products ----------------------------------------------------------------------------------------------
 
 
 def _matmul(input: Any, other: Any) -> Any:

@@ -124,7 +124,6 @@ class DecoderOnly(OneStack):
 
 
 def _mask(state: DecoderOnlyState) -> Mask:
-    """The mask of the next token: it sees all tokens before it, except padding."""
     if state.seen is None:
         return causal()
     (lengths, width), cache = state.seen, state.caches[0]

@@ -238,7 +238,6 @@ class RNNSeq2Seq(nn.Module):
         return {"decoder.cross": self._alignment(queries, state)}
 
     def _alignment(self, queries: Tensor, state: RNNState) -> AttentionMap:
-        """The alignment of all steps, recomputed from their queries, (B, 1, T, S)."""
         attended = self.aligner(queries, state.projected, state.annotations, lengths(state.source_lengths))
         return attended.weights.with_heads()
 

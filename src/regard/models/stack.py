@@ -86,7 +86,6 @@ def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> S
 
 
 def _smaller(make: Callable[[], Body], gain: float) -> Body:
-    """A module with its last matrix scaled by `gain` at initialisation."""
     made = make()
     last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention) else made.down)
     with torch.no_grad():

@@ -143,7 +143,6 @@ def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
 def _run(
     kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None, scale: float, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Tensor:
-    """One call of the compiled loop, into a new tensor."""
     y, x = y.contiguous(), None if x is None else x.contiguous()
     answer = torch.empty(y.shape, dtype=dtype, device="cpu")
     addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
@@ -162,7 +161,6 @@ def _call(what: tuple[int, int], told: tuple[int | float, ...]) -> None:
 
 
 def _has_loops(*tensors: Tensor) -> bool:
-    """Whether compiled code can read the memory of these tensors."""
     return is_readable(*tensors) and all(t.dtype in DTYPES for t in tensors)
 
 

@@ -142,7 +142,6 @@ def _half_at(address: int, first: int, count: int) -> Any:
 
 @numba.njit(nogil=True)
 def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
-    """The operation of `work` on arrays of given dtypes."""
     long_vectors()
     if work.kind == MASKED:
         _masked(work, first, y, answer)
@@ -161,7 +160,6 @@ def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
 
 @numba.njit(nogil=True)
 def _share(work: Any, first: int, count: int) -> None:
-    """A share of the elements, in the dtypes of `work`."""
     long_vectors()
     if work.y_half:
         y = _half_at(work.y, first, count)

@@ -112,7 +112,6 @@ class Arena:
         return copy
 
     def _room(self, size: int) -> tuple[Any, int]:
-        """Free bytes: an array and the offset in it."""
         if size >= LEAST:
             return _lent_bytes(-(-size // PAGE) * PAGE), 0
         if self._block is None or self._used + size > self._block.nbytes:

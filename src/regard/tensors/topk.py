@@ -131,7 +131,6 @@ def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
 
 
 def _chunks(rows: Tensor, chunk: int, chosen: Tensor) -> Tensor:
-    """The elements (rows, k * chunk) of the chosen chunks of each row."""
     count = rows.shape[-1] // chunk
     if rows.shape[-1] == count * chunk and rows.is_contiguous():
         starts = torch.arange(0, len(rows) * count, count, device=rows.device)[:, None]
@@ -152,7 +151,6 @@ def _is_sortable(rows: Tensor, k: int) -> bool:
 
 
 def _sorted(rows: Tensor, k: int) -> Tensor:
-    """The indices of the k largest of each row, by NumPy's sort."""
     # Infinity has no free bits for an index.
     packed = rows.double().nan_to_num_(nan=ABOVE, posinf=ABOVE, neginf=-ABOVE)
     packed.view(torch.int64).bitwise_or_(torch.arange(rows.shape[-1]))

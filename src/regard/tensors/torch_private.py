@@ -95,9 +95,6 @@ _ADVICE = (
 )
 
 
-# -- Attributes that torch keeps private -------------------------------------------------------------------
-
-
 def _of(owner: Any, path: str, name: str) -> Any:
     try:
         return getattr(owner, name)
@@ -199,8 +196,6 @@ def has_avx512_bf16() -> bool:
     return ask is not None and bool(ask())
 
 
-# -- Fused kernels -----------------------------------------------------------------------------------------
-
 CPU_TAKES_GROUPS = torch.__version__ >= "2.9"
 """Whether the CPU kernel takes fewer key heads than query heads. In 2.8 it reads and writes out of bounds."""
 
@@ -269,7 +264,6 @@ def operator(name: str) -> Any:
 
 
 def _difference(schema: Any, ours: Schema) -> str | None:
-    """The difference between a schema and our use of it, if any."""
     taken, places = schema.arguments, ours.places.split()
     named = {one.name for one in taken if one.kwarg_only}
     by_place, rest = taken[: len(places)], taken[len(places) :]

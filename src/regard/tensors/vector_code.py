@@ -269,9 +269,6 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-# -- addresses and counters ------------------------------------------------------------------------
-
-
 @numba.njit(nogil=True)
 def aligned_numbers(count: int) -> Any:
     """An array of float32 aligned to a cache line.

@@ -139,7 +139,6 @@ class Mask(ABC):
         return "\n".join("".join("#" if allowed else "." for allowed in row) for row in rows)
 
     def __repr__(self) -> str:
-        """The name of the mask, and a drawing if it needs no batch."""
         try:
             return f"{self}\n{self.draw()}"
         except (RegardError, IndexError, RuntimeError):

@@ -61,7 +61,6 @@ def pulled_by_kernel(query: Tensor, key: Tensor, vector: Tensor, gradient: Tenso
 
 
 def _flat(query: Tensor, key: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
-    """The common leading dimensions, and both with these flattened."""
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     q, k = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key))
     return tuple(lead), q, k

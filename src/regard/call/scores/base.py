@@ -218,7 +218,6 @@ class SoftCapped(Score):
 
 
 def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
-    """A block of scaled dot products, and its backward function."""
     query = query * scale
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -228,7 +227,6 @@ def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
 
 
 def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-    """A block of scores, and its backward function by autograd."""
     query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
     with torch.enable_grad():
         scores = score.block(query, key)

@@ -219,7 +219,6 @@ def _shares(bins: Bins, has_sums: bool) -> Any:
 
 @lru_cache
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
-    """The edges of the pieces of rows, shared among threads; each bin of the picture is in one of them."""
     places = [queries * piece // pieces for piece in range(pieces)]
     if grid is not None:
         places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]

@@ -18,7 +18,6 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
 def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """The reductions of LANES blocks of `width` elements each, from an address on."""
     found = [code.load(code.at(numbers, vector * LANES)) for vector in range(width)]
     while len(found) > 1:
         found = [combine(*code.evens_and_odds(*pair)) for pair in zip(found[::2], found[1::2], strict=True)]
@@ -26,8 +25,6 @@ def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any
 
 
 def _sum(width: int) -> Any:
-    """The kernel of sums of blocks of this width."""
-
     def add(_typing: Any, _places: Any, _share: Any) -> Any:
         """Add the sums of LANES blocks, times a share, to a picture.
 
@@ -49,8 +46,6 @@ def _sum(width: int) -> Any:
 
 
 def _max(width: int) -> Any:
-    """The kernel of maxima of blocks of this width."""
-
     def let_stand(_typing: Any, _places: Any) -> Any:
         """Update a picture by the maxima of LANES blocks.
 

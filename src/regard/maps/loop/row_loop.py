@@ -62,7 +62,6 @@ def _pool(
     sums: Any,
     largest: Any,
 ) -> None:
-    """Add the sums of some rows of one bin, by key, to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
     bins, j = edges.size - 1, 0
     wider = edges[bins] % bins  # This many bins come first and have one key more than the others.
@@ -152,7 +151,6 @@ def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, large
 
 @numba.njit(fastmath=FAST, nogil=True)
 def _entropy(spread: Any) -> Any:
-    """The entropy in nats of sums of w log2 w."""
     total = ZERO
     for lane in range(LANES):
         total += spread[lane]

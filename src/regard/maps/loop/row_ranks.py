@@ -36,9 +36,6 @@ KEY_BITS, LAST_KEY = 32, 2**32 - 1
 _floats, _ints, _longs = (pointers_to(kind) for kind in (types.float32, types.int32, types.int64))
 
 
-# -- instructions ----------------------------------------------------------------------------------
-
-
 def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
     """The k-th largest of the LANES non-negative elements at an address; 0 if there are fewer."""
 
@@ -70,8 +67,6 @@ def _set_of_larger(_context: Any, _address: Any, _bound: Any) -> Any:
 
 
 def _first_bit(_context: Any, _bits: Any) -> Any:
-    """The index of the lowest set bit."""
-
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
@@ -134,9 +129,6 @@ _larger: Any = intrinsic(_set_of_larger)
 _first: Any = intrinsic(_first_bit)
 _before: Any = intrinsic(_count_before)
 _float_of_bits: Any = intrinsic(_bitcast)
-
-
-# -- the ranking -----------------------------------------------------------------------------------
 
 
 @numba.njit(nogil=True, inline="always")

@@ -139,7 +139,6 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
 
 
 def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
-    """The additions to the scores of some rows and the keys of some panels; keys outside `wanted` are hidden."""
     block = scores.added(rows, wanted)
     # Always a copy: a bias may have any strides, and one element for all keys.
     part = block.new_full((*block.shape[:3], len(panels)), -NEVER)

@@ -114,7 +114,6 @@ class Asked:
 
 
 def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """Run the program and collect its answers; None if a value is not finite."""
     from regard.maps.loop import triton_rows
 
     call, grid = made.call, asked.grid

@@ -184,8 +184,6 @@ class CallSource(Source):
     keeps_heads: bool | None = None
     """Whether the last dimension of a selection is that of the heads; None without a selection."""
 
-    # -- properties -----------------------------------------------------------------------------------
-
     @property
     def beside(self) -> CallValues:
         """Values and gradient of the call. None stands for an empty object, because torch.compile cannot make one."""
@@ -240,8 +238,6 @@ class CallSource(Source):
         mask = "" if call.mask is None else f", {call.mask}"
         return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
 
-    # -- gradients of weights --------------------------------------------------------------------------
-
     def gradient(self, grad_output: Tensor | None) -> WeightedSource:
         return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
 
@@ -259,8 +255,6 @@ class CallSource(Source):
         elif tuple(grad_output.shape) != expected:
             raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
         return self, grad_output.reshape(self.flat_heads, *expected[-2:]).to(self.dtype), value.to(self.dtype)
-
-    # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> range:
         call = self.factors.call
@@ -312,8 +306,6 @@ class CallSource(Source):
         normalization = self.call.normalization
         weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
         return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
-
-    # -- without tiles ---------------------------------------------------------------------------------
 
     def product(self, x: Tensor) -> Tensor:
         return self.laid_out(self._product_by_flat_heads(x))
@@ -374,8 +366,6 @@ class CallSource(Source):
         i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
         return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
 
-    # -- other sources ---------------------------------------------------------------------------------
-
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
         if flat_heads is None:
             return replace(self, layout=leading)
@@ -428,7 +418,6 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    """The logarithms (flat_heads, t, s) of the weights of a plain softmax of dot products, in few steps."""
     dtype = call.compute_dtype
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
     logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)

@@ -132,7 +132,6 @@ class JoinedSource(SeveralSource):
         return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
 
     def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
-        """The sources of flat_heads, with their own indices."""
         first = 0
         for number, end in enumerate(self.ends):
             inner = range(max(flat_heads.start, first) - first, min(flat_heads.stop, end) - first)
@@ -142,7 +141,6 @@ class JoinedSource(SeveralSource):
 
 
 def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
-    """The statistic of some flat_heads: tensors by flat_head are selected."""
     if isinstance(statistic, st.Product | st.TransposedProduct) and len(statistic.x) > 1:
         return type(statistic)(statistic.x[flat_heads.start : flat_heads.stop])
     return statistic

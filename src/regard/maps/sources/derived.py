@@ -363,7 +363,6 @@ def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:
-    """The positions in the other source of indices into the selection."""
     if not isinstance(chosen, range):
         return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
     if isinstance(places, range):

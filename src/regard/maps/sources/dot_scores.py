@@ -33,7 +33,6 @@ def _to_base_2(state: Tensor) -> Tensor:
 
 
 def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tensor:
-    """The block (B or 1, H or 1, t, s) of a call's bias."""
     assert call.bias is not None
     # In the map's dtype, as everywhere: a bias of the vectors would round in half precision.
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
@@ -125,7 +124,6 @@ class BufferedPart:
         return Piece(self._factors.exponentials(logs), logs, LN_2, is_scratch=True)
 
     def _scores(self, rows: Rows, columns: Rows) -> Tensor:
-        """The scores (flat_heads, t, s) to base 2, -NEVER for a hidden key."""
         query, key = take_rows(self._query.mT, rows).mT, take_rows(self._key, columns)
         scores = self._factors.buffer((len(query), query.shape[1], key.shape[2]))
         torch.baddbmm(scores, query, key, beta=0, alpha=self._scale, out=scores)

@@ -130,8 +130,6 @@ class Source(ABC):
     `flat_heads` are the flat indices of the dimensions before queries and keys.
     """
 
-    # -- properties -----------------------------------------------------------------------------------
-
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
@@ -208,8 +206,6 @@ class Source(ABC):
     def __str__(self) -> str:
         """A short name."""
 
-    # -- kept statistics ------------------------------------------------------------------------------
-
     @property
     def has_blocks(self) -> bool:
         """Whether any block of weights can be computed; otherwise there are only saved statistics."""
@@ -238,8 +234,6 @@ class Source(ABC):
             f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
         )
 
-    # -- gradients of weights --------------------------------------------------------------------------
-
     def gradient(self, grad_output: Tensor | None) -> "Source":
         """The source of dL/dP for a gradient dL/dO of the output; by default the saved one.
 
@@ -252,8 +246,6 @@ class Source(ABC):
     def attribution(self, grad_output: Tensor | None) -> "Source":
         """The source of P times dL/dP, with the same arguments and errors."""
         self.refuse("attribution()")
-
-    # -- tiles -----------------------------------------------------------------------------------------
 
     def support(self, rows: range) -> range:
         """The keys outside which the weights of these rows are 0, whatever their signs."""
@@ -290,8 +282,6 @@ class Source(ABC):
         found = [self.choose(flat_heads[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
         return torch.cat(found)[torch.cat(places).argsort()]
 
-    # -- without tiles ---------------------------------------------------------------------------------
-
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         """A statistic's answers (flat_heads, ...) without tiles; None if it needs tiles, or has no answer."""
         return None
@@ -299,8 +289,6 @@ class Source(ABC):
     def product(self, x: Tensor) -> Tensor | None:
         """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None for sources that need tiles."""
         return None
-
-    # -- other sources ---------------------------------------------------------------------------------
 
     @abstractmethod
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Source":
@@ -313,8 +301,6 @@ class Source(ABC):
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
         """The source with its tensors mapped: moved, or detached."""
-
-    # -- layout ----------------------------------------------------------------------------------------
 
     def laid_out(self, answer: Tensor) -> Tensor:
         """An answer (flat_heads, ...) with the leading dimensions, in the dtype of answers."""

@@ -108,7 +108,6 @@ class StackSource(Source):
         return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)
 
     def _found(self, rows: range) -> list[tuple[int, range]]:
-        """The steps of rows, with their own indices."""
         found, at = [], rows.start
         while at < rows.stop:
             step = bisect_right(self.ends, at)

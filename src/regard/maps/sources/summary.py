@@ -99,8 +99,6 @@ class SummarySource(Source):
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
 
-    # -- properties -----------------------------------------------------------------------------------
-
     @property
     def shape(self) -> torch.Size:
         return torch.Size(self.layout)
@@ -118,8 +116,6 @@ class SummarySource(Source):
 
     def __str__(self) -> str:
         return f"statistics alone, by {self.what!r}"
-
-    # -- kept statistics ------------------------------------------------------------------------------
 
     @property
     def has_blocks(self) -> bool:
@@ -179,15 +175,11 @@ class SummarySource(Source):
     def _pictures(self) -> list[st.Pooled]:
         return [statistic for statistic in self.answers if isinstance(statistic, st.Pooled)]
 
-    # -- tiles -----------------------------------------------------------------------------------------
-
     def columns(self, rows: range) -> NoReturn:
         self.refuse("a block of weights")
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         self.refuse("a block of weights")
-
-    # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
         if flat_heads is None:
@@ -237,7 +229,6 @@ def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> Summa
 
 
 def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequence[int]) -> Statistic | None:
-    """The statistic of the joined map, from those of the steps."""
     first, before = parts[0], [0]
     for step in steps[:-1]:
         before.append(before[-1] + step.queries)

@@ -88,7 +88,6 @@ def _is_at_least_zero(kind: Divergence, p: Source, q: Source) -> bool:
 
 
 def _sums_to_one(source: Source) -> bool:
-    """Whether the rows certainly sum to 1, but those without keys."""
     match source:
         case CallSource():
             return isinstance(source.call.normalization, Softmax)
@@ -146,14 +145,12 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
 
 
 def _same(one: Mask | None, other: Mask) -> bool:
-    """Whether two bound masks certainly allow the same pairs."""
     if one is None or len(one.factors()) != len(other.factors()):
         return False
     return all(a is b or _same_causal(a, b) for a, b in zip(one.factors(), other.factors(), strict=True))
 
 
 def _same_causal(one: Mask, other: Mask) -> bool:
-    """Whether both are causal with one offset for all sequences."""
     return (
         isinstance(one, Causal)
         and isinstance(other, Causal)

@@ -39,8 +39,6 @@ class MapStatistics:
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    # -- properties -----------------------------------------------------------------------------------
-
     @property
     def shape(self) -> torch.Size:
         """(batch..., H, T, S)."""
@@ -73,8 +71,6 @@ class MapStatistics:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    # -- blocks ----------------------------------------------------------------------------------------
 
     def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
@@ -177,8 +173,6 @@ class MapStatistics:
             return self.block(where, range(self.shape[-1]))[..., 0, :]
         source = source_of_call(self.source, "row(renormalize=True)")
         return source.laid_out(source.row_anew(where))
-
-    # -- statistics ------------------------------------------------------------------------------------
 
     def received(self, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
         r"""The attention received by each key: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
@@ -425,8 +419,6 @@ class MapStatistics:
         """
         return by_spans(self.source, keys, queries)
 
-    # -- scores ----------------------------------------------------------------------------------------
-
     @property
     def lse(self) -> Tensor:
         r"""The log-sum-exp of each query's scores: $\ln \sum_j \exp s_{ij}$, (batch..., H, T); -inf without keys.
@@ -460,8 +452,6 @@ class MapStatistics:
         tensor([2., 2., 2., 2.])
         """
         return largest_score(self.source)
-
-    # -- several, and pictures -------------------------------------------------------------------------
 
     def summary(
         self,
@@ -539,8 +529,6 @@ class MapStatistics:
         tensor([1.0000, 0.2066])
         """
         return singular_values(self.source, k, iterations=iterations, seed=seed)
-
-    # -- how it is answered ----------------------------------------------------------------------------
 
     def _say(self, statistic: Statistic) -> Tensor:
         return self.source.laid_out(ask(self.source, statistic)[0])

@@ -131,7 +131,6 @@ class DotSoftmax:
         return like.new_zeros(*like.shape[:-1], 1)
 
     def _swapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of every key to the queries: means of x, and the logarithms of the column sums."""
         call, sizes = self.call.expanded(), self.call.sizes
         bias = (-self.lse if self.per_query is None else self.per_query.to(self.lse.dtype) - self.lse) / self.scale
         # The bias is one more dimension of the vectors, as a path for its gradient.

@@ -68,7 +68,6 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
 
 
 def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers, by the fastest method for this source and these statistics."""
     return in_one_loop(source, statistics) or one_pass(source, statistics)
 
 

@@ -85,7 +85,6 @@ def from_huggingface(folder: Path | str) -> Pretrained:
 def _tokens(
     folder: Path, settings: Settings, vocab_size: int
 ) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
-    """Begin, end, padding and banned tokens, from generation_config.json or else from config.json."""
     path = folder / "generation_config.json"
     values = dict(settings.values) | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}

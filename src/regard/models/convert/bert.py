@@ -81,7 +81,6 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors, and return whether there is a head."""
     weights.move("embeddings.word_embeddings", "embedding")
     weights.move("embeddings.position_embeddings", "positions")
     weights.move("embeddings.token_type_embeddings", "segments")

@@ -54,7 +54,6 @@ def llama(settings: Settings, weights: Weights) -> DecoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors, and return whether the output layer is the embedding."""
     weights.ours["embedding.weight"] = weights.take_any("embed_tokens.weight", "lm_head.weight")
     weights.move("norm", "final_norm")
     for number in range(settings.get("num_hidden_layers", int)):
@@ -69,7 +68,6 @@ def _move(settings: Settings, weights: Weights) -> bool:
 
 
 def _rotary(settings: Settings, head_dim: int) -> Rotary:
-    """From `rope_parameters`, or from the `rope_theta` and `rope_scaling` of older folders."""
     values = settings.part("rope_parameters") or settings.part("rope_scaling")
     base = settings.get("rope_theta", float, 10_000.0)
     rope = Settings({"rope_theta": base, **values}, settings.source)

@@ -26,7 +26,6 @@ KERNELS: dict[str, type[Score]] = {
     "triangular": Triangular,
     "constant": Constant,
 }
-"""From the names of kernels to their scores."""
 
 
 class NadarayaWatson(RegressorMixin, BaseEstimator):

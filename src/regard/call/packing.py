@@ -17,7 +17,6 @@ class Packed:
     """Sequences concatenated in one row, with their offsets."""
 
     values: Float[Tensor, " total *rest"]
-    """The sequences, concatenated along their first dimension."""
     offsets: Int[Tensor, " documents_plus_one"]
     """0, n_1, n_1 + n_2, ..., the total."""
 

@@ -17,11 +17,8 @@ from regard.files.untrusted import parse_json
 
 SIGNATURE = b"regard01"
 TAIL_BYTES = 8 + len(SIGNATURE)
-"""The size of the footer's length and the signature together."""
 ADVICE = "delete it to have it made again"
-"""The advice of error messages about damaged files."""
 DTYPES = {np.dtype(kind).str: np.dtype(kind) for kind in (np.uint16, np.int32)}
-"""The dtypes of stored tokens, by their names in a footer."""
 
 
 class Footer(Protocol):
@@ -30,9 +27,7 @@ class Footer(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def numbers_bytes(self) -> int:
-        """The bytes of the elements, before the footer."""
-        ...
+    def numbers_bytes(self) -> int: ...
 
 
 F = TypeVar("F", bound=Footer)

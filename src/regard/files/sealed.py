@@ -10,7 +10,6 @@ from regard.errors import RunFolderError
 from regard.files.atomic import read_json, write_json
 
 SEAL = "crc32"
-"""The key of the checksum in the object."""
 _CHUNK_BYTES = 2**20
 
 

@@ -21,7 +21,6 @@ DEEPEST = 100
 _NO_KEY = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#.*""")
 """Texts and comments in a line of TOML: their dots separate no keys."""
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1
-"""The range of 64-bit integers, signed or unsigned."""
 LONGEST_INTEGER = 20
 
 

@@ -70,7 +70,6 @@ class Call:
         return scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
 
     def masked_(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The same in place."""
         if self.mask is None or _is_covered(self.mask, rows, columns):
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
@@ -177,7 +176,6 @@ class Backend(ABC):
         return True
 
     def remark(self, call: Call) -> str | None:
-        """A remark for `explain` about this backend and the call."""
         return None
 
     def require(self, call: Call, others: str) -> None:

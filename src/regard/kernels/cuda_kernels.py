@@ -40,7 +40,6 @@ from regard.tensors.torch_private import (
 NEWEST = (9, 0)
 """The assumed compute capability without a GPU."""
 MOST_IN_GRID = 65_535
-"""The most sequences, and the most heads, of one kernel call."""
 WIDEST_FLASH = 256
 WIDEST_CUDNN = 128
 CUDNN_AFTER = 91_500

@@ -23,8 +23,6 @@ HANDS_BACK_LSE = torch.__version__ >= "2.9"
 """Whether FlexAttention has the current interface for its log-sum-exp."""
 
 COMPILERS = ("cl",) if os.name == "nt" else ("c++", "g++", "clang++")
-"""The C++ compilers of `torch.compile` on this system."""
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The function (score, batch, head, query, key) -> score of FlexAttention, for each pair."""
 
@@ -91,7 +89,6 @@ class Flex(Backend):
 
 
 _NO_GRADIENTS = "on the CPU FlexAttention has no gradient, and something here requires one"
-"""The reason why the backend refuses gradients on the CPU."""
 
 
 def _why_not_here(call: Call) -> str | None:

@@ -138,7 +138,6 @@ class Again:
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of the kernel's query, key and value."""
         query, key, value = vectors
         call = Call(
             query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,

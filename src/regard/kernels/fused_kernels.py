@@ -22,7 +22,6 @@ from regard.tensors.readable import row_contiguous
 from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
 
 Extras = tuple[Any, ...]
-"""Further results of a kernel's forward, for its own backward."""
 Residuals = tuple[Tensor, ...]
 """The saved tensors: query, key, value, output and lse."""
 HALF = (torch.float16, torch.bfloat16)
@@ -35,7 +34,6 @@ class Kernel(ABC):
 
     name: ClassVar[str]
     operators: ClassVar[tuple[Any, ...]]
-    """The torch operators it calls."""
     multiple: ClassVar[int] = 1
     """The widths of the vectors must be multiples of this."""
     reads_output: ClassVar[bool] = True

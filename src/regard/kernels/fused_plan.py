@@ -63,7 +63,6 @@ class Block:
 
     @property
     def mask(self) -> Mask | None:
-        """The conjunction of the factors; None without factors."""
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
     @property
@@ -102,7 +101,6 @@ class Plan:
 
     @property
     def every(self) -> tuple[Block, ...]:
-        """All blocks, in the order in which they run."""
         return (*self.blocks, *self.anew)
 
     @property

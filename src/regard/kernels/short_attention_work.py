@@ -6,7 +6,6 @@ Compiled code on several threads takes one pointer.
 import numpy as np
 
 FORWARD, BACKWARD = 0, 1
-"""The kinds of work."""
 TENSORS = ("query", "key", "value", "output", "lse", "added", "grad", "grad_query", "grad_key", "grad_value")
 """The tensors with an address and strides; the last four belong to the backward pass."""
 AXES = ("batch", "head", "row")

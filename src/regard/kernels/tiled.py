@@ -141,11 +141,9 @@ class Tiling:
         return Tile(flat_heads, rows, columns or range(1))
 
     def part(self, flat_heads: range) -> Call:
-        """The call on the flat_heads of a tile."""
         return self.call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:
-        """Dropout's factors for the weights of a tile; None without dropout."""
         dropout = self.call.dropout
         if not dropout:
             return None
@@ -235,7 +233,6 @@ class Back:
 
     tiling: Tiling
     vectors: tuple[Tensor, Tensor, Tensor]
-    """Query, key and value."""
     state: Tensor
     grad_output: Tensor
     grad_state: Tensor | None
@@ -245,7 +242,6 @@ class Back:
     """Whether some row state has lost the sum of its row. Weights are then normalised anew: tiles have whole rows."""
 
     def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of query, key, value and the learned tensors."""
         call = self.tiling.call
         of_score = len([t for t in call.score.learned() if t.requires_grad])
         # If the tiles write every element exactly once, zeros are unnecessary.
@@ -292,7 +288,6 @@ class Back:
 
 
 Learned = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""Learned tensors, and the accumulators of their gradients."""
 
 
 def _twice(

@@ -46,7 +46,6 @@ class Index:
 
     @property
     def is_whole(self) -> bool:
-        """Whether queries and keys stay as they are."""
         return self.pair == (slice(None), slice(None))
 
     @property

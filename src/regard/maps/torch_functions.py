@@ -21,7 +21,6 @@ from regard.maps.statistics.products import product, transposed_product
 from regard.maps.statistics.tiles import ask, ask_all
 
 NOT_LAZY: Any = object()
-"""The result of an entry in need of the matrix."""
 
 
 def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -196,4 +195,3 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("matmul", "__matmul__"), _matmul),
     "__rmatmul__": lambda input, other: _matmul(other, input),
 }
-"""The entries by their names in torch."""

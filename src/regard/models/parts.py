@@ -16,7 +16,6 @@ class StackParts:
     """The parts of an encoder or of a decoder."""
 
     num_layers: int
-    """The number of layers in the stack."""
     attention: Callable[[], MultiHeadAttention]
     """Makes each self-attention and, in a decoder, each attention to the source."""
     feed_forward: Maker
@@ -51,7 +50,6 @@ class TransformerParts:
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     shared_embeddings: bool = False
-    """Whether source and target embeddings share one matrix."""
     tied_output: bool = True
     """Whether the output layer shares the matrix of the target embedding."""
     output_bias: bool = False
@@ -63,7 +61,6 @@ class OneStackParts:
     """The parts of a Transformer of one stack: decoder-only or encoder-only."""
 
     dim: int
-    """Width of the model."""
     stack: StackParts
     num_segments: int = 0
     """The segments, each with a learned vector added to the embeddings; 0 for none."""
@@ -72,10 +69,8 @@ class OneStackParts:
     embedding_scale: float | None = None
     """The factor of the embeddings; by default their gain times the square root of `dim`."""
     dropout: float = 0.0
-    """Probability of dropping an entry of the embeddings."""
     head: Maker = nn.Identity
     """Makes the module between the last layer and the output layer, (..., D) to (..., D)."""
     tied_output: bool = True
-    """Whether the output layer shares the matrix of the embedding."""
     output_bias: bool = False
     """Whether the logits have a learned bias for each token."""

@@ -26,11 +26,9 @@ class AdditiveAligner(nn.Module):
         self.attention = AdditiveAttention(config.hidden_dim, 2 * config.hidden_dim, config.attention_dim)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S A"]:
-        """U_a h_j, computed once for a source."""
         return self.attention.project(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
-        """Contexts and weights."""
         return self.attention.attend(query, projected, annotations, mask=mask, return_weights=True)
 
 
@@ -42,11 +40,9 @@ class DotAligner(nn.Module):
         self.weight = nn.Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
-        """W h_j, computed once for a source."""
         return self.weight(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
-        """Contexts and weights."""
         score = ScaledDot(scale=1.0)
         return attention(query, projected, annotations, score=score, mask=mask, return_weights=True)
 
@@ -124,7 +120,6 @@ class LuongDecoder(nn.Module):
         return combined, hidden, replace(state, hidden=hidden, fed=combined), attended
 
     def read(self, features: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-        """The attentional vector itself."""
         return self.dropout(features)
 
 
@@ -218,7 +213,6 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
     def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
-        """Logits after one more token, and the attention of the step."""
         features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
@@ -243,5 +237,4 @@ class RNNSeq2Seq(nn.Module):
 
     @property
     def alignment_names(self) -> list[str]:
-        """The name of the only map."""
         return ["decoder.cross"]

@@ -30,8 +30,6 @@ TRANSFORMER_SIZES = MappingProxyType[Size, TransformerConfig](
         ),
     }
 )
-"""Sizes of the encoder-decoder Transformer."""
-
 DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
     {
         # Eldan and Li 2023 (arXiv:2305.07759), the released TinyStories-8M: a GPT-Neo of width 256, with a window of
@@ -50,8 +48,6 @@ DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
         ),
     }
 )
-"""Sizes of the decoder-only Transformer."""
-
 ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
     {
         # Turc et al. 2019 (arXiv:1908.08962), BERT-Tiny and BERT-Small; Devlin et al. 2018 (arXiv:1810.04805),
@@ -67,4 +63,3 @@ ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
         ),
     }
 )
-"""Sizes of the encoder-only Transformer."""

@@ -103,7 +103,6 @@ class SelfAttentionLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
     def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
         around_attention, around_network = self.residuals
         x = around_attention(
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)

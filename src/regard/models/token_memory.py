@@ -104,7 +104,6 @@ class TokenMemory(nn.Module):
 
     @property
     def lists(self) -> KeyLists | None:
-        """The lists of the keys, if there are any."""
         return None if self.centres is None or self.sizes is None else KeyLists(self.centres, self.sizes)
 
     def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
@@ -200,7 +199,6 @@ class RememberingOutput(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix of the model's own layer."""
         return self.linear.weight
 
     @property
@@ -209,11 +207,9 @@ class RememberingOutput(nn.Module):
 
     @property
     def out_features(self) -> int:
-        """The number of tokens."""
         return self.linear.out_features
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """The logarithm of the probability of each token, in float32."""
         logits = self.linear(x).float()
         places, weights = self.voters(x.reshape(-1, x.shape[-1]))
         p = (logits.softmax(-1) * (1 - self.vote.share)).view(-1, logits.shape[-1])

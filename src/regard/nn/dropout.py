@@ -38,7 +38,6 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply dropout to x, of any shape."""
         if not self.training or not self.p:
             return x
         if _leaves_it_to_torch(x):
@@ -62,7 +61,6 @@ class Dropout(nn.Module):
         return _MaskedSum.apply(x, y, decide(y, self.p))
 
     def extra_repr(self) -> str:
-        """The probability."""
         return f"p={self.p}"
 
 

@@ -25,7 +25,6 @@ class Decisions(ABC):
     """Decisions about a tensor's elements, and operations with them; y has the shape of that tensor."""
 
     scale: float
-    """The factor of the kept elements."""
 
     @abstractmethod
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -51,12 +50,10 @@ class DrawnBits(Decisions):
     bits: Tensor
     """16 random bits for each element, as int16 in the tensor's shape."""
     least: int
-    """An element is kept if its bits are at least this."""
     scale: float
 
     @classmethod
     def draw(cls, like: Tensor, dropped: int) -> "DrawnBits":
-        """Fresh decisions, to drop `dropped` of LEVELS elements."""
         words = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
         bits = words.view(torch.int16)[: like.numel()].view(like.shape)
         return cls(bits, dropped - LEVELS // 2, LEVELS / (LEVELS - dropped))
@@ -93,7 +90,6 @@ class PlacedBits(Decisions):
 
     @classmethod
     def draw(cls, dropped: int) -> "PlacedBits":
-        """Keys by torch's generator, to drop `dropped` of LEVELS elements."""
         both = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)) % 2**64
         return cls(both % 2**32, both >> 32, dropped * (MOST // LEVELS), LEVELS / (LEVELS - dropped))
 

@@ -11,8 +11,6 @@ MASKED, RELU, SUM, OF_RELU = 0, 1, 2, 3
 """The operations: y kept scale; max(y, 0) kept scale; x + y kept scale; and y scale where x is above 0."""
 
 STEP, FIRST, SECOND, THIRD = 0x9E3779B1, 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB
-"""The factors of the hash from indices to random bits."""
-
 WORK = np.dtype(
     [(name, np.int64) for name in ("kind", "count", "counter", "x", "y", "answer", "x_half", "y_half", "answer_half")]
     + [(name, np.uint32) for name in ("key", "second_key", "least")]

@@ -69,7 +69,6 @@ class TokenEmbedding(nn.Module):
                 self.weight[self.pad_id].zero_()
 
     def forward(self, tokens: Int[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
-        """Vectors of token ids."""
         return nn.functional.embedding(tokens, self.weight, padding_idx=self.pad_id) * self.scale
 
 
@@ -159,7 +158,6 @@ class RelativeBias(nn.Module):
         self.bidirectional, self.max_distance = bidirectional, max_distance
 
     def forward(self) -> T5Bias:
-        """The bias for attention."""
         return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 

@@ -54,7 +54,6 @@ class FeedForward(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """The network at each position."""
         hidden = self.up(x)
         # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
         is_relu = self.activation is nn.functional.relu
@@ -99,6 +98,5 @@ class GatedFeedForward(nn.Module):
             nn.init.xavier_uniform_(weight.detach())
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """The network at each position."""
         gate, up = self.gate_and_up(x).chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up))

@@ -40,7 +40,6 @@ PLAIN = (Tensor, torch.nn.Parameter)
 is_compiling, is_recorded = torch.compiler.is_compiling, torch.is_grad_enabled
 
 AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-"""The usual device types with autocast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,7 @@ class State:
     has_tangents: bool = False
     """Whether tensors may carry tangents of forward-mode differentiation."""
     is_transformed: bool = False
-    """Whether the call runs inside torch.vmap, torch.func.grad or torch.func.jvp."""
     is_cast: bool = False
-    """Whether autocast is on for the device of the call."""
 
 
 _PLAIN = State(False), State(True)

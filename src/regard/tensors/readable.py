@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""The dtypes of the compiled training loops."""
 
 
 @cache

@@ -208,11 +208,8 @@ class Schema(NamedTuple):
     """The part of an operator's schema in use."""
 
     places: str
-    """The types of the positional arguments."""
     named: str
-    """The keyword arguments."""
     answers: int
-    """The number of results."""
 
 
 class Missing(NamedTuple):

@@ -24,7 +24,6 @@ IS_FOR_HOST = all(getattr(numba.config, name, None) is None for name in ("CPU_NA
 HAS_COMPRESS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512f"))
 """Whether the processor can compress chosen elements of a vector."""
 PANEL = LANES * VECTORS
-"""The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
 """The exponents between which 2^x is a normal float32; below them a weight is 0."""
 LOG2_E, LOG_2 = 1.4426950408889634, 0.6931471805599453
@@ -46,15 +45,12 @@ class VectorCode:
         self.builder = builder
 
     def floats(self, value: float) -> Any:
-        """A vector of one constant."""
         return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
     def ints(self, value: int) -> Any:
-        """A vector of one integer constant."""
         return ir.Constant(INTS, [value] * LANES)
 
     def long(self, value: int) -> Any:
-        """An integer constant."""
         return ir.Constant(LONG, value)
 
     def at(self, address: Any, offset: Any) -> Any:
@@ -143,13 +139,11 @@ class VectorCode:
         return self.builder.shuffle_vector(one, other, evens), self.builder.shuffle_vector(one, other, odds)
 
     def call(self, name: str, *values: Any) -> Any:
-        """An LLVM intrinsic for vectors, by name."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))
         found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v{LANES}f32")
         return self.builder.call(found, values)
 
     def power_of_2(self, x: Any) -> Any:
-        """2^x for x between SMALLEST and LARGEST."""
         whole = self.call("floor", self.builder.fadd(x, self.floats(0.5)))
         fraction = self.builder.fsub(x, whole)
         found = self.floats(POWER[0])
@@ -240,14 +234,12 @@ class VectorCode:
             phi.add_incoming(value, block)
 
     def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
-        """Combine a vector in memory with a value."""
         self.store(combine(self.load(address), value), address)
 
     def larger(self, one: Any, other: Any) -> Any:
         return self.call("maxnum", one, other)
 
     def of_all(self, combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
-        """The reduction of several vectors."""
         found, *others = values
         for value in others:
             found = combine(found, value)

@@ -39,7 +39,6 @@ class Bias(ABC):
         """
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensors with a gradient."""
         return ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> "Bias":

@@ -66,7 +66,6 @@ class OfQueries(Bias):
     chosen: Tensor
     """The chosen queries, bool (T)."""
     places: tuple[int, ...]
-    """Their indices, in order."""
 
     def learned(self) -> tuple[Tensor, ...]:
         return self.bias.learned()

@@ -28,7 +28,6 @@ class Relative(Bias):
     """A bias by the head and the distance j - (offset + i) alone. Subclasses define `of`."""
 
     offset: int | None
-    """Query i stands at offset + i; default S - T."""
 
     @abstractmethod
     def of(self, head: Tensor, distance: Tensor) -> Tensor:

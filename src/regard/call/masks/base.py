@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 AXES = frozenset({"batch", "head", "query", "key"})
-"""The arguments of a mask's predicate."""
-
 
 FLEX_BLOCK = 128
 """The number of queries, and of keys, in one block of FlexAttention."""

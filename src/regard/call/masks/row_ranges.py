@@ -23,7 +23,6 @@ class RowRanges:
     first: Tensor
     """(B or 1, T) of int32, from 0 to S."""
     stop: Tensor
-    """The same shape and dtype."""
     keep: Tensor | None
     """(B or 1, S) of bool; None to keep all keys."""
 

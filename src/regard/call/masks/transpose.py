@@ -11,7 +11,6 @@ from regard.call.masks.selection import SelectedMask
 from regard.call.shapes import Sizes
 
 OTHER_ROLE = {"query": "key", "key": "query", "batch": "batch", "head": "head"}
-"""From each axis to its counterpart with queries and keys swapped."""
 
 
 def swapped(mask: Mask) -> Mask:

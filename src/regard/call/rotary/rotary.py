@@ -65,7 +65,6 @@ class Rotary:
 
     @property
     def rotated(self) -> int:
-        """R: the number of rotated dimensions."""
         return int(self.dim * self.fraction)
 
     def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:

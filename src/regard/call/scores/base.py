@@ -40,7 +40,6 @@ class Score(ABC):
 
     @property
     def is_declared(self) -> bool:
-        """Whether `learned` names every tensor with a gradient from `block`."""
         return True
 
     def learned(self) -> tuple[Tensor, ...]:

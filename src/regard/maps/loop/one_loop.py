@@ -77,7 +77,6 @@ class _Wanted:
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
-    """The blocks of the one picture."""
     pictures: frozenset[str]
     """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
 
@@ -123,7 +122,6 @@ class _Answered:
         self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays by their names in the loop."""
         names = ("received", "entropy", "top", "places", "sums", "peaks")
         return {name: getattr(self, name) for name in names}
 

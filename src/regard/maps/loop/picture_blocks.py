@@ -14,7 +14,6 @@ from numba.extending import intrinsic
 from regard.tensors.vector_code import LANES, VectorCode
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-"""The widths of blocks with a kernel."""
 
 
 def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any, Any], Any]) -> Any:

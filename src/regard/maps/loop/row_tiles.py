@@ -66,14 +66,11 @@ with its strides.
 ADDED_ELEMENTS = 1 << 20
 """The most elements of additions in one run of the loop: 4 MiB of masks and biases."""
 MOST_ROWS, FEWEST_ROWS = 64, 8
-"""The queries of one block of masks and biases."""
 MOST_KEPT, KEPT_ELEMENTS = 16, 1 << 16
 """The tiles of so many maps are cached for later maps, if their additions are no larger."""
 
 TileBatch = tuple[Any, Tensor]
-"""Some tiles, and the additions to their scores."""
 kept_batches: dict[Hashable, TileBatch] = {}
-"""The cached tiles, the oldest first."""
 
 
 def addresses(**arrays: Any) -> dict[str, int]:

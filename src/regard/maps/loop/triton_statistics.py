@@ -90,7 +90,6 @@ class Asked:
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
-    """The blocks of the one picture."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "Asked | None":

@@ -76,7 +76,6 @@ class JoinedSource(SeveralSource):
 
     @cached_property
     def ends(self) -> list[int]:
-        """The flat_head after the last of each source."""
         return list(accumulate(part.flat_heads for part in self.parts))
 
     @property
@@ -191,7 +190,6 @@ class ScaledSource(SameShapeSource):
 
     of: Source
     factor: Tensor
-    """(flat_heads or 1, T or 1, S or 1)."""
 
     @cached_property
     def has_signs(self) -> bool:

@@ -147,7 +147,6 @@ class SelectionSource(DerivedSource):
     of: Source
     rows: Rows
     chosen: Rows
-    """The keys."""
 
     @property
     def shape(self) -> torch.Size:
@@ -220,7 +219,6 @@ class WeightedSource(DerivedSource):
     left: Tensor | None
     """a (flat_heads, T, E); None for 1."""
     right: Tensor
-    """b (flat_heads, S, E)."""
     name: str
     alone: bool = False
 

@@ -24,7 +24,6 @@ class TensorSource(Source):
 
     @property
     def weights(self) -> Tensor:
-        """The same tensor, for reading."""
         return self.tensor
 
     @property
@@ -66,7 +65,6 @@ class GivenSource(TensorSource):
     """The caller's weights, laid out as `layout`."""
 
     given: Tensor
-    """(flat_heads, T, S)."""
     layout: tuple[int, ...]
 
     @property

@@ -29,7 +29,6 @@ class RowShift:
         self._state: Tensor | None = None
 
     def applied(self, call: Call, state: Tensor) -> tuple[Call, Tensor]:
-        """The call and its row state, shifted if needed."""
         normalization = call.normalization
         if call.bias is None or not isinstance(normalization, Softmax):
             return call, state
@@ -56,7 +55,6 @@ class ShiftedBias(Bias):
 
     bias: Bias
     score: Score
-    """The call's score s."""
     peak: Tensor
     """m (B, H, T)."""
     reads_vectors = True

@@ -151,22 +151,18 @@ class Source(ABC):
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """(batch..., H)."""
         return tuple(self.shape[:-2])
 
     @property
     def flat_heads(self) -> int:
-        """The number of maps (T, S)."""
         return math.prod(self.leading)
 
     @property
     def queries(self) -> int:
-        """T."""
         return self.shape[-2]
 
     @property
     def keys(self) -> int:
-        """S."""
         return self.shape[-1]
 
     @property
@@ -176,7 +172,6 @@ class Source(ABC):
 
     @property
     def has_signs(self) -> bool:
-        """Whether weights may be below 0."""
         return False
 
     @property
@@ -213,7 +208,6 @@ class Source(ABC):
 
     @property
     def kept(self) -> Mapping[str, Statistic]:
-        """The saved statistics, by name."""
         return {}
 
     def keeps(self, statistic: Statistic) -> bool:

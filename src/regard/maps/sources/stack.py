@@ -26,7 +26,6 @@ class StackSource(Source):
 
     @cached_property
     def ends(self) -> list[int]:
-        """The query after the last of each step."""
         return list(accumulate(step.queries for step in self.steps))
 
     @property

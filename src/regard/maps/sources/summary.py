@@ -57,7 +57,6 @@ class Summarize:
         self.k, self.p, self.rows, self.columns, self.how = k, p, rows, columns, how
 
     def statistics(self, queries: int, keys: int) -> dict[str, Statistic]:
-        """The statistics by name, for the sizes of a map."""
         return by_name(
             self.names, queries, keys,
             k=min(self.k, keys), p=self.p, rows=self.rows, columns=self.columns, how=self.how,
@@ -83,7 +82,6 @@ class SummarySource(Source):
     layout: tuple[int, ...]
     """(batch..., H, T, S)."""
     number: torch.dtype
-    """The dtype of the weights."""
     what: Summarize
     named: Mapping[str, Statistic]
     answers: Answers
@@ -93,7 +91,6 @@ class SummarySource(Source):
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
-        """The statistics of a source, computed in one pass."""
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))

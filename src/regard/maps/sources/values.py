@@ -39,11 +39,9 @@ class CallValues:
     grad_output: Callable[[], Tensor] | None = None
     """Makes dL/dO for each flat_head, (flat_heads, T, E), if it was kept."""
     held: Callable[[], list[Tensor]] = list
-    """The tensors in memory now."""
 
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
-        """The caller's values (flat_heads, S, E)."""
         return cls(value=Made(value))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -52,7 +50,6 @@ class CallValues:
         return CallValues, (*made, Made([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
-        """Other values (flat_heads, S, E), and the same gradient."""
         return CallValues(Made(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
@@ -83,15 +80,12 @@ class CallValues:
         return self.grad_output()
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallValues":
-        """The same with every tensor mapped on demand."""
         held = self.held
         return CallValues(
             _after(self.value, change), _after(self.grad_output, change), lambda: [change(one) for one in held()]
         )
 
     def choose(self, flat_heads: Tensor) -> "CallValues":
-        """The same of some flat_heads."""
-
         def chosen(tensor: Tensor) -> Tensor:
             return tensor[flat_heads.to(tensor.device)]
 

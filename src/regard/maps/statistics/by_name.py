@@ -21,9 +21,7 @@ STATISTICS = (
     "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
     "top_p_count", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
-"""The names for `summary`."""
 USUAL = ("received", "entropy", "top_keys", "pooled")
-"""The default names."""
 
 
 def check_names(names: Sequence[str], where: str) -> None:

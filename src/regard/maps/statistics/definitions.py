@@ -360,7 +360,6 @@ class Pooled(Statistic):
         return (self.finished(picture),)
 
     def finished(self, sums: Tensor) -> Tensor:
-        """The requested picture; means are computed from sums."""
         if self.how != "mean":
             return sums
         areas = self.grid.areas(sums.device)

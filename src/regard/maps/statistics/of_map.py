@@ -51,7 +51,6 @@ class MapStatistics:
 
     @property
     def device(self) -> torch.device:
-        """Where the factors are."""
         return self.source.device
 
     @property
@@ -61,7 +60,6 @@ class MapStatistics:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property

@@ -46,7 +46,6 @@ class DotSoftmax:
 
     @classmethod
     def of(cls, call: Call, state: Tensor, backend: Backend) -> "DotSoftmax | None":
-        """Read a call as such a softmax; None for other calls."""
         scale = call.score.dot_scale(call.query.shape[-1])
         if not scale or not isinstance(call.normalization, Softmax):
             return None
@@ -106,7 +105,6 @@ class DotSoftmax:
         return ratio, torch.exp(plain - self.lse).masked_fill(dead, 0.0)
 
     def squares(self) -> Tensor:
-        """sum_j P_ij^2 (B, H, T)."""
         doubled = self._doubled_lse()
         dead = doubled == -torch.inf
         return torch.exp(doubled.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)

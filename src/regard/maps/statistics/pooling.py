@@ -50,7 +50,6 @@ class Bins:
         return -(-self.length // self.count)
 
     def ranges(self) -> list[range]:
-        """The places of every bin."""
         edges = [self.edge(index) for index in range(self.count + 1)]
         return [range(start, stop) for start, stop in pairwise(edges)]
 
@@ -126,7 +125,6 @@ class Grid:
         return self.rows.count <= other.rows.count and self.columns.count <= other.columns.count
 
     def areas(self, device: torch.device) -> Tensor:
-        """The number of weights of each block: (rows, columns)."""
         return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
     def reduce(self, weights: Tensor, row: int, column: int, *, largest: bool) -> Tensor:

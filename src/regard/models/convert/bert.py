@@ -27,7 +27,6 @@ class Transform(nn.Module):
         self.linear, self.norm, self.activation = nn.Linear(dim, dim), nn.LayerNorm(dim, eps=eps), activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) to (..., D)."""
         return self.norm(self.activation(self.linear(x)))
 
 

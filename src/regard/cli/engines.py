@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from regard.cli.loading import speaks
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
@@ -21,18 +21,28 @@ if TYPE_CHECKING:
 OWN = "regard"
 """The name of regard's own search."""
 LACKS: Mapping[str, str] = {
+    "--simultaneous": "does not translate word by word",
+    "--try-heads": "does not translate word by word",
     "--ensemble": "searches for one run",
     "--memory": "has no memory",
     "--vocabulary": "keeps to no vocabulary",
     "--terms": "forces no terms",
     "--length-reward": "has no length reward",
     "--reverse": "has no length reward, which --reverse brings unless --length-penalty is given",
-    "--simultaneous": "does not translate word by word",
-    "--try-heads": "does not translate word by word",
     "--min-p": "does not draw by a least share",
     "--repetition-penalty": "does not see the prompt when it weakens repetitions",
 }
 """Why CTranslate2 cannot do what a flag asks for."""
+
+
+class EngineCommand(Protocol):
+    """A command with the flags that choose who searches."""
+
+    @property
+    def engine(self) -> Engine | None: ...
+    @property
+    def precision(self) -> SearchPrecision | None: ...
+    def given(self, *flags: str) -> list[str]: ...
 
 
 class SearchBy(Protocol):
@@ -42,12 +52,7 @@ class SearchBy(Protocol):
         """The part of a search's settings that decides its answers, as values that JSON can hold."""
         ...
 
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> AbstractContextManager[str]:
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> AbstractContextManager[str]:
         """Let it search for a translator that was loaded from `run`, and give its name.
 
         Args:
@@ -74,12 +79,7 @@ class OwnSearch:
         return {"engine": OWN, "precision": "float32"}
 
     @contextmanager
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> Iterator[str]:
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
         """Search in this process, or in several."""
         _say(self.reason)
         yield OWN
@@ -106,12 +106,7 @@ class CTranslate2Search:
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
 
     @contextmanager
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> Iterator[str]:
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
         """Search by threads of this process, one for each batch."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
 
@@ -145,20 +140,29 @@ class CTranslate2Search:
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """The flags that choose who searches.
-
-    Raises:
-        ArgumentError: they contradict each other, or CTranslate2 is insisted on and lacks what another flag asks for.
-    """
+    """The flags that choose who searches."""
 
     engine: Engine | None
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
     """None for float32."""
-    asked: Mapping[str, bool]
-    """Whether each of these flags of `LACKS` was given."""
+    asked: Collection[str] = ()
+    """The flags of `LACKS` that were given."""
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(cls, command: "EngineCommand", *, rewards: bool = False) -> Self:
+        """The flags of a command; `rewards` says whether its search rewards length."""
+        asked = command.given(*LACKS)
+        return cls(
+            command.engine, command.precision, asked if rewards else set(asked) - {"--length-reward", "--reverse"}
+        )
+
+    def refuse(self) -> None:
+        """Refuse flags that contradict each other.
+
+        Raises:
+            ArgumentError: they do, or CTranslate2 is insisted on and lacks the work of another flag.
+        """
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()
@@ -201,7 +205,7 @@ class EngineFlags:
         return by_ctranslate2 if reason is None else OwnSearch(reason)
 
     def _lacked(self) -> str | None:
-        return next((flag for flag, is_given in self.asked.items() if is_given), None)
+        return next((flag for flag in LACKS if flag in self.asked), None)
 
 
 def usable_cores() -> int:

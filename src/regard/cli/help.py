@@ -6,10 +6,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import BytesIO, TextIOWrapper
-from typing import Any
 
 WIDEST = 100
 """The most columns of a line of prose."""
@@ -82,17 +81,17 @@ def described(text: str, examples: Sequence[str]) -> str:
     return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
 
 
-def first_sentence(command: Callable[..., Any]) -> str:
+def first_sentence(command: type) -> str:
     """What a list of commands says of one."""
     return (inspect.getdoc(command) or "").split("\n")[0]
 
 
-def documented(command: Callable[..., Any], name: str) -> str:
-    """The docstring of a command for its help: what it does, examples, and what it says of its arguments."""
-    text, heading, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
+def documented(command: type, name: str) -> str:
+    """The docstring of a command with examples."""
+    text = inspect.getdoc(command) or ""
     if name.startswith("train "):
         text += " --help shows the flags that a first run needs, and --help-all shows all."
-    return described(text, EXAMPLES[name]) + heading + arguments
+    return described(text, EXAMPLES[name])
 
 
 class _HelpLines(TextIOWrapper):

@@ -1,11 +1,11 @@
 """How `translate` and `evaluate` are told what makes one translation of a sentence better than another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from regard.cli.shared import refuse_first, require_task
+from regard.cli.shared import Command, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.tasks.generation.config import LARGEST, Beam
 from regard.tasks.names import TRANSLATION
@@ -27,6 +27,11 @@ class Ranking:
     length_reward: float | None
     reverse: Path | None
     reverse_weight: float | None
+
+    @classmethod
+    def of(cls, command: Command) -> Self:
+        """The flags of a command that has all of them."""
+        return cls(**{one.name: getattr(command, one.name) for one in fields(cls)})
 
     def refuse(self, run: Path, size: int) -> None:
         """Refuse what cannot be, for a run and a beam of that size.
@@ -67,11 +72,6 @@ class Ranking:
         reward = REWARD if is_usual and self.reverse is not None else self.length_reward or 0.0
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
         return Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward)
-
-    def asked(self, beam: Beam) -> dict[str, bool]:
-        """Whether a flag brings a length reward, for `EngineFlags`."""
-        rewards = beam.length_reward > 0
-        return {"--length-reward": self.length_reward is not None and rewards, "--reverse": rewards}
 
     def loaded(self, device: str) -> "Reverse | None":
         """The reverse translator, read from its folder; None if there is none."""

@@ -80,7 +80,7 @@ class OwnSearch:
 
     @contextmanager
     def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
-        """Search in this process, or in several."""
+        """Search with the model itself."""
         _say(self.reason)
         yield OWN
 

@@ -144,7 +144,7 @@ class Translate(Command):
             below("--workers", workers),
             (
                 self.engine == "regard" and workers is not None,
-                "--workers are threads of --engine ctranslate2: give both",
+                "--workers are threads of CTranslate2: leave out --engine regard",
             ),
         )
         self.ranking.refuse(self.run, self._size)

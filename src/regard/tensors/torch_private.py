@@ -184,6 +184,19 @@ def how_compiled(module: nn.Module) -> str | None:
     return "in place" if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable") else None
 
 
+def is_bare(module: nn.Module) -> bool:
+    """Whether calling the module runs the forward of its class and nothing else: no hooks, no compiled code."""
+    hooks = [f"_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
+    is_hooked = any(_of(module, "torch.nn.Module", name) for name in hooks)
+    return not (is_hooked or {"forward", "_compiled_call_impl"} & vars(module).keys())
+
+
+def has_hooks_of_all() -> bool:
+    """Whether hooks run with every module."""
+    names = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
+    return any(_of(nn.modules.module, "torch.nn.modules.module", name) for name in names)
+
+
 def forget_global_hook(number: int) -> None:
     """Take away what torch 2.13 leaves of a global hook that was removed: a compiled model would warn of it."""
     getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(number, None)

@@ -39,7 +39,9 @@ def translate(asked: "Translate") -> None:
     translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
     align = alignment_of(asked.alignment_layer, asked.alignment_head, translator.alignment)
     if not asked.simultaneous:
-        _translate_lines(asked, translator, _options(asked, translator, align), search_by)
+        options = _options(asked, translator, align)
+        translator.check_options(options)  # before the engine exports the model into the run folder
+        _translate_lines(asked, translator, options, search_by)
         return
     interpreter = Interpreter(translator, policy_of(asked.frames, asked.wait_k), align, max_length=asked.max_length)
     with search_by.searching(translator, asked.run):

@@ -6,11 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
 
-from regard.cli.engines import EngineFlags
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.ranking import Ranking
+from regard.cli.ranking import SearchCommand
 from regard.cli.shared import (
     AnyRun,
     Command,
@@ -25,7 +24,6 @@ from regard.cli.shared import (
 )
 from regard.errors import ArgumentError
 from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.generation.config import Beam
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
@@ -41,7 +39,7 @@ TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate(Command):
+class Evaluate(SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
@@ -105,25 +103,6 @@ class Evaluate(Command):
         """Whether sentences are translated word by word."""
         return self.simultaneous or self.try_heads
 
-    @property
-    def ranking(self) -> Ranking:
-        """How the translations of a sentence are ranked."""
-        return Ranking.of(self)
-
-    @property
-    def search(self) -> Beam:
-        """The numbers of the search."""
-        return self.ranking.beam(self._size)
-
-    @property
-    def engine_flags(self) -> EngineFlags:
-        """Who searches."""
-        return EngineFlags.of(self, rewards=self.search.length_reward > 0)
-
-    @property
-    def _size(self) -> int:
-        return Beam().size if self.beam is None else self.beam
-
     def check(self) -> None:
         task = self.task
         for flag in self.given(*TASK_OF):
@@ -132,7 +111,7 @@ class Evaluate(Command):
         refuse_policy(simultaneous=self.interprets, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
-        self.ranking.refuse(self.run, self._size)
+        self.ranking.refuse(self.run, self.size)
         for one in self.ensemble:
             require_task(one, TRANSLATION)
         require_files(self.data, setting="--data")
@@ -143,7 +122,6 @@ class Evaluate(Command):
 
     def _refuse_contradictions(self) -> None:
         interprets, links, references = self.interprets, self.alignment_data is not None, bool(self.references)
-        names_head = bool(self.given("--alignment-layer", "--alignment-head"))
         of_beams = self.given("--beam", "--length-penalty", "--length-reward", "--reverse")[:1]
         refuse_first(
             (self.simultaneous and self.try_heads, "--simultaneous and --try-heads were both given: give one of them"),
@@ -156,7 +134,7 @@ class Evaluate(Command):
             (interprets and links, "--alignment-data is for whole sentences: leave it out"),
             (links and references, "--alignment-data links one target to each source: leave out --references"),
             (
-                names_head and (self.wait_k is not None or not (self.simultaneous or links)),
+                self.names_alignment and (self.wait_k is not None or not (self.simultaneous or links)),
                 "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
             ),
             (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
-from regard.cli.shared import alignment_of, lines_of, print_table
+from regard.cli.shared import lines_of, print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
@@ -43,7 +43,7 @@ def evaluate(asked: "Evaluate") -> None:
     with telling() as tell:
         match model:
             case Translator():
-                align = alignment_of(asked.alignment_layer, asked.alignment_head, model.alignment)
+                align = asked.alignment(model.alignment)
                 score = _word_by_word if asked.interprets else _whole_sentences
                 rows = score(asked, model, align, search_by, tell)
             case LanguageModel():

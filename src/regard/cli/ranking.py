@@ -1,16 +1,18 @@
 """How `translate` and `evaluate` are told what makes one translation of a sentence better than another."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from regard.cli.shared import Command, refuse_first, require_task
+from regard.cli.engines import EngineFlags
+from regard.cli.shared import Command, Mean, alignment_of, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.tasks.generation.config import LARGEST, Beam
 from regard.tasks.names import TRANSLATION
 
 if TYPE_CHECKING:
+    from regard.tasks.translation.alignments import AlignmentOf
     from regard.tasks.translation.reverse import Reverse
 
 WEIGHT = 0.3
@@ -27,11 +29,6 @@ class Ranking:
     length_reward: float | None
     reverse: Path | None
     reverse_weight: float | None
-
-    @classmethod
-    def of(cls, command: Command) -> Self:
-        """The flags of a command that has all of them."""
-        return cls(**{one.name: getattr(command, one.name) for one in fields(cls)})
 
     def refuse(self, run: Path, size: int) -> None:
         """Refuse what cannot be, for a run and a beam of that size.
@@ -82,6 +79,45 @@ class Ranking:
 
         weight = WEIGHT if self.reverse_weight is None else self.reverse_weight
         return Reverse(Translator.load(self.reverse, device=device), weight)
+
+
+class SearchCommand(Command):
+    """A command that searches for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
+
+    __slots__ = ()
+    beam: int | None
+    nbest: int = 1
+    alignment_layer: int | Mean | None
+    alignment_head: int | Mean | None
+
+    @property
+    def size(self) -> int:
+        """The hypotheses of the search."""
+        return Beam().size if self.beam is None else self.beam
+
+    @property
+    def ranking(self) -> Ranking:
+        """The flags that rank the translations of a sentence."""
+        return self.part(Ranking)
+
+    @property
+    def search(self) -> Beam:
+        """The settings of the search."""
+        return self.ranking.beam(self.size, num_best=self.nbest)
+
+    @property
+    def engine_flags(self) -> EngineFlags:
+        """The flags that choose who searches."""
+        return EngineFlags.of(self, rewards=self.search.length_reward > 0)
+
+    @property
+    def names_alignment(self) -> bool:
+        """Whether a flag names a layer or a head."""
+        return bool(self.given("--alignment-layer", "--alignment-head"))
+
+    def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
+        """The attention that the flags choose."""
+        return alignment_of(self.alignment_layer, self.alignment_head, usual)
 
 
 def refuse_reverse(run: Path, reverse: Path) -> None:

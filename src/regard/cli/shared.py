@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import tyro
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
+P = TypeVar("P")
 PositionalPath = tyro.conf.Positional[Path]
 Run = Annotated[PositionalPath, tyro.conf.arg(help="the folder that `regard train` made.")]
 AnyRun = Annotated[
@@ -64,6 +65,11 @@ class Command(ABC):
         defaults = {f"--{one.name.replace('_', '-')}": one for one in fields(cast(Any, self))}
         own = [flag for flag in flags if flag in defaults]
         return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]
+
+    def part(self, kind: type[P], **more: Any) -> P:
+        """Make a dataclass of the fields that have the names of its own, and of `more`."""
+        names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
+        return kind(**{name: getattr(self, name) for name in names}, **more)
 
 
 def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import tyro
 
-from regard.cli.engines import EngineFlags
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
-from regard.cli.ranking import Ranking
-from regard.cli.shared import AnyRun, Command, Device, Mean, below, refuse_first, require_task
+from regard.cli.ranking import SearchCommand
+from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require_task
 from regard.tasks.exports.formats import Engine, SearchPrecision
-from regard.tasks.generation.config import Beam
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.lines import BadLines
@@ -26,7 +24,7 @@ FOR_LINES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Translate(Command):
+class Translate(SearchCommand):
     """Translate a sentence, or each line of a file or of standard input."""
 
     run: AnyRun
@@ -108,35 +106,11 @@ class Translate(Command):
     wait_k: int | None = None
     """with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k)."""
 
-    @property
-    def ranking(self) -> Ranking:
-        """How the translations of a sentence are ranked."""
-        return Ranking.of(self)
-
-    @property
-    def search(self) -> Beam:
-        """The numbers of the search."""
-        return self.ranking.beam(self._size, num_best=self.nbest)
-
-    @property
-    def engine_flags(self) -> EngineFlags:
-        """Who searches."""
-        return EngineFlags.of(self, rewards=self.search.length_reward > 0)
-
-    @property
-    def names_alignment(self) -> bool:
-        """Whether a flag names a layer or a head."""
-        return bool(self.given("--alignment-layer", "--alignment-head"))
-
-    @property
-    def _size(self) -> int:
-        return Beam().size if self.beam is None else self.beam
-
     def check(self) -> None:
         refuse_policy(simultaneous=self.simultaneous, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         self._refuse_places()
-        size, nbest, workers = self._size, self.nbest, self.workers
+        size, nbest, workers = self.size, self.nbest, self.workers
         refuse_first(
             below("--beam", size),
             (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
@@ -147,7 +121,7 @@ class Translate(Command):
                 "--workers are threads of CTranslate2: leave out --engine regard",
             ),
         )
-        self.ranking.refuse(self.run, self._size)
+        self.ranking.refuse(self.run, self.size)
         self.engine_flags.refuse()
         for run in (self.run, *self.ensemble):
             require_task(run, TRANSLATION)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from regard.cli.answers import as_json, as_table, as_text
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
-from regard.cli.shared import alignment_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.text.lines import STANDARD_INPUT, Line, raw_lines, read_lines
@@ -37,7 +36,7 @@ def translate(asked: "Translate") -> None:
     """Translate a sentence, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
-    align = alignment_of(asked.alignment_layer, asked.alignment_head, translator.alignment)
+    align = asked.alignment(translator.alignment)
     if not asked.simultaneous:
         options = _options(asked, translator, align)
         translator.check_options(options)  # before the engine exports the model into the run folder

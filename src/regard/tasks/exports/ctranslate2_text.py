@@ -28,7 +28,7 @@ class ExportedText(NamedTuple):
     config: DecoderOnlyConfig
     tokenizer: Tokenizer
     block_length: int
-    """The most tokens that the model reads at once, and so the rows of a table of sinusoidal positions."""
+    """The most tokens the model reads at once, and so the rows of a table of sinusoidal positions."""
 
 
 def text_config_of(folder: Path) -> LanguageModelConfig:

@@ -1,4 +1,4 @@
-"""A folder for Hugging Face transformers, in the model family that computes exactly what the run's model computes.
+"""A folder for Hugging Face transformers, in the model family that computes exactly as the run's model.
 
     norm_position="post", positions="sinusoidal"   Marian
     norm_position="pre",  positions="sinusoidal"   Pegasus
@@ -113,7 +113,7 @@ def _vocab_size(trained: ExportedRun) -> int:
 
 
 def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
-    """The names in the family, with our tensors in the form that it needs."""
+    """The names in the family, with our tensors in the form it needs."""
     model, config = trained.model, trained.config
     order = _order(trained)
 

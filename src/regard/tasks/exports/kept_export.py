@@ -1,6 +1,6 @@
 """A run's own export for CTranslate2, made once and kept in the run folder.
 
-run/ctranslate2/engine.json     what it was made of, and the checksum of each file
+run/ctranslate2/engine.json     its origin, and the checksum of each file
 run/ctranslate2/model.bin ...   the files of `to_ctranslate2`, or of `text_to_ctranslate2`
 
 The export is that of a model by its content: the fingerprints of weights and tokenizers, the settings and the versions
@@ -36,7 +36,7 @@ FORMAT = 2
 """The version of engine.json, and of how an export is written: other files from the same model need another number."""
 RECORD = ENGINE_FILES[0]
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What the system says of a folder that this process may only read."""
+"""The errors of a folder this process may only read."""
 T = TypeVar("T")
 
 
@@ -45,7 +45,7 @@ class Export:
     """A model that can be written for CTranslate2."""
 
     content: Mapping[str, Any]
-    """All that decides the files, as values that JSON can hold."""
+    """All that decides the files, as values for JSON."""
     write: Callable[[Path], None]
     """Writes them into a folder."""
 

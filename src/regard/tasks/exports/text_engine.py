@@ -128,7 +128,7 @@ def sampling_of(filters: Sequence[Filter]) -> dict[str, Any]:
 def writing_by_ctranslate2(
     model: LanguageModel, run: Path, *, precision: SearchPrecision
 ) -> Iterator[CTranslate2Writer]:
-    """Let CTranslate2 write for a language model that was loaded from `run`, by the export that is kept there.
+    """Let CTranslate2 write for a language model loaded from `run`, by the export kept there.
 
     Args:
         model: a run's; its own model still evaluates and shows attention.

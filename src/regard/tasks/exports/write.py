@@ -26,7 +26,7 @@ def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
         out: a folder that is empty or does not exist yet.
 
     Returns:
-        The files that were written.
+        The files written.
 
     Raises:
         RunFolderError: the folder is not a translation run, or `out` is not empty.

@@ -1,4 +1,4 @@
-"""Models of a configuration, which is compared with what is on the disk before anything of its sizes is made."""
+"""Models of a configuration, which is compared with the files before anything of its sizes is made."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

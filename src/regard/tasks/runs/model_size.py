@@ -21,9 +21,9 @@ M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=StackConfig | RNNConfig)
 
 NUMBER_BYTES = 4
-"""The bytes of a weight, a gradient and a number of the optimizer: autocast leaves all of them in float32."""
+"""The bytes of a weight, a gradient and an element of the optimizer's state: autocast leaves all of them in float32."""
 OPTIMIZER_NUMBERS = {"adamw": 2, "muon": 1}
-"""The least numbers that each optimizer keeps for a parameter. Muon keeps one for a hidden matrix, and AdamW, which
+"""The least elements that each optimizer keeps for a parameter. Muon keeps one for a hidden matrix, and AdamW, which
 updates all else beside it, keeps two."""
 
 
@@ -57,8 +57,8 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
 def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingConfig) -> None:
     """Refuse a model whose training needs more memory than the device, or the machine, has in all.
 
-    Counted are the weights, their gradients, their moving average and what the optimizer keeps; what batches need comes
-    on top. Nothing is refused where the system does not tell how much memory it has.
+    Counted are the weights, their gradients, their moving average and the optimizer's state; batches come on top.
+    Nothing is refused where the system does not tell how much memory it has.
 
     Args:
         make: makes the model.

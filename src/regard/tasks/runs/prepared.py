@@ -14,7 +14,7 @@ from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.runs.run_folder import RunFolder
 
 SUMS = {"bytes": int, "crc32": str}
-"""The types of what `checksum_of_file` says of a file."""
+"""The types of the values of `checksum_of_file`."""
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """Read what `write_prepared` wrote.
+    """Read the record of `write_prepared`.
 
     Raises:
         RunFolderError: the file is absent, cut short, altered, or has no checksums of files where it should.

@@ -41,10 +41,10 @@ from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
-"""Reads the data of a run and writes what training needs to the folder; the last file written is prepared.json."""
+"""Reads the data of a run and writes its prepared form to the folder, prepared.json last."""
 
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
-"""The settings that decide what is seen and kept of a training."""
+"""The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
     "out",
     "steps",
@@ -58,7 +58,7 @@ RESUMABLE = WATCHING | {
 
 
 class CountedBatches(Batches[Any], Protocol):
-    """Batches whose number is known before they are made."""
+    """Batches that can be counted before they are made."""
 
     def count(self) -> int:
         """The batches of the first pass over the data."""
@@ -76,7 +76,7 @@ class TrainingJob(NamedTuple):
     best_by: str = "loss"
     """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
-    """Returns what the model attends to now in a few fixed sentences."""
+    """Returns the present attention of the model to a few fixed sentences."""
     attend: Attend | None = None
     """Runs the model as it is now over a few fixed sequences, for the log of its heads."""
 
@@ -102,7 +102,7 @@ def train_run(
     progress: IO[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> str:
-    """Begin a run or go on with one, and train to its end; return the name of the device that it ran on.
+    """Begin a run or go on with one, and train to its end; return the name of the device it ran on.
 
     Under `torchrun` every rank calls this; rank 0 alone writes to the folder. What is wrong with the settings is told
     before anything is made or read. If the data turn out wrong before the first step, nothing is left behind.
@@ -111,7 +111,7 @@ def train_run(
         task: its name.
         config: the settings.
         prepare: reads the data.
-        make_job: makes what the training loop needs.
+        make_job: makes the parts of the training loop.
         make_model: makes a model of the sizes in these settings, for a vocabulary of a few tokens.
         resume: go on with the run in the folder, if there is one.
         overwrite: replace the run in the folder.
@@ -209,7 +209,7 @@ def _in_steps(config: C, job: TrainingJob) -> C:
 
 
 def _never_reached(config: TrainingConfig) -> str | None:
-    """What to say if training ends before the learning rate is at its highest."""
+    """The line for a training that ends before the learning rate is at its highest."""
     if config.schedule == "constant" or config.fit.steps >= config.warmup_steps:
         return None
     steps, highest = config.fit.steps, make_schedule(config)(config.fit.steps)
@@ -362,7 +362,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 def _watchers(
     folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
 ) -> Iterator[tuple[list[Callback], Say]]:
-    """The files that record a run's history, the display of its progress, and what says a line to both.
+    """The files that record a run's history, the display of its progress, and the function that says a line to both.
 
     There are none but on rank 0.
     """

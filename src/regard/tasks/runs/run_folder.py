@@ -74,7 +74,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ENGINE: tuple(ENGINE_FILES),
     REPLACEMENT: (),
 }
-"""All folders of a run, with the patterns of the files that a run has in them; `Checkpoints` knows its own."""
+"""All folders of a run, with the patterns of the files a run has in them; `Checkpoints` knows its own."""
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
 """The packages whose versions config.json records."""
 
@@ -148,7 +148,7 @@ class RunFolder:
             beside.discard()
 
     def sweep(self) -> None:
-        """Remove what a killed process left half done: temporary files as large as the text, incomplete models.
+        """Remove the remains of a killed process: temporary files as large as the text, incomplete models.
 
         Raises:
             RunFolderError: there is a link in the place of a checkpoint.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into values that JSON can hold.
+    """Turn a dataclass into values for JSON.
 
     >>> to_plain((Path("a.tsv"), None, 0.5))
     ['a.tsv', None, 0.5]
@@ -25,7 +25,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
-    """Turn what `to_plain` returned into the dataclass again. A key that is absent has its default.
+    """Turn the values of `to_plain` into the dataclass again. An absent key has its default.
 
     Raises:
         RunFolderError: `cls` does not have a key, or a value has another type; the message names file and key.

@@ -1,4 +1,4 @@
-"""The settings of a run as a TOML file that people edit: `regard train --config run.toml`."""
+"""The settings of a run as a TOML file people edit: `regard train --config run.toml`."""
 
 from collections.abc import Mapping
 from pathlib import Path

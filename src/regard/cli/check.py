@@ -1,4 +1,4 @@
-"""`regard check`: whether a model attends to what it should."""
+"""`regard check`: whether a model attends as it should."""
 
 import sys
 from dataclasses import KW_ONLY, dataclass
@@ -46,7 +46,7 @@ class Check(Command):
             from regard.watching.checks.check_model import check
 
         if (library := sys.modules.get("transformers")) is not None:
-            library.utils.logging.disable_progress_bar()  # what is printed are findings
+            library.utils.logging.disable_progress_bar()  # only findings are printed
         target = _target(self.model)
         checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
         for finding in checked.findings if self.info else checked.faults:

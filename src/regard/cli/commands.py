@@ -45,7 +45,7 @@ PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.
 
 
 def chosen_command(arguments: Sequence[str]) -> Command:
-    """Make the command that the arguments ask for.
+    """Make the command of the arguments.
 
     Raises:
         ArgumentError: the arguments are wrong; the message says why.
@@ -71,9 +71,9 @@ def chosen_command(arguments: Sequence[str]) -> Command:
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
-    """The arguments that have tyro print the help that is asked for, and the settings of a run that it shows.
+    """The arguments by which tyro prints the help, and the settings of a run in it.
 
-    No other flag of `regard train` is read again: `Beginning` has read those that change the defaults.
+    No other flag of `regard train` is read again: `Beginning` has read the flags with defaults.
     """
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
@@ -91,13 +91,13 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
 
 
 def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
-    """The whole help of the command that was asked for, and a line about every other."""
+    """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
     return documented(command, name) if asked else first_sentence(command)
 
 
 def _known(arguments: Sequence[str]) -> Known:
-    """The flags and commands that arguments like these may have."""
+    """The flags and commands for arguments like these."""
     match arguments:
         case ["train", task, *_] if task in TRAINERS:
             return _known_of(TRAINERS[task])
@@ -115,7 +115,7 @@ def _known_of(command: type[Command], commands: Sequence[str] = ()) -> Known:
 
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
-    """The flags that tyro makes of a command or of settings, each with the type of its value; `regard.cli.headings`
+    """tyro's flags of a command or of settings, each with the type of its value; `regard.cli.headings`
     decides which have no prefix."""
     kinds, is_command = get_type_hints(described), issubclass(described, Command)
     for one in fields(described):

@@ -1,4 +1,4 @@
-"""Who searches for translations and texts: what `--engine` and `--precision` mean together."""
+"""The engine of a search for translations and texts: `--engine` and `--precision` together."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ LACKS: Mapping[str, str] = {
     "--min-p": "does not draw by a least share",
     "--repetition-penalty": "does not see the prompt when it weakens repetitions",
 }
-"""Why CTranslate2 cannot do what a flag asks for."""
+"""Why CTranslate2 cannot follow a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class OwnSearch:
     """Why CTranslate2 does not search: a line on standard error says so once the search begins."""
 
     def settings(self) -> dict[str, str]:
-        """The settings that decide the answers, for JSON."""
+        """The settings behind the answers, for JSON."""
         return {"engine": OWN, "precision": "float32"}
 
     @contextmanager
@@ -54,7 +54,7 @@ class OwnSearch:
         Args:
             translator: the translator, loaded from `run`.
             run: the run folder.
-            workers: batches that CTranslate2 searches at a time; unless given, one for each core.
+            workers: batches of CTranslate2 at a time; unless given, one for each core.
         """
         _say(self.reason)
         yield OWN
@@ -68,14 +68,14 @@ class OwnSearch:
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Search:
-    """CTranslate2's search, by the export that a run keeps."""
+    """CTranslate2's search, by the export in a run."""
 
     precision: SearchPrecision
     insists: bool
     """Whether an error is told; otherwise regard searches in its place, and a line says why."""
 
     def settings(self) -> dict[str, str]:
-        """The settings that decide the answers, for JSON."""
+        """The settings behind the answers, for JSON."""
         from regard.tasks.exports.ctranslate2 import library
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
@@ -116,14 +116,14 @@ SearchBy = OwnSearch | CTranslate2Search
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """The flags that choose who searches."""
+    """The flags of the engine."""
 
     engine: Engine | None
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
     """None for float32."""
     asked: Collection[str] = ()
-    """The flags of `LACKS` that were given."""
+    """The given flags of `LACKS`."""
 
     @classmethod
     def of(cls, command: Command, *, rewards: bool = False) -> Self:
@@ -132,7 +132,7 @@ class EngineFlags:
         return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
 
     def refuse(self) -> None:
-        """Refuse flags that contradict each other.
+        """Refuse flags in contradiction.
 
         Raises:
             ArgumentError: they do, or CTranslate2 is insisted on and lacks the work of another flag.

@@ -35,7 +35,7 @@ OF_TRANSLATORS = (
     *("--memory", "--simultaneous", "--try-heads", "--alignment-data", "--engine", "--precision"),
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
-"""The flags that runs of one task alone have."""
+"""The flags for runs of one task alone."""
 
 
 @dataclass(frozen=True, slots=True)

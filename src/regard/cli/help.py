@@ -1,4 +1,4 @@
-"""What `--help` says of a command: what it does, in lines as wide as the terminal, and examples to copy."""
+"""The help of a command: its work, in lines as wide as the terminal, and examples to copy."""
 
 import inspect
 import os
@@ -13,7 +13,7 @@ from io import BytesIO, TextIOWrapper
 WIDEST = 100
 """The most columns of a line of prose."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-"""What switches a terminal to another colour or weight of type."""
+"""The codes for another colour or weight of type in a terminal."""
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": (
         "regard train --data pairs.tsv --out runs/mine",
@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "demo": ("regard demo --out demo",),
 }
-"""Commands to copy, by the command that they are examples of."""
+"""Commands to copy, by command."""
 
 
 def described(text: str, examples: Sequence[str]) -> str:
@@ -82,7 +82,7 @@ def described(text: str, examples: Sequence[str]) -> str:
 
 
 def first_sentence(command: type) -> str:
-    """What a list of commands says of one."""
+    """The help of a command in a list of commands."""
     return (inspect.getdoc(command) or "").split("\n")[0]
 
 
@@ -95,7 +95,7 @@ def documented(command: type, name: str) -> str:
 
 
 class _HelpLines(TextIOWrapper):
-    """Keeps what is written, and passes for the terminal that it will be printed on: tyro then writes colours."""
+    """A buffer that passes for the terminal behind it: tyro then writes colours."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__(BytesIO(), encoding="utf-8")  # the encoding tells tyro to draw boxes
@@ -107,7 +107,7 @@ class _HelpLines(TextIOWrapper):
 
 @contextmanager
 def printed_in_lines() -> Iterator[None]:
-    """Print what the block prints in lines that are no wider than the terminal: tyro breaks only those in boxes.
+    """Print the output of the block in lines no wider than the terminal: tyro breaks only those in boxes.
 
     Colours are for a terminal alone, and for none where NO_COLOR is set (https://no-color.org).
     """

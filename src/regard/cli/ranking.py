@@ -1,4 +1,4 @@
-"""How `translate` and `evaluate` are told what makes one translation of a sentence better than another."""
+"""The flags of `translate` and `evaluate` that rank the translations of a sentence."""
 
 from dataclasses import dataclass
 from math import inf
@@ -23,7 +23,7 @@ REWARD = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The flags of that name; None where one was not given."""
+    """The flags of the same names; None for an absent flag."""
 
     length_penalty: float | None
     length_reward: float | None
@@ -31,7 +31,7 @@ class Ranking:
     reverse_weight: float | None
 
     def refuse(self, run: Path, size: int) -> None:
-        """Refuse what cannot be, for a run and a beam of that size.
+        """Refuse impossible flags, for a run and a beam of the size.
 
         Raises:
             ArgumentError: a number is out of its range, or does not go with the others.
@@ -82,7 +82,7 @@ class Ranking:
 
 
 class SearchCommand(Command):
-    """A command that searches for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
+    """A search for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
 
     __slots__ = ()
     beam: int | None
@@ -97,7 +97,7 @@ class SearchCommand(Command):
 
     @property
     def ranking(self) -> Ranking:
-        """The flags that rank the translations of a sentence."""
+        """The flags to rank the translations of a sentence."""
         return self.part(Ranking)
 
     @property
@@ -107,7 +107,7 @@ class SearchCommand(Command):
 
     @property
     def engine_flags(self) -> EngineFlags:
-        """The flags that choose who searches."""
+        """The flags of the engine."""
         return EngineFlags.of(self, rewards=self.search.length_reward > 0)
 
     @property
@@ -116,12 +116,12 @@ class SearchCommand(Command):
         return bool(self.given("--alignment-layer", "--alignment-head"))
 
     def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
-        """The attention that the flags choose."""
+        """The attention of the flags."""
         return alignment_of(self.alignment_layer, self.alignment_head, usual)
 
 
 def refuse_reverse(run: Path, reverse: Path) -> None:
-    """Refuse what is no translator of the other direction.
+    """Refuse all but a translator of the other direction.
 
     Raises:
         ArgumentError: it is no translator, or the run itself.

@@ -1,4 +1,4 @@
-"""What a command is, and the code that several commands share."""
+"""The base of all commands, and code shared by several."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class Command(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Do the work with arguments that were checked."""
+        """Do the work with checked arguments."""
 
     def given(self, *flags: str) -> list[str]:
         """Those of the flags whose values are not the defaults, in the order of the call.
@@ -67,7 +67,7 @@ class Command(ABC):
         return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]
 
     def part(self, kind: type[P], **more: Any) -> P:
-        """Make a dataclass of the fields that have the names of its own, and of `more`."""
+        """Make another dataclass of the fields of the same names, and of `more`."""
         names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
         return kind(**{name: getattr(self, name) for name in names}, **more)
 
@@ -81,7 +81,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
     """Check some conditions, each with its error message.
 
     Raises:
-        ArgumentError: a condition holds; the message is that of the first that does.
+        ArgumentError: a condition holds; the first one has the message.
     """
     for is_wrong, message in wrongs:
         if is_wrong:
@@ -89,7 +89,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "AlignmentOf") -> "AlignmentOf":
-    """The attention that flags choose: the usual one if both are None; of a layer alone, the mean over its heads."""
+    """The attention of two flags: the usual one if both are None; of a layer alone, the mean over its heads."""
     from regard.tasks.translation.alignments import AlignmentOf
 
     if layer is None and head is None:
@@ -108,7 +108,7 @@ KINDS = {
     LANGUAGE_MODEL: ("a language model", "generate"),
     MASKED_LANGUAGE_MODEL: ("a masked language model", "view"),
 }
-"""What a run of each task is, and the command that uses it."""
+"""The name of a run of each task, and its command."""
 
 
 def require_task(run: Path, task: str) -> None:

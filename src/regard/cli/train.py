@@ -26,7 +26,7 @@ USES = {
     "language-model": 'regard generate {} "a prompt"',
     "masked-language-model": 'regard view {} "a sentence"',
 }
-"""For each task, a command that uses the trained model."""
+"""For each task, a command for the trained model."""
 NAMELESS = tyro.conf.arg(name="")
 """Keeps the name of a parameter out of the names of its flags."""
 F = TypeVar("F")

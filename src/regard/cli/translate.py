@@ -20,7 +20,7 @@ FOR_LINES = (
     *("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--prefix", "--prefix-column"),
     *("--vocabulary", "--workers"),
 )
-"""The flags that do not go with --simultaneous."""
+"""The flags without a meaning for --simultaneous."""
 
 
 @dataclass(frozen=True, slots=True)

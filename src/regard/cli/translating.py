@@ -91,7 +91,7 @@ def _translate_lines(
 
 
 def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
-    """Write a file to its end, and show the progress; None is a file that is whole."""
+    """Write a file to its end, and show the progress; None is a whole file."""
     if unfinished is None:
         print("the file is whole: there is nothing left to do", file=sys.stderr)
         return

@@ -1,4 +1,4 @@
-"""`regard view`: draw what a run attends to."""
+"""`regard view`: draw the attention of a run."""
 
 import sys
 from dataclasses import KW_ONLY, dataclass

@@ -1,4 +1,4 @@
-"""CTranslate2 as the one that searches for a `Translator`: the same sentences, hypotheses and scores, sooner."""
+"""CTranslate2 as the engine of a `Translator`: the same sentences, hypotheses and scores, sooner."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
 IMPOSSIBLE = -1e9
-"""CTranslate2 gives hypotheses that break a prefix a score below this."""
+"""The scores of CTranslate2 for hypotheses with a broken prefix are below this."""
 
 
 def refuse_run(run: Path) -> None:
@@ -50,7 +50,7 @@ class CTranslate2Engine:
     Args:
         folder: an export of `to_ctranslate2`; it may be removed once the engine is made.
         trained: the exported model.
-        device: where the engine computes; a GPU needs a build of CTranslate2 that knows it.
+        device: where the engine computes; a GPU needs a build of CTranslate2 for it.
         precision: of the matrix products, the embeddings and the output layer.
         threads: how many batches are searched at a time, with one thread each.
 

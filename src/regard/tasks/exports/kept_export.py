@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A model that can be written for CTranslate2."""
+    """A model in a form for CTranslate2."""
 
     content: Mapping[str, Any]
     """All that decides the files, as values for JSON."""
@@ -77,7 +77,7 @@ def _content(trained: ExportedRun | ExportedText) -> dict[str, Any]:
 def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
-    A run folder that cannot be written to keeps no export: it is made in a temporary folder, for this call alone.
+    A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
 
     Args:
         export: the model of the run.

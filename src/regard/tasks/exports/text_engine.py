@@ -1,4 +1,4 @@
-"""CTranslate2 as the one that writes for a `LanguageModel`."""
+"""CTranslate2 as the writer for a `LanguageModel`."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +21,7 @@ from regard.tasks.language_modelling.text_format import TextFormat
 from regard.tasks.text.tokenizers import Tokenizer
 
 MODEL_FILES = ("model.bin", "config.json", "vocabulary.json")
-"""The files of an export that CTranslate2 reads."""
+"""The files of an export for CTranslate2."""
 SEEDS = 2**32
 """CTranslate2 has so many seeds; larger ones count from 0 again."""
 

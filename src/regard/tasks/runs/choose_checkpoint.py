@@ -25,7 +25,7 @@ LEAST_BLEU = 1.0
 
 
 class CandidateWeights(NamedTuple):
-    """A model that could become a run's best, and how good it is on the run's validation data."""
+    """A candidate for a run's best model, and its metrics on the run's validation data."""
 
     checkpoints: tuple[str, ...]
     """The checkpoint it is; or several, whose weights are averaged."""
@@ -55,7 +55,7 @@ def choose_checkpoint(
         folder: a run folder.
         by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs. If no model
             reaches 1 BLEU, the loss decides: such figures are those of chance.
-        beam_size: hypotheses of the search that translates the validation sources for BLEU.
+        beam_size: hypotheses of the search for BLEU.
         device: "auto", "cpu", "cuda", ...
         tell: is called with the name of each model before it is scored, and how many are done of how many.
 

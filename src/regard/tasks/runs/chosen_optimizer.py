@@ -1,4 +1,4 @@
-"""The optimizer that the settings of a run name."""
+"""The optimizer of the settings of a run."""
 
 from typing import TypedDict, Unpack
 

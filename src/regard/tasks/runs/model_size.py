@@ -28,10 +28,10 @@ updates all else beside it, keeps two."""
 
 
 def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
-    """The number of parameters of the model that `make` makes of these settings.
+    """The number of parameters of the model of these settings.
 
     Nothing of those sizes is made: models of one and of two layers are made on the `meta` device, where they take no
-    memory. The layers of a stack have the same shapes from the second on, so that these models tell of all layers.
+    memory. The layers of a stack have the same shapes from the second on: these models tell of all layers.
 
     Raises:
         ArgumentError: the sizes are those of no model.
@@ -83,12 +83,12 @@ def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingC
 
 
 def _copies(device: torch.device) -> int:
-    """How many copies of the model one device holds for the ranks that `torchrun` started."""
+    """How many copies of the model one device holds for the ranks of `torchrun`."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
 
 
 def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) -> M:
-    """The model that `make` makes of these settings, if there is memory to train it.
+    """The model of these settings, if there is memory to train it.
 
     Raises:
         ArgumentError: there is not, or the sizes are those of no model.

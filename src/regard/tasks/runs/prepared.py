@@ -39,7 +39,7 @@ def read_prepared(folder: RunFolder) -> dict[str, Any]:
     if not isinstance(files, dict):
         raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")
     for name, sums in files.items():
-        # A name that leads out of the folder would have a stranger's file read, and its checksum told.
+        # A name with a path out of the folder would have a stranger's file read, and its checksum told.
         if not is_file_below(name) or not isinstance(sums, dict) or {n: type(s) for n, s in sums.items()} != SUMS:
             raise RunFolderError(f"{path}: {name[:80]!r} has {reprlib.repr(sums)} as its checksum; copy it again")
     return prepared

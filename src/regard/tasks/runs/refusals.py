@@ -16,7 +16,7 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
 
     Raises:
         ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
-        RunFolderError: the folder of the run, or that of the run whose weights it begins with, is unfit.
+        RunFolderError: the folder of the run, or of the run with its first weights, is unfit.
     """
     folder = RunFolder(config.out)
     goes_on = resume and folder.holds_a_run()
@@ -47,7 +47,7 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
             f"the tokenizers of {run}, which this run would take, have {number} for source and target: "
             f"add --{add}shared-vocabulary"
         )
-    # The settings of that run say nothing of them if it took them from another.
+    # Its settings say nothing of them if it took them from another run.
     names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
     taken = [Tokenizer.load(run / name) for name in names]
     if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):

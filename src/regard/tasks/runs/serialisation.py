@@ -34,7 +34,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
 
 
 def changed(settings: T, plain: Mapping[str, Any], *, source: Path) -> T:
-    """Change the values of a dataclass that a mapping names; a dataclass within it keeps its other values too.
+    """Change the named values of a dataclass; a dataclass within it keeps its other values too.
 
     Raises:
         RunFolderError: as with `from_plain`.
@@ -66,7 +66,7 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")
-    # An absent value of an inner dataclass has the default that the outer one gives it, not that of its own class.
+    # An absent value of an inner dataclass has its default in the outer one, not in its own class.
     present = {one.name: getattr(before, one.name) if before is not None else _default(one) for one in fields(cls)}
     read = {name: _read(hints[name], item, source, prefix + name, present[name]) for name, item in value.items()}
     try:

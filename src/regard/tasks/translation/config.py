@@ -48,7 +48,7 @@ class TranslationConfig(TrainingConfig):
     """The most tokens of a source or target in training; pairs with longer ones are left out and counted."""
 
     alignment_weight: float = 0.05
-    """The weight of the taught head's loss."""
+    """What the loss of the taught head is multiplied with."""
     alignment_layer: int = -1
     """The decoder layer in which a head is taught, from 0, or from -1 backwards."""
     alignment_head: int = 0

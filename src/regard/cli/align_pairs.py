@@ -12,7 +12,7 @@ from regard.tasks.text.pairs import read_pairs
 
 
 @dataclass(frozen=True, slots=True)
-class Align(Command):
+class AlignCommand(Command):
     """Print links between the words of pairs, a line for each pair (`0-0 1-2`, source and target from 0).
 
     Each target word is linked with the source word that it attends to most. With a translator of the other direction,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Command):
+class CheckCommand(Command):
     """Check that a model attends to what it should; the exit status is 1 if it does not.
 
     It runs on made-up sequences: short and long, alone and together, padded on either side, with a cache and without,

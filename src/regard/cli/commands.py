@@ -7,22 +7,22 @@ from typing import Any, cast, get_origin, get_type_hints
 
 import tyro
 
-from regard.cli.align_pairs import Align
+from regard.cli.align_pairs import AlignCommand
 from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
-from regard.cli.check import Check
+from regard.cli.check import CheckCommand
 from regard.cli.defaults import Beginning
-from regard.cli.demo import Demo
-from regard.cli.evaluate import Choose, Evaluate, Score
-from regard.cli.export import Export
-from regard.cli.generate import Generate
+from regard.cli.demo import DemoCommand
+from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
+from regard.cli.export import ExportCommand
+from regard.cli.generate import GenerateCommand
 from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
-from regard.cli.remember import Remember
+from regard.cli.remember import RememberCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
-from regard.cli.translate import Translate
-from regard.cli.tune import Tune
-from regard.cli.view import View
+from regard.cli.translate import TranslateCommand
+from regard.cli.tune import TuneCommand
+from regard.cli.view import ViewCommand
 from regard.tasks.training.fit_config import FitConfig
 
 DESCRIPTION = (
@@ -36,8 +36,21 @@ TRAIN = (
 )
 """The help of `regard train`."""
 COMMANDS: dict[str, type[Command]] = {
-    one.__name__.lower(): one
-    for one in (Translate, Generate, Align, Evaluate, Score, Choose, Remember, Tune, View, Check, Export, Demo)
+    one.__name__.removesuffix("Command").lower(): one
+    for one in (
+        TranslateCommand,
+        GenerateCommand,
+        AlignCommand,
+        EvaluateCommand,
+        ScoreCommand,
+        ChooseCommand,
+        RememberCommand,
+        TuneCommand,
+        ViewCommand,
+        CheckCommand,
+        ExportCommand,
+        DemoCommand,
+    )
 }
 """The commands other than `regard train`, by name."""
 PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Demo(Command):
+class DemoCommand(Command):
     """Learn to read dates in 25 languages, before your eyes, and show what was looked at."""
 
     _: KW_ONLY

@@ -39,7 +39,7 @@ TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate(SearchCommand):
+class EvaluateCommand(SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
@@ -151,7 +151,7 @@ class Evaluate(SearchCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class Score(Command):
+class ScoreCommand(Command):
     """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
     For a translator it is that of the target given the source, end mark included; for a language model that of the
@@ -180,7 +180,7 @@ class Score(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(Command):
+class ChooseCommand(Command):
     """Score the models that a run kept (--keep), and means of them, on its validation data; make the best its best.
 
     The best model by training stays in the run folder as `trained`.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.interpret import FRAMES, policy_of
@@ -24,13 +24,10 @@ from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH, evaluat
 from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.translator import Translator
 
-if TYPE_CHECKING:
-    from regard.cli.evaluate import Evaluate
-
 Row = tuple[str, ...]
 
 
-def evaluate(asked: "Evaluate") -> None:
+def evaluate(asked: Any) -> None:
     """Score a run on a test set, and print a table."""
     task = asked.task
     search_by: SearchBy = OwnSearch()
@@ -53,9 +50,7 @@ def evaluate(asked: "Evaluate") -> None:
     print_table(rows)
 
 
-def _word_by_word(
-    asked: "Evaluate", model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
-) -> list[Row]:
+def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[Row]:
     pairs = list(read_pairs(list(asked.data)))
     with search_by.searching(model, asked.run):
         if asked.try_heads:
@@ -80,9 +75,7 @@ def _tried_heads(model: Translator, pairs: Sequence[tuple[str, str]], frames: in
     return rows
 
 
-def _whole_sentences(
-    asked: "Evaluate", model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
-) -> list[Row]:
+def _whole_sentences(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[Row]:
     reverse, aligned = asked.ranking.loaded(asked.device), list[Row]()
     if asked.alignment_data is not None:
         rate = error_of(model, list(read_pairs(list(asked.data))), read_links(asked.alignment_data), align)
@@ -99,7 +92,7 @@ def _whole_sentences(
     ]
 
 
-def _judged(asked: "Evaluate") -> Iterable[tuple[str, str | Sequence[str]]]:
+def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
     """Read sources and their references, in any of the forms."""
     if asked.references:
         return read_references(asked.data[0], asked.references)
@@ -108,7 +101,7 @@ def _judged(asked: "Evaluate") -> Iterable[tuple[str, str | Sequence[str]]]:
     return read_pairs(list(asked.data))
 
 
-def _next_tokens(asked: "Evaluate", model: LanguageModel, tell: Tell) -> list[Row]:
+def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[Row]:
     found = model.evaluate(lines_of(asked.data), stride=asked.stride, tell=tell)
     return [
         ("tokens", str(found.tokens)),
@@ -118,7 +111,7 @@ def _next_tokens(asked: "Evaluate", model: LanguageModel, tell: Tell) -> list[Ro
     ]
 
 
-def _masked_tokens(asked: "Evaluate", model: MaskedLanguageModel, tell: Tell) -> list[Row]:
+def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[Row]:
     row = model.row(lines_of(asked.data))
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")

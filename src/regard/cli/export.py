@@ -10,7 +10,7 @@ from regard.tasks.names import TRANSLATION
 
 
 @dataclass(frozen=True, slots=True)
-class Export(Command):
+class ExportCommand(Command):
     """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX."""
 
     run: Run

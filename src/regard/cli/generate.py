@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Generate(Command):
+class GenerateCommand(Command):
     """Let a language model write on after a prompt; what it writes is printed as it comes."""
 
     run: PositionalPath

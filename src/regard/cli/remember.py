@@ -12,7 +12,7 @@ from regard.tasks.runs.refusals import require_files
 
 
 @dataclass(frozen=True, slots=True)
-class Remember(Command):
+class RememberCommand(Command):
     """Read pairs once, and keep what the translator read and wrote at each place: `translate --memory` asks it.
 
     Nothing is trained. How much the memory has to say is chosen on validation pairs, which should not be among the

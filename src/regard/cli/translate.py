@@ -24,7 +24,7 @@ FOR_LINES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Translate(SearchCommand):
+class TranslateCommand(SearchCommand):
     """Translate a sentence, or each line of a file or of standard input."""
 
     run: AnyRun

@@ -4,7 +4,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from regard.cli.answers import as_json, as_table, as_text
 from regard.cli.engines import OWN, SearchBy
@@ -28,11 +28,8 @@ from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.terms import Terms, read_terms
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
-if TYPE_CHECKING:
-    from regard.cli.translate import Translate
 
-
-def translate(asked: "Translate") -> None:
+def translate(asked: Any) -> None:
     """Translate a sentence, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
@@ -47,7 +44,7 @@ def translate(asked: "Translate") -> None:
         interpret(interpreter, words_of(asked.sentence, asked.input), sys.stdout, bad_lines=asked.bad_lines)
 
 
-def _options(asked: "Translate", translator: Translator, align: AlignmentOf) -> TranslationOptions:
+def _options(asked: Any, translator: Translator, align: AlignmentOf) -> TranslationOptions:
     return TranslationOptions(
         beam=asked.search,
         alignments=align if asked.alignments or asked.names_alignment else None,
@@ -62,9 +59,7 @@ def _options(asked: "Translate", translator: Translator, align: AlignmentOf) -> 
     )
 
 
-def _translate_lines(
-    asked: "Translate", translator: Translator, options: TranslationOptions, search_by: SearchBy
-) -> None:
+def _translate_lines(asked: Any, translator: Translator, options: TranslationOptions, search_by: SearchBy) -> None:
     typed = asked.sentence is None and asked.input is None and asked.output is None and sys.stdin.isatty()
     lines = raw_lines(asked.input or STANDARD_INPUT)
     if asked.sentence is not None:

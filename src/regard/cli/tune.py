@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Tune(Command):
+class TuneCommand(Command):
     """Find the length reward, and the weight of a reverse translator, that are best on validation pairs, by BLEU.
 
     Each source is translated once, and all settings choose among the same hypotheses. Nothing is written: the flags

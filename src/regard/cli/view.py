@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class View(Command):
+class ViewCommand(Command):
     """Draw what a run attends to: attention.png (alignments, or the last layer) and attention.html (all of it).
 
     A sentence that is empty or too long is left out, and a line on standard error says so.

@@ -38,18 +38,8 @@ TRAIN = (
 COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
-        TranslateCommand,
-        GenerateCommand,
-        AlignCommand,
-        EvaluateCommand,
-        ScoreCommand,
-        ChooseCommand,
-        RememberCommand,
-        TuneCommand,
-        ViewCommand,
-        CheckCommand,
-        ExportCommand,
-        DemoCommand,
+        *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
+        *(RememberCommand, TuneCommand, ViewCommand, CheckCommand, ExportCommand, DemoCommand),
     )
 }
 """The commands other than `regard train`, by name."""

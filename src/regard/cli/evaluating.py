@@ -24,7 +24,7 @@ from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH, evaluat
 from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.translator import Translator
 
-Cells = tuple[str, ...]
+ScoreRow = tuple[str, ...]
 
 
 def evaluate(asked: Any) -> None:
@@ -50,7 +50,7 @@ def evaluate(asked: Any) -> None:
     print_table(rows)
 
 
-def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[Cells]:
+def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
     pairs = list(read_pairs(list(asked.data)))
     with search_by.searching(model, asked.run):
         if asked.try_heads:
@@ -67,16 +67,18 @@ def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: 
     ]
 
 
-def _tried_heads(model: Translator, pairs: Sequence[tuple[str, str]], frames: int, tell: Tell) -> list[Cells]:
-    rows: list[Cells] = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
+def _tried_heads(model: Translator, pairs: Sequence[tuple[str, str]], frames: int, tell: Tell) -> list[ScoreRow]:
+    rows: list[ScoreRow] = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
     for one in try_heads(model, pairs, frames=frames, tell=tell):
         head = "mean" if one.alignment.head is None else str(one.alignment.head)
         rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
     return rows
 
 
-def _whole_sentences(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[Cells]:
-    reverse, aligned = asked.ranking.loaded(asked.device), list[Cells]()
+def _whole_sentences(
+    asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
+) -> list[ScoreRow]:
+    reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
     if asked.alignment_data is not None:
         rate = error_of(model, list(read_pairs(list(asked.data))), read_links(asked.alignment_data), align)
         aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
@@ -101,7 +103,7 @@ def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
     return read_pairs(list(asked.data))
 
 
-def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[Cells]:
+def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
     found = model.evaluate(lines_of(asked.data), stride=asked.stride, tell=tell)
     return [
         ("tokens", str(found.tokens)),
@@ -111,7 +113,7 @@ def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[Cells]:
     ]
 
 
-def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[Cells]:
+def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
     row = model.row(lines_of(asked.data))
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")

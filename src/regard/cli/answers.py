@@ -7,7 +7,7 @@ from typing import Any
 from regard.tasks.translation.results import Candidate, Translation
 
 
-def as_text(_number: int, translation: Translation) -> str:
+def as_plain_text(_number: int, translation: Translation) -> str:
     """The best translation."""
     return _one_line(translation.text)
 

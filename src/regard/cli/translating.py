@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.cli.answers import as_json, as_table, as_text
+from regard.cli.answers import as_json, as_table, as_plain_text
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
 from regard.errors import RegardError
@@ -66,7 +66,7 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         lines = iter([Line("the sentence", os.fsencode(asked.sentence))])
     parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix)
     windows = answered(translator, lines, options, parse=parse, window_lines=1 if typed else WINDOW_LINES)
-    show = as_json if options.labels else as_table if asked.nbest > 1 else as_text
+    show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
     work = BulkTranslation(lines, windows, show, asked.bad_lines)
     with search_by.searching(translator, asked.run, asked.workers) as searcher:
         if asked.output is None:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.cli.answers import as_json, as_table, as_plain_text
+from regard.cli.answers import as_json, as_plain_text, as_table
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
 from regard.errors import RegardError

@@ -29,7 +29,7 @@ def why_not_plain(model: nn.Module, made: nn.Module) -> str | None:
         kind, said = type(module), f"its module {name}" if name else "it"
         if kind is not type(theirs[name]):
             return f"{said} is a {kind.__name__} where its configuration has a {type(theirs[name]).__name__}"
-        if not is_bare(module):
+        if not is_bare(module, kind, kind.forward):
             return f"{said} has hooks, or another forward than its class"
         if changed := _changed(module, theirs[name]):
             return f"{said} has other settings than its configuration: {', '.join(changed)}"

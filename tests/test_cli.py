@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import main as program
-from regard.cli.generate import generate
+from regard.cli.generate import GenerateCommand
 from regard.tasks.registry import TASKS
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
@@ -717,7 +717,7 @@ def test_generated_text_is_printed_as_it_comes(text_runs: dict[str, Path]) -> No
             flushed.append(self.getvalue())
 
     with contextlib.redirect_stdout(Terminal()):
-        generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
+        GenerateCommand(text_runs["language-model"], "3", max_tokens=9, device="cpu")()
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 

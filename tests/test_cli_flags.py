@@ -75,6 +75,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
         device = torch.device("cpu")
 
+        def check_options(self, options: TranslationOptions) -> None: ...
+
         def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
             found.setdefault("requests", []).extend(lines)
             found["options"] = options

@@ -23,7 +23,7 @@ from regard.tasks.translation.terms import Occurrence, PlacedTerm, begins_of_uni
 
 
 class TokenKinds(NamedTuple):
-    """What the tokens of a target do to words; see `regard.tasks.generation.whole_words`."""
+    """The place of each target token in a word; see `regard.tasks.generation.whole_words`."""
 
     begins: Tensor
     lengthens: Tensor
@@ -63,13 +63,13 @@ class Prefixed(NamedTuple):
     """A search that goes on behind given tokens."""
 
     text: str
-    """The sentence, which may have words that its tokens have not."""
+    """The sentence, which may have words its tokens have not."""
     ids: Sequence[int]
     prefix: list[int]
     is_word: bool
     """Whether the prefix ends with a word that must not become longer."""
     banned: list[list[int]]
-    """What must not be written again behind it."""
+    """The tokens that must not be written again behind it."""
     avoided: list[int]
     """Tokens that must not come right behind it: with them the model would translate the last term again."""
 
@@ -86,7 +86,7 @@ Search = Callable[[Sequence[Prefixed]], list[Hypothesis]]
 
 
 def rules_of(searches: Sequence[Prefixed], kinds: TokenKinds) -> dict[str, Any]:
-    """The fields of the `WholeWords` of some searches, as values that JSON can hold."""
+    """The fields of the `WholeWords` of some searches, as values for JSON."""
     return {
         "lengths": [len(one.prefix) for one in searches],
         "is_word": [one.is_word for one in searches],
@@ -112,9 +112,9 @@ def force_terms(
     Args:
         sentences: each with one translation or more, which are gone on with separately.
         codecs: the tokenizers of source and target.
-        kinds: what the target's tokens do to words.
+        kinds: the place of each target token in a word.
         search: goes on behind given tokens.
-        longest: the most tokens that the model writes, the end mark counted; None for any number.
+        longest: the most tokens the model writes, the end mark counted; None for no limit.
 
     Returns:
         None for a sentence whose terms do not fit into so many tokens.
@@ -143,7 +143,7 @@ def force_terms(
 
 @dataclass(slots=True)
 class _Lane:
-    """One translation of a sentence, with the terms that it has so far in their places."""
+    """One translation of a sentence, with the terms it has so far in their places."""
 
     row: int
     sentence: Sentence
@@ -187,7 +187,7 @@ class _Lane:
         return tokens[:-1] if tokens[-1:] == [end] else tokens
 
     def _place(self, one: Occurrence, tokens: list[int], pieces: list[str]) -> tuple[int, list[int], str]:
-        """Where a term belongs, its tokens as they are written there, and the words that it replaces."""
+        """Where a term belongs, its tokens as they are written there, and the words it replaces."""
         spaced, plain = _forms(one.term.target, self.codecs[1])
         for place in range(self.fixed, len(tokens)):
             for form in (spaced, plain):
@@ -240,7 +240,7 @@ def _forms(target: str, codec: Codec) -> list[list[int]]:
 
 
 def _pieces(tokens: Sequence[int], codec: Codec) -> list[str]:
-    """What each token adds to the text; of tokens that share a character the first adds it."""
+    """The text each token adds; of tokens that share a character the first adds it."""
     unknown = ["a"] * len(tokens)  # they would print as U+FFFD, as parts of a character do
     whole = [codec.decode(tokens[:n], unknown=unknown[:n]).rstrip("\ufffd") for n in range(len(tokens) + 1)]
     pieces, waiting = [""] * len(tokens), None

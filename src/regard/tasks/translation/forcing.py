@@ -1,4 +1,4 @@
-"""The losses of a translator that is forced to write given targets, with or without a taught head."""
+"""The losses of a translator forced to write given targets, with or without a taught head."""
 
 from functools import partial
 from typing import Protocol
@@ -16,10 +16,10 @@ from regard.tasks.translation.alignments import AlignmentOf
 
 
 class Forcing(Protocol):
-    """A loss of what a model writes while it reads the target up to each token."""
+    """A loss of a model's answers to the target up to each token."""
 
     def of_output(self, batch: Batch) -> OutputLoss:
-        """The function that a model calls with the input of its output layer and that layer."""
+        """The function a model calls with the input of its output layer and that layer."""
         ...
 
 
@@ -43,7 +43,7 @@ class TeacherForcing:
 
 
 class GuidedAlignment:
-    r"""The loss of a translation, and what a taught head lacks of the links of the batch.
+    r"""The loss of a translation, and the loss of a taught head against the links of the batch.
 
     $$L = L_\text{translation} + \lambda \sum_t \frac{1}{|S_t|} \sum_{s \in S_t} -\log A_{ts}$$
 
@@ -52,7 +52,7 @@ class GuidedAlignment:
 
     Args:
         translation: the loss of the translation.
-        alignment: the head, by its numbers.
+        alignment: the layer and head, from 0.
         names: the names of the maps that align, first layer first.
         weight: $\lambda$; 0.05 in the paper.
 

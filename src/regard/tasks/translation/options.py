@@ -12,12 +12,12 @@ from regard.tasks.translation.terms import Terms
 
 
 class Request(NamedTuple):
-    """A sentence, and what its translation must begin with."""
+    """A sentence, and the beginning of its translation."""
 
     source: str
     prefix: str = ""
     tags: tuple[Tag, ...] = ()
-    """Tags that were taken out of the source, to be put back into its translation."""
+    """Tags taken out of the source, to be put back into its translation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class TranslationOptions:
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
     def settings(self) -> dict[str, Any]:
-        """The options that decide the answers, as values that JSON can hold."""
+        """The options that decide the answers, as values for JSON."""
         chosen = None if self.vocabulary is None else self.vocabulary.tokens.nonzero()[:, 0].tolist()
         alignments = None if self.alignments is None else str(self.alignments)
         return {

@@ -217,7 +217,7 @@ class Translator:
         Raises:
             ArgumentError: the model has no such layer or head, or there is nothing to copy.
         """
-        self._check_options(options)
+        self.check_options(options)
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
         asked = requests
         if options.keep_tags:
@@ -241,7 +241,7 @@ class Translator:
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
         """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
-        self._check_options(options)
+        self.check_options(options)
         ids = self.source_tokenizer.encode_batch(list(lines))
         possible = [[] if self.problem(one, longest=options.max_length) else one for one in ids]
         return self._search(possible, options, texts=[normalise(line) for line in lines])
@@ -410,7 +410,12 @@ class Translator:
         limits = (self.model.max_length, None if self.searcher is None else self.searcher.longest)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _check_options(self, options: TranslationOptions) -> None:
+    def check_options(self, options: TranslationOptions) -> None:
+        """Refuse options that this translator cannot follow.
+
+        Raises:
+            ArgumentError: there are such options.
+        """
         if options.alignments is not None:
             options.alignments.chosen(self.model.alignment_names)
         if options.copy_unknown and self.target_tokenizer.unknown_id is None:

@@ -14,10 +14,7 @@ from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
 from tests.maps.test_map_memory import Largest
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Matrices = dict[tuple[str, str], Tensor]
 
 

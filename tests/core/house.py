@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -275,6 +276,49 @@ def named_twice(found: Iterable[Definition]) -> list[str]:
     for name, file in found:
         places.setdefault(name, []).append(file)
     return [f"{name}: {', '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
+
+
+def undocumented(files: Mapping[str, ast.Module]) -> list[str]:
+    """The public methods of public classes that have no docstring and override no method of the package with one."""
+    classes = {node.name: node for tree in files.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    return [
+        f"{file}: {name}.{method.name}"
+        for file, tree in files.items()
+        for name in (node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
+        for method in classes[name].body
+        if isinstance(method, ast.FunctionDef) and method.name[0] != "_"
+        if not any(method.name in _documented(base) for base in _lineage(name, classes))
+    ]
+
+
+def _lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
+    """A class and the package's classes that it descends from: its names mean one class each (`named_twice`)."""
+    if name in classes:
+        yield classes[name]
+        for base in classes[name].bases:
+            named = base.value if isinstance(base, ast.Subscript) else base
+            yield from _lineage(named.attr if isinstance(named, ast.Attribute) else ast.unparse(named), classes)
+
+
+def _documented(owner: ast.ClassDef) -> set[str]:
+    """Methods with a docstring, and attributes with a text below them."""
+    methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)}
+    for node, below in pairwise(owner.body):
+        match node, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str())):
+                methods.add(name)
+    return methods
+
+
+def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
+    """How long each file of Python in a folder is, but for those in the folders `without`."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    left_out = tuple(f"{name}/" for name in without)
+    return {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in paths.items()
+        if not name.startswith(left_out)
+    }
 
 
 # -- JavaScript --------------------------------------------------------------------------------------------

@@ -12,7 +12,13 @@ import pytest
 import regard
 from tests.core import house
 
-SOURCE = Path(regard.__file__).parent
+# Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
+MOST_LINES = 62_000
+MOST_LINES_OF_THE_LIBRARY = 42_500  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 53_000
+LONGEST_FILE = 700
+
+SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
@@ -125,6 +131,34 @@ def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
         "planted.three:3 asks is_dynamo_compiling",
         "planted.two:2 asks is_inference_mode_enabled",
     ]
+
+
+def test_the_house_keeps_within_its_budget_of_lines() -> None:
+    of_source = house.lines(SOURCE)
+    assert sum(of_source.values()) <= MOST_LINES
+    assert sum(house.lines(SOURCE, without=("tasks", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
+    assert sum(house.lines(TESTS).values()) <= MOST_LINES_OF_TESTS
+    assert {name: count for name, count in of_source.items() if count > LONGEST_FILE} == {}
+
+
+def test_planted_lines_are_counted(tmp_path: Path) -> None:
+    for name, text in {"a.py": "x\n\ny\n", "cli/b.py": "x\n# y", "client.py": "x\n", "cli/c.js": "x\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert house.lines(tmp_path) == {"a.py": 3, "cli/b.py": 2, "client.py": 1}
+    assert house.lines(tmp_path, without=("cli",)) == {"a.py": 3, "client.py": 1}
+
+
+def test_a_public_method_is_documented_where_it_comes_first() -> None:
+    assert house.undocumented(FILES) == []
+
+
+def test_planted_methods_without_a_docstring_are_seen(tmp_path: Path) -> None:
+    base = "class A:\n    x: int\n    'Of A.'\n    y: int\n    def f(self): 'Of A.'\n    def g(self): ...\n"
+    heir = "class B(one.A[int]):\n" + "".join(f"    def {name}(self): ...\n" for name in "xyfh")
+    private = "class _C(B):\n    def k(self): ...\nclass D(_C, Other):\n    def _k(self): ...\n    def h(self): 'D.'\n"
+    files = house.python_files(written(tmp_path, one=base, two=heir, three=private))
+    assert house.undocumented(files) == ["planted.one: A.g", "planted.two: B.y", "planted.two: B.h"]
 
 
 def test_a_name_has_one_meaning() -> None:

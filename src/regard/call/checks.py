@@ -52,11 +52,6 @@ def checking(enabled: bool = True) -> Iterator[None]:
         IS_CHECKING.reset(token)
 
 
-def is_checking() -> bool:
-    """Whether the values of calls are checked at this point."""
-    return not torch.compiler.is_compiling() and IS_CHECKING.get()
-
-
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
     """Check the tensors of a call as the caller gave them, and those inside its score, mask, bias and so on.
 

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.call.biases.base import Bias, BiasPull
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError
 
 
@@ -37,9 +37,7 @@ class Relative(Bias):
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.of(head, j - i - bound_offset(self.offset))
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         heads = torch.arange(sizes.heads, device=query.device)[:, None]
@@ -72,9 +70,7 @@ class Diagonals(Bias):
         each = head if self.heads is None else self.heads[:, None, None, None]
         return self.values[each, j - i + self.origin]
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         # Window w of the values is row t - 1 - w of the block.
@@ -135,9 +131,7 @@ class _OfHeads(Bias):
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.bias.value(self.heads[:, None, None, None], i, j, query, key)
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return Bias.block(self, rows, columns, query=query, key=key, sizes=sizes)
         return per_head_diagonals(self.bias, self.heads[:, None, None], rows, columns, query.dtype)

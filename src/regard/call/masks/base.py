@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.call.shapes import Sizes, index_tensor
+from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError, RegardError
 from regard.tensors.tile_sizes import ranges
 
@@ -79,9 +79,7 @@ class Mask(ABC):
         """Whether the predicate depends on key - query alone, so that all blocks on a diagonal are equal."""
         return False
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
-    ) -> Bool[Tensor, "..."]:
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
         """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
         axes = self.depends_on()
         # An axis that the mask does not read needs one position only.
@@ -167,9 +165,7 @@ class Mask(ABC):
         return Not(self)
 
 
-def render(
-    mask: Mask, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
-) -> Bool[Tensor, "..."]:
+def render(mask: Mask, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
     """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
     return mask.block(rows, columns, sizes=sizes, device=device)
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Sizes, take
+from regard.call.shapes import Rows, Sizes, take
 from regard.errors import OverwrittenError, ShapeError
 from regard.kernels import choose_backend, execute, row_state
 from regard.kernels.base import Backend, Call
 from regard.maps.sources.derived import WeightedSource
 from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
 from regard.maps.sources.row_shift import RowShift
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax

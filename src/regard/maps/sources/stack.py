@@ -10,8 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic
+from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.tiles import ask
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps.indexing import is_integer, positions
 from regard.maps.sources.call import source_of_call
@@ -76,7 +77,7 @@ class MapStatistics:
 
     # -- blocks ----------------------------------------------------------------------------------------
 
-    def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
 
         Args:

@@ -32,6 +32,11 @@ class TextBatch(NamedTuple):
     lengths: Tensor
     """(B,): the number of tokens in each row."""
 
+    @property
+    def predicted(self) -> int:
+        """The number of positions at which a token is predicted."""
+        return int((self.targets != PAD).sum())
+
 
 class TextWindow(NamedTuple):
     """A stretch of text and the tokens to be predicted in it, as arrays of the same length."""

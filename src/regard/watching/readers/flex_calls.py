@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.call.biases.base import Bias
+from regard.call.biases.base import BlockBias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import predicate
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
 from regard.tensors.torch_private import EnableTorchFunction, is_torch_function_enabled
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
@@ -37,7 +37,7 @@ Function = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Modified(Bias):
+class Modified(BlockBias):
     """The scores of a call with a `score_mod`: the function of the scaled dot product and of the places of a pair."""
 
     function: Function
@@ -48,12 +48,7 @@ class Modified(Bias):
     """and its head."""
     reads_vectors: bool = True
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         device = query.device
         i, j = (torch.as_tensor(part, device=device) if isinstance(part, Tensor) else
                 torch.arange(part.start, part.stop, device=device) for part in (rows, columns))  # fmt: skip

@@ -29,6 +29,7 @@ from regard.watching.kept.factors import Factors, output_error, undisturbed, wei
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.functions import Args, Func, Kwargs
 
 MOST_PAIRS = 1 << 22
 """How many pairs of a mask are rendered once, to find out whether it is causal, a window, or padding."""
@@ -177,7 +178,7 @@ def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
     return function if not buffers else lambda *places: function(*places, *buffers)
 
 
-def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
     result = func(*args, **kwargs)
     thread.handed.add(result[0].data_ptr())
@@ -197,7 +198,7 @@ def hand_on_compiled(thread: ThreadState) -> None:
             thread.try_to(give_flex, thread, args, output, module)
 
 
-def give_flex(thread: ThreadState, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
+def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module | None) -> None:
     """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
     query, key, value, score_mod, block_mask, scale, _, *buffers = args
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.call.biases.base import Bias, BiasPull
+from regard.call.biases.base import Bias, BiasPull, SelectedBias
 from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError
 
@@ -119,17 +119,10 @@ def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch d
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _OfHeads(Bias):
+class _OfHeads(SelectedBias):
     """A bound relative bias with a choice of heads: pair n stands in batch row n, head 0."""
 
     bias: Relative
-    heads: Tensor
-
-    def learned(self) -> tuple[Tensor, ...]:
-        return self.bias.learned()
-
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return self.bias.value(self.heads[:, None, None, None], i, j, query, key)
 
     def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):

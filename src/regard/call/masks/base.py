@@ -189,13 +189,25 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class And(Mask):
-    """The pairs that all of the masks allow."""
-
+class _Several(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return And(tuple(mask.bind(sizes, device) for mask in self.masks))
+        return type(self)(tuple(mask.bind(sizes, device) for mask in self.masks))
+
+    def depends_on(self) -> frozenset[str]:
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
+
+    def is_relative(self) -> bool:
+        return all(mask.is_relative() for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class And(_Several):
+    """The pairs that all of the masks allow."""
 
     def factors(self) -> tuple[Mask, ...]:
         return self.masks
@@ -206,35 +218,21 @@ class And(Mask):
             answer = answer & mask.allowed(batch, head, query, key)
         return answer
 
-    def depends_on(self) -> frozenset[str]:
-        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
-
     def key_range(self, rows: range, sizes: Sizes) -> range:
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         start = max(r.start for r in ranges)
         return range(start, max(start, min(r.stop for r in ranges)))
 
-    def row_cuts(self, sizes: Sizes) -> list[int]:
-        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
-
     def covers(self, rows: range, columns: range) -> bool:
         return all(mask.covers(rows, columns) for mask in self.masks)
-
-    def is_relative(self) -> bool:
-        return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Or(Mask):
+class Or(_Several):
     """The pairs that any of the masks allows."""
-
-    masks: tuple[Mask, ...]
-
-    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return Or(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.masks[0].allowed(batch, head, query, key)
@@ -242,22 +240,13 @@ class Or(Mask):
             answer = answer | mask.allowed(batch, head, query, key)
         return answer
 
-    def depends_on(self) -> frozenset[str]:
-        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
-
     def key_range(self, rows: range, sizes: Sizes) -> range:
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         ranges = [r for r in ranges if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
-    def row_cuts(self, sizes: Sizes) -> list[int]:
-        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
-
     def covers(self, rows: range, columns: range) -> bool:
         return any(mask.covers(rows, columns) for mask in self.masks)
-
-    def is_relative(self) -> bool:
-        return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
         return " | ".join(str(mask) for mask in self.masks)

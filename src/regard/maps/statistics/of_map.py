@@ -1,19 +1,14 @@
 """The questions that every map answers, whatever its source: blocks, single weights and statistics."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.call.shapes import Rows
-from regard.errors import ArgumentError, ShapeError, TooLargeError
-from regard.maps.indexing import is_integer, positions
-from regard.maps.sources.call import source_of_call
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.logits import largest_score, log_sum_exp
-from regard.maps.sources.source import Source, Statistic
+from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, How, Summary, as_summary, by_name, pooled, top_p_count, top_weights
 from regard.maps.statistics.definitions import TopKeys
@@ -23,161 +18,16 @@ from regard.maps.statistics.products import product
 from regard.maps.statistics.spans import Spans, by_spans
 from regard.maps.statistics.spectrum import Spectrum, singular_values
 from regard.maps.statistics.tiles import ask, ask_all
-from regard.tensors.byte_size import human
-
-DENSE_LIMIT_BYTES = 2**30
-"""The largest block of weights that a map computes unless a call allows more."""
+from regard.maps.weights_of_map import MapWeights
 
 
-class MapStatistics:
+class MapStatistics(MapWeights):
     """The statistics of weights P of shape (batch..., H, T, S) that are computed when they are read.
 
     Everything is exact, and takes memory linear in T and S, except `dense()`. Smooth statistics carry gradients to
     the query and key, also in linear memory, so that they can be losses. Rows with no key are exactly 0 in every
     statistic, while some libraries make such rows uniform.
     """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    # -- properties -----------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of all answers: float32, or float64 for float64 input, unless `to` changed it."""
-        return self.source.answer_dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the factors are."""
-        return self.source.device
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        """(batch..., H): the dimensions before queries and keys."""
-        return tuple(self.shape[:-2])
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def dense_bytes(self) -> int:
-        """The bytes that `dense()` would allocate."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    # -- blocks ----------------------------------------------------------------------------------------
-
-    def block(self, rows: Rows, columns: Rows, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
-
-        Args:
-            rows: a range of queries, or a 1-D tensor of them; negative ones of a tensor count from the end.
-            columns: the same for keys.
-            limit_bytes: the most bytes that the block may take.
-
-        Raises:
-            ShapeError: a query or a key is out of range.
-            TooLargeError: the block would take more than `limit_bytes`.
-            NotKeptError: only statistics were kept of the map.
-        """
-        source, (*leading, queries, keys) = self.source, self.shape
-        if not source.has_blocks:
-            source.refuse("a block of weights")
-        rows = rows if isinstance(rows, range) else positions(rows, queries, "query", self.device)
-        columns = columns if isinstance(columns, range) else positions(columns, keys, "key", self.device)
-        for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
-            if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
-                raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
-        cost = math.prod(leading) * len(rows) * len(columns) * self.dtype.itemsize
-        if cost > limit_bytes:
-            raise TooLargeError(
-                f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "
-                f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
-                "higher limit_bytes"
-            )
-        return source.laid_out(source.part(range(math.prod(leading)))(rows, columns).weights)
-
-    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """All of P as a tensor of shape (batch..., H, T, S).
-
-        Raises:
-            TooLargeError: it would take more than `limit_bytes`.
-        """
-        return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
-
-    def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
-        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.
-
-        Args:
-            rows: N queries.
-            columns: their N keys.
-            leading: an index tensor (N,) for each dimension before the queries: the answer is then the weights
-                P[leading[0][n], ..., rows[n], columns[n]], shape (N,).
-
-        Raises:
-            ShapeError: the indices are not 1-D index tensors of one length, one of `leading` for each dimension, or
-                out of range.
-
-        >>> import regard
-        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
-        tensor([0.4711, 0.2645])
-        >>> weights = regard.attention(*[torch.eye(3).expand(2, 3, 3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]), leading=[torch.tensor([1, 0])])
-        tensor([0.4711, 0.2645])
-        """
-        given = (*(leading or ()), rows, columns)
-        lengths = (*(self.source.leading if leading is not None else ()), *self.shape[-2:])
-        names = (*("leading" for _ in leading or ()), "query", "key")
-        fits = len(given) == len(lengths)
-        found = [positions(*one, self.device) for one in zip(given, lengths, names, strict=True)] if fits else []
-        places = [one for one in found if isinstance(one, Tensor)]
-        if len(places) != len(given) or len({len(one) for one in places}) > 1:
-            raise ShapeError(
-                f"at() takes 1-D index tensors of one length, for queries and keys and, with leading, for each of the "
-                f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
-            )
-        if leading is None:
-            return self.source.laid_out(self.source.pairs(*places))
-        flat_heads = torch.zeros_like(places[-1])
-        for place, length in zip(places, self.source.leading, strict=False):
-            flat_heads = flat_heads * length + place
-        return self.source.points(flat_heads, *places[-2:])
-
-    def row(self, index: int, *, renormalize: bool = False) -> Tensor:
-        """The weights of one query, (batch..., H, S).
-
-        Args:
-            index: the query; a negative one counts from the end.
-            renormalize: normalise the row's scores anew and do not use the stored row state. In float32, with scores
-                of about 100, rounding of the log-sum-exp makes every weight of the row wrong by up to 2e-5 of itself;
-                this error does not occur in a row that is normalised anew.
-
-        Raises:
-            ShapeError: the index is out of range, or no integer.
-            ArgumentError: with `renormalize`, the map is not that of one call.
-
-        >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
-        tensor([0.2645, 0.2645, 0.4711])
-        """
-        if not is_integer(index):
-            raise ShapeError(f"row() takes one query, an integer; only(rows=...) takes several; got {index!r}")
-        where = positions(index, self.shape[-2], "query", self.device)
-        if not renormalize:
-            return self.block(where, range(self.shape[-1]))[..., 0, :]
-        source = source_of_call(self.source, "row(renormalize=True)")
-        return source.laid_out(source.row_anew(where))
 
     # -- statistics ------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.call.shapes import as_autocast, canonical
 from regard.functional import Attended, attention
 from regard.kernels.base import Call
-from regard.maps.sources.call import GivenFactors, source_of_call
+from regard.maps.sources.call import source_of_call
+from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence

@@ -59,7 +59,7 @@ def _is_ours() -> bool:
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")
-        if name.startswith("regard.") and not name.startswith("regard.watching.hooks."):
+        if name.startswith("regard.") and not name.startswith(("regard.watching.hooks.", "regard.watching.readers.")):
             return True
         running = running.f_back
     return False

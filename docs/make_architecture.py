@@ -18,35 +18,25 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "regard"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
-GROUND = ("errors", "lazy", "ranges", "torch_private", "version")
+GROUND = ("errors", "lazy", "tensors", "version")
 """What every room may import; drawn as the ground that all stand on, without arrows."""
 ROOMS = {
-    "mechanisms": (
-        "what you pass in: scores, masks, biases, positions, normalizations; checks of shapes",
-        "pass",
-    ),
-    "compiled": ("loops that numba compiles, and the threads that run them", "compute"),
-    "backends": ("who computes: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
-    "maps": ("what a map answers: blocks, products, statistics, averages, spectra, files", "compute"),
+    "files": ("safe files: atomic, locked, sealed, mapped into memory", "pass"),
+    "call": ("what is asked: scores, masks, biases, rotary positions, normalizations; checks of shapes", "pass"),
+    "kernels": ("who computes it: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
+    "maps": ("what a map answers: sources of weights, statistics, one compiled loop, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
     "selection": ("scores of keys: which ones a cache keeps", "look"),
     "align": ("queries and keys in one order: words in time", "look"),
     "nn": ("layers, embeddings, dropout, caches", "build"),
     "models": ("Transformers, the recurrent model, weights from elsewhere", "build"),
     "kernel_regression": ("a scikit-learn estimator", "build"),
-    "inspection": ("watch(model): attention calls as maps", "look"),
-    "edits": ("what an edit does to the weights of a call", "look"),
-    "editing": ("edit(model): the door to the edits", "look"),
-    "probes": ("check(model): runs that must not change its results", "look"),
+    "watching": ("watch(model): attention calls as maps; pruning, analyses, checks", "look"),
+    "edits": ("edit(model): other weights in the same kernels", "look"),
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
-    "storage": ("atomic files, locks, checksums; what this machine was asked", "train"),
-    "text": ("tokenizers, corpora, batches", "train"),
-    "generation": ("greedy, beam, sampling, filters", "train"),
-    "training": ("the loop, its checkpoints, losses, ranks", "train"),
-    "tasks": ("translation and language models: data, models, training, decoding and views joined", "meet"),
-    "exports": ("a run for Hugging Face transformers, CTranslate2 or ONNX", "meet"),
-    "cli": ("the command line", "meet"),
+    "tasks": ("the toolkit: text, generation, training, runs, translation, language models, exports", "train"),
+    "cli": ("the toolkit: the command line", "train"),
 }
 """What each room is for, and the colour of its kind."""
 COLOURS = {"pass": "#fdf1d6", "compute": "#dcebfb", "build": "#e2f3e1", "look": "#f3e5f6", "train": "#fbe4de",

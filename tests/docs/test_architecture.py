@@ -16,7 +16,7 @@ PAGES = sorted(
 FENCED = re.compile(r"^```.*?^```", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAMED = re.compile(r"`([\w./-]*/[\w.-]+\.(?:py|md|js|css|toml|txt|yml))`")
-"""A file in a span of code, with its folder: `storage/atomic.py`."""
+"""A file in a span of code, with its folder: `files/atomic.py`."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_no_line_is_wider_than_its_room(drawing: ModuleType, sound: str) -> None
         for kind, x, line in re.findall(r'<text class="(what|inner)" x="(\d+)"[^>]*>([^<]*)<', room):
             assert float(x) + len(unescape(line)) * letters[kind] <= left + width, line
             seen += 1
-    assert seen > 30
+    assert seen > 20
 
 
 def test_arrows_lead_down_and_imply_every_import(drawing: ModuleType) -> None:
@@ -70,7 +70,7 @@ def test_arrows_lead_down_and_imply_every_import(drawing: ModuleType) -> None:
 
 def test_an_arrow_more_is_another_picture(drawing: ModuleType, sound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = dict(drawing.imports())
-    graph["text"] |= {"nn"}
+    graph["files"] |= {"call"}
     monkeypatch.setattr(drawing, "imports", lambda: graph)
     assert drawing.svg() != sound
 
@@ -89,8 +89,8 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 
 
 def test_a_path_that_leads_nowhere_is_seen() -> None:
-    text = "[a](lost.md), [b](maps.md), `storage/atomic.py`, `storage/lost.py`, `docs/gone.md`\n```\n`a/b.py`\n```\n"
-    assert missing(Path("docs/page.md"), text) == ["lost.md", "storage/lost.py", "docs/gone.md"]
+    text = "[a](lost.md), [b](maps.md), `files/atomic.py`, `files/lost.py`, `docs/gone.md`\n```\n`a/b.py`\n```\n"
+    assert missing(Path("docs/page.md"), text) == ["lost.md", "files/lost.py", "docs/gone.md"]
 
 
 def test_the_index_of_the_design_notes_names_every_page() -> None:

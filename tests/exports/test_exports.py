@@ -160,11 +160,11 @@ def test_a_full_folder_another_model_and_a_missing_library(
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(RunFolderError, match="not a folder"):
         export_run(tmp_path / "nowhere", to="huggingface", out=tmp_path / "out")
-    formats: list[tuple[str, Any]] = [("ctranslate2", "ctranslate2"), ("onnxscript", "onnx")]
-    for package, to in formats:
+    formats: list[tuple[str, Any, str]] = [("ctranslate2", "ctranslate2", "text"), ("onnxscript", "onnx", "export")]
+    for package, to, extra in formats:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            with pytest.raises(MissingExtraError, match=r"regard\[export\]"):
+            with pytest.raises(MissingExtraError, match=rf"regard\[{extra}\]"):
                 export_run(run, to=to, out=tmp_path / "out")
             assert not (tmp_path / "out").exists()
 

@@ -80,7 +80,7 @@ class OwnSearch:
         run: Path,
         workers: int | None = None,
     ) -> Iterator[str]:
-        """Search in this process, or in several."""
+        """Search with the model itself."""
         _say(self.reason)
         yield OWN
 

@@ -165,7 +165,7 @@ def translate(
         (not 1 <= nbest <= size, f"--nbest must be from 1 to --beam, got {nbest} and {size}"),
         (max_length is not None and max_length < 1, f"--max-length must be at least 1, got {max_length}"),
         (workers is not None and workers < 1, f"--workers must be at least 1, got {workers}"),
-        (engine == "regard" and workers is not None, "--workers are threads of --engine ctranslate2: give both"),
+        (engine == "regard" and workers is not None, "--workers are threads of CTranslate2: leave out --engine regard"),
     )
     ranking = Ranking(
         length_penalty=length_penalty, length_reward=length_reward, reverse=reverse, reverse_weight=reverse_weight

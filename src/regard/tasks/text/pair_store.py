@@ -52,7 +52,7 @@ class PairFooter:
 class TokenStore(TokenFile[PairFooter]):
     """Tokenised pairs in a file. Reading pair i loads only the pages of memory that hold it.
 
-    >>> from regard.tasks.text.tokenizers import Characters
+    >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "pairs.tokens")

@@ -83,7 +83,7 @@ class TextStore(TokenFile[TextFooter]):
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
 
     >>> import tempfile
-    >>> from regard.tasks.text.tokenizers import Characters
+    >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
@@ -171,7 +171,7 @@ class PieceBytes(Protocol):
 class TextStream:
     """Text from tokens as they come. Half characters, and text that may become a stop string, are held back.
 
-    >>> from regard.tasks.text.tokenizers import ByteLevelBPE
+    >>> from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
     >>> stream = TextStream(tokenizer, stop=["END"])
     >>> [stream.add(token) for token in tokenizer.encode("aéE.")]

@@ -42,7 +42,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: another `reduce`.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.received()
         tensor([1.8333, 0.8333, 0.3333])
@@ -59,7 +59,7 @@ class MapStatistics(MapWeights):
         to 1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax
         of dot products.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
         tensor([0.0000, 0.6931, 1.0986])
@@ -75,7 +75,7 @@ class MapStatistics(MapWeights):
 
         Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation_ratio()
         tensor([1., 2., 3.])
@@ -93,7 +93,7 @@ class MapStatistics(MapWeights):
         Raises:
             ShapeError: f is neither (S,) nor (S, N).
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
         >>> weights.expected(lambda j: j)
@@ -120,7 +120,7 @@ class MapStatistics(MapWeights):
         In [0, S + T); 0 for rows with no key. Under a causal mask it is one product over S keys, with an error of
         about 1e-7 S in float32; otherwise it goes by tiles, with an error of 1e-7 of the distance itself.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.distance()
         tensor([0.0000, 0.5000, 1.0000])
@@ -131,7 +131,7 @@ class MapStatistics(MapWeights):
     def top_weight(self) -> Tensor:
         """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
         tensor([0.4711, 0.4711, 0.4711])
         """
@@ -140,7 +140,7 @@ class MapStatistics(MapWeights):
     def top_key(self) -> Tensor:
         """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
         tensor([0, 1, 2])
         """
@@ -154,7 +154,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: k is not in [1, S].
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_keys(1)
         TopKeys(values=tensor([[0.4711],
             [0.4711],
@@ -175,7 +175,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: p is not in (0, 1].
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.top_p_count(0.6)
         tensor([1, 2, 2, 3])
@@ -197,7 +197,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.pooled(2, 2, "sum")
         tensor([[2.0000, 0.0000],
@@ -221,7 +221,7 @@ class MapStatistics(MapWeights):
             ArgumentError: a size is no integer, or below 1.
             NotKeptError: only statistics were kept of the map.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(5, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
         tensor([[1.0000, 0.0000, 0.0000],
@@ -243,7 +243,7 @@ class MapStatistics(MapWeights):
         Raises:
             ShapeError: the mask does not fit the map.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
         >>> weights.mass(regard.lengths(1))
@@ -267,7 +267,7 @@ class MapStatistics(MapWeights):
         Raises:
             ShapeError: a span is empty or outside the map.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> weights = regard.attention(q, q, q, return_weights=True).weights
         >>> weights.spans(keys=[(0, 1), (1, 4)], queries=[(0, 2), (2, 4)])
@@ -287,7 +287,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: the map is not that of one call under softmax.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.lse
         tensor([0.0000, 0.6931, 1.0986, 1.3863])
@@ -305,7 +305,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: the map is not that of one call.
 
-        >>> import regard
+        >>> import regard, torch
         >>> x = 2 * torch.eye(4)
         >>> regard.attention(x, x, x, return_weights=True).weights.max_logit().round(decimals=4)
         tensor([2., 2., 2., 2.])
@@ -338,7 +338,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: a name is unknown, or a statistic refuses an argument.
 
-        >>> import regard
+        >>> import regard, torch
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
         >>> summary = weights.summary("received", "top_keys", k=1)
         >>> summary["received"], summary["top_keys"].indices
@@ -364,7 +364,7 @@ class MapStatistics(MapWeights):
         Raises:
             ArgumentError: fewer than 1 row or column is asked.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(5, 1)
         >>> grid = regard.attention(q, q, q, return_weights=True).weights.grid(3, 512)
         >>> grid.rows.ranges(), grid.columns.count
@@ -386,7 +386,7 @@ class MapStatistics(MapWeights):
             ArgumentError: k is out of range, or iterations is negative.
             NonFiniteError: weights are NaN or infinite.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
         tensor([1.0000, 0.2066])
         """

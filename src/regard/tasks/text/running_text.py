@@ -83,6 +83,7 @@ class TextStore(TokenFile[TextFooter]):
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Losses as a sum and a count, so that a step can take the mean over all its tokens on any number of ranks."""
+"""Losses as a sum and a count, for the mean over all tokens of a step on any number of ranks."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ def cross_entropy(
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> LossSum:
-    """Summed cross-entropy with label smoothing, in nats, over the targets that are not `ignore_index`.
+    """Summed cross-entropy with label smoothing, in nats, over all targets except `ignore_index`.
 
     loss = sum over rows of lse(z) - (1 - e) * z[target] - e * mean(z)
 
@@ -34,9 +34,9 @@ def cross_entropy(
 
     Args:
         logits: scores before the softmax, V of them for each target.
-        targets: indices in 0..V-1, or `ignore_index` where there is nothing to predict.
+        targets: indices in 0..V-1, or `ignore_index` for no prediction.
         ignore_index: the padding index, which has no loss and no gradient.
-        label_smoothing: the share e in 0..1 of the target's mass that is spread over all V.
+        label_smoothing: the share e in 0..1 of the target's mass spread over all V.
 
     Raises:
         ArgumentError: `label_smoothing` is outside 0..1.

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -23,6 +23,8 @@ from torch.autograd import forward_ad
 
 from regard.errors import TorchVersionError
 from regard.version import __version__
+
+M = TypeVar("M", bound=nn.Module)
 
 OLDEST, NEWEST = "2.8", "2.15"
 """The versions of torch between which the tests have run: benchmarks/COMPAT.md."""
@@ -308,3 +310,38 @@ def _in_fewer_steps(packet: Any, name: str) -> Any:
 
 flash_cpu_alone = _in_fewer_steps(flash_cpu, "_scaled_dot_product_flash_attention_for_cpu")
 """The kernel of the CPU, where neither a mode nor a graph looks at what is called."""
+
+
+def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
+    """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
+
+    Hooks of the module and compiled code would run beside it or instead of it.
+    """
+    own = module.__dict__
+    return (
+        type(module) is kind
+        and kind.forward is forward
+        and not (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+            or "_compiled_call_impl" in own
+        )
+    )
+
+
+_CALL = nn.Module.__call__
+
+
+def has_hooks_of_all() -> bool:
+    """Whether something runs with every module: global hooks, or another `__call__` of modules."""
+    names = nn.modules.module.__dict__
+    return bool(
+        names["_global_forward_hooks"]
+        or names["_global_forward_pre_hooks"]
+        or names["_global_backward_hooks"]
+        or names["_global_backward_pre_hooks"]
+        or nn.Module.__call__ is not _CALL
+    )

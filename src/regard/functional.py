@@ -23,7 +23,8 @@ from regard.kernels.base import Backend, Call
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
-from regard.maps.sources.call import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.call_factors import GivenFactors, Unwritten, needs_gradient, tensors_of_call
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError
 from regard.tasks import train_translation
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter, try_heads
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter

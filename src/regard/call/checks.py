@@ -16,7 +16,6 @@ from torch import Tensor
 from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.patterns import Documents
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.tensors.guards import is_compiling
 
 IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
 
@@ -49,11 +48,6 @@ def checking(enabled: bool = True) -> Iterator[None]:
         yield
     finally:
         IS_CHECKING.reset(token)
-
-
-def is_checking() -> bool:
-    """Whether the values of calls are checked here."""
-    return not is_compiling() and IS_CHECKING.get()
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:

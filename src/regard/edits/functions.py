@@ -29,6 +29,7 @@ from regard.watching.kept.factors import output_error
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.folded_heads import Folding
+from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
@@ -100,16 +101,14 @@ class ReadyCall:
     backend: str | None = None
 
 
-ArgumentReader = Callable[
-    [ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], RetentionPolicy], ReadyCall
-]
+ArgumentReader = Callable[[ThreadState, Func, Args, Kwargs, RetentionPolicy], ReadyCall]
 """Reads the arguments of a function: (thread, function, args, kwargs, policy) -> the call."""
 
 
 def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
     """The interceptor of a function: runs the call with edited weights, or unchanged without an edit."""
 
-    def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
@@ -156,13 +155,7 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
     return made
 
 
-def _ready_sdpa(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
-) -> ReadyCall:
+def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
     query, key, value = as_autocast(given.query, given.key, given.value)
     value = one_rank(query, value, given.enable_gqa)[1]
@@ -215,11 +208,7 @@ def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
 
 
 def _ready_multi_head(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
+    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy
 ) -> ReadyCall:
     given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
@@ -251,13 +240,7 @@ def _ready_multi_head(
     return ReadyCall(call, values, vectors, layer.how, output, key, crosses=given["key"] is not given["query"])
 
 
-def _ready_attention(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
-) -> ReadyCall:
+def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
     settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")

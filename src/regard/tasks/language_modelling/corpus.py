@@ -18,7 +18,8 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.lines import Reader, read_lines
 from regard.tasks.text.running_text import TextStore, pieces
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 
 MOST_VALID_BYTES = 10_000_000
 """The most text split off for validation: enough for three digits of the loss."""

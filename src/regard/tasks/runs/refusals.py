@@ -8,7 +8,8 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.lines import why_not_read
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:

@@ -20,7 +20,8 @@ from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches

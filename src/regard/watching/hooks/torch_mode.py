@@ -9,6 +9,7 @@ from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 from regard.watching.hooks.observers import FUNCTIONS, of_operator
 from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.traced_calls import observe_traced
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
@@ -29,9 +30,7 @@ class FunctionMode(TorchFunctionMode):
         self._thread = thread
         self._compiled = thread.compiled
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if is_compiling():
             result = func(*args, **(kwargs or {}))
             if func is flex_attention_operator:

@@ -12,7 +12,7 @@ from regard.call.masks.basic import Causal
 from regard.call.shapes import Sizes
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
-from regard.maps.sources.call import GivenFactors
+from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.row_shift import RowShift
 from regard.tensors.guards import is_autocasting, is_inference, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped

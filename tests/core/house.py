@@ -1,10 +1,12 @@
 """What can be said of a tree of source files without running them: who imports whom, who reads whose private names."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
+from types import FunctionType
 from typing import NamedTuple
 
 Graph = Mapping[str, frozenset[str]]
@@ -278,36 +280,23 @@ def named_twice(found: Iterable[Definition]) -> list[str]:
     return [f"{name}: {', '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
 
 
-def undocumented(files: Mapping[str, ast.Module]) -> list[str]:
-    """The public methods of public classes that have no docstring and override no method of the package with one."""
-    classes = {node.name: node for tree in files.values() for node in tree.body if isinstance(node, ast.ClassDef)}
-    return [
-        f"{file}: {name}.{method.name}"
-        for file, tree in files.items()
-        for name in (node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
-        for method in classes[name].body
-        if isinstance(method, ast.FunctionDef) and method.name[0] != "_"
-        if not any(method.name in _documented(base) for base in _lineage(name, classes))
-    ]
+def undocumented(owners: Iterable[type], package: str) -> list[str]:
+    """The public methods and properties of classes, and of their bases in the package, that document nothing.
 
-
-def _lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """A class and the package's classes that it descends from: its names mean one class each (`named_twice`)."""
-    if name in classes:
-        yield classes[name]
-        for base in classes[name].bases:
-            named = base.value if isinstance(base, ast.Subscript) else base
-            yield from _lineage(named.attr if isinstance(named, ast.Attribute) else ast.unparse(named), classes)
-
-
-def _documented(owner: ast.ClassDef) -> set[str]:
-    """Methods with a docstring, and attributes with a text below them."""
-    methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)}
-    for node, below in pairwise(owner.body):
-        match node, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str())):
-                methods.add(name)
-    return methods
+    A method that overrides a documented one inherits its docstring, as `help` shows it.
+    """
+    return sorted(
+        {
+            f"{base.__module__}: {base.__qualname__}.{name}"
+            for owner in owners
+            for base in owner.__mro__
+            if base.__module__.partition(".")[0] == package
+            for name, value in vars(base).items()
+            if not name.startswith("_")
+            if isinstance(value, FunctionType | property | cached_property | classmethod | staticmethod)
+            if not inspect.getdoc(getattr(base, name)) and not inspect.getdoc(getattr(owner, name))
+        }
+    )
 
 
 def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:

@@ -27,6 +27,7 @@ class Packed:
 
     @property
     def positions(self) -> Int[Tensor, " total"]:
+        """The position of each token in its own document."""
         starts = self.offsets[:-1].repeat_interleave(self.offsets.diff())
         return torch.arange(len(self.values), device=self.values.device) - starts
 

@@ -145,6 +145,7 @@ class Enabled:
                 _set([(config, DENSE[name] if _is_generating(self.model) else name)])
 
     def disable(self) -> None:
+        """Give every part its old implementation again."""
         for hook in self._hooks:
             hook.remove()
         _set(self._before)

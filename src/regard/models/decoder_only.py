@@ -99,10 +99,12 @@ class DecoderOnly(OneStack):
         return DecoderOnlyState(caches, source_lengths, (source_lengths, width))
 
     def step(self, state: DecoderOnlyState, tokens: Int[Tensor, " N"]) -> Step:
+        """Logits after one more token."""
         caches, x = self._extend(tokens[:, None], state.caches, _mask(state), state.position)
         return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
 
     def reorder(self, state: DecoderOnlyState, index: Int[Tensor, " N"]) -> DecoderOnlyState:
+        """The state of the sequences `index`, in that order."""
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         if state.seen is None:
             return replace(state, caches=caches)

@@ -55,10 +55,12 @@ class Ensemble(nn.Module):
 
     @property
     def output(self) -> nn.Linear:
+        """The output layer of the first member."""
         return cast(nn.Linear, cast(Any, self.members[0]).output)
 
     @property
     def alignment_names(self) -> list[str]:
+        """Those of the first member."""
         return next(self._models()).alignment_names
 
     def forward(
@@ -70,17 +72,21 @@ class Ensemble(nn.Module):
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
     ) -> dict[str, AttentionMap]:
+        """Every attention map of the first member."""
         return next(self._models()).attend(source, source_lengths, target_input)
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> tuple[Any, ...]:
+        """The states of all members before the first step."""
         return tuple(member.start(source, source_lengths) for member in self._models())
 
     def step(self, state: tuple[Any, ...], tokens: Int[Tensor, " N"]) -> Step:
+        """One step of all members; the alignment is the first member's."""
         taken = [member.step(one, tokens) for member, one in zip(self._models(), state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
+        """The states of the sequences `index`."""
         return tuple(member.reorder(one, index) for member, one in zip(self._models(), state, strict=True))
 
 

@@ -213,6 +213,7 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
     def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
+        """Logits after one more token, and the attention of the step."""
         features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
@@ -237,4 +238,5 @@ class RNNSeq2Seq(nn.Module):
 
     @property
     def alignment_names(self) -> list[str]:
+        """The name of the only map."""
         return ["decoder.cross"]

@@ -195,6 +195,7 @@ class Transformer(nn.Module):
     def encode(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: RecordMap | None = None
     ) -> Float[Tensor, "B S D"]:
+        """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
         mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
         for number, layer in enumerate(self.encoder):
@@ -208,6 +209,7 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " B"],
         record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"]:
+        """Logits of each next target token, given the encoder's output."""
         return self.output(self._decoded(target_input, memory, source_lengths, record))
 
     def _decoded(
@@ -222,6 +224,7 @@ class Transformer(nn.Module):
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
     ) -> dict[str, AttentionMap]:
+        """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
         memory = self.encode(source, source_lengths, maps.__setitem__)
         self.decode(target_input, memory, source_lengths, maps.__setitem__)

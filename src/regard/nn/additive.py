@@ -104,6 +104,7 @@ class AdditiveAttention(nn.Module):
         return self.attend(query, projected, value, mask=mask, backend=backend, return_weights=return_weights)
 
     def project(self, key: Float[Tensor, "*batch S key_dim"]) -> Float[Tensor, "*batch S A"]:
+        """W_k k, for one or many calls of `attend`."""
         require_dense(key, "the key")
         if key.shape[-1] != self.key_weight.shape[1]:
             raise ShapeError(f"the key must be {self.key_weight.shape[1]} wide, got {key.shape[-1]}")

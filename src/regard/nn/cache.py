@@ -28,14 +28,17 @@ class KeyValue:
 
     @classmethod
     def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
+        """Keys and values without free room."""
         return cls(key, value, key.shape[-2])
 
     @property
     def key(self) -> Float[Tensor, "*batch G S D"]:
+        """The filled part of the keys, a view."""
         return _first(self.key_buffer, self.length)
 
     @property
     def value(self) -> Float[Tensor, "*batch G S D"]:
+        """The filled part of the values, a view."""
         return _first(self.value_buffer, self.length)
 
     def append(self, new: "KeyValue") -> "KeyValue":

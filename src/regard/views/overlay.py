@@ -60,6 +60,7 @@ class PatchGrid(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """All tokens."""
         return self.extra + self.rows * self.columns
 
 

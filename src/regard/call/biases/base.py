@@ -39,6 +39,7 @@ class Bias(ABC):
         """
 
     def learned(self) -> tuple[Tensor, ...]:
+        """The tensors that take a gradient."""
         return ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> "Bias":

@@ -65,6 +65,7 @@ class Rotary:
 
     @property
     def rotated(self) -> int:
+        """R: the number of dimensions that are turned."""
         return int(self.dim * self.fraction)
 
     def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:

@@ -40,6 +40,7 @@ class Score(ABC):
 
     @property
     def is_declared(self) -> bool:
+        """Whether `learned` names every tensor through which `block` takes a gradient."""
         return True
 
     def learned(self) -> tuple[Tensor, ...]:

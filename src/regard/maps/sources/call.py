@@ -20,6 +20,7 @@ from regard.maps.sources.source import Part, Piece, Scratch, SoftmaxCall, Source
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
+from regard.tensors.guards import look
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -142,6 +142,7 @@ class Source(ABC):
 
     @property
     def answer_dtype(self) -> torch.dtype:
+        """The dtype in which answers are given."""
         return self.dtype
 
     @property
@@ -151,18 +152,22 @@ class Source(ABC):
 
     @property
     def leading(self) -> tuple[int, ...]:
+        """(batch..., H)."""
         return tuple(self.shape[:-2])
 
     @property
     def flat_heads(self) -> int:
+        """How many maps (T, S) it holds."""
         return math.prod(self.leading)
 
     @property
     def queries(self) -> int:
+        """T."""
         return self.shape[-2]
 
     @property
     def keys(self) -> int:
+        """S."""
         return self.shape[-1]
 
     @property
@@ -172,6 +177,7 @@ class Source(ABC):
 
     @property
     def has_signs(self) -> bool:
+        """Whether weights may be below 0."""
         return False
 
     @property
@@ -208,9 +214,11 @@ class Source(ABC):
 
     @property
     def kept(self) -> Mapping[str, Statistic]:
+        """The statistics that were kept in place of the weights, by name."""
         return {}
 
     def keeps(self, statistic: Statistic) -> bool:
+        """Whether a statistic can be answered."""
         return self.has_blocks or self.at_once(statistic) is not None
 
     def grid(self, wanted: Grid, how: str) -> Grid:

@@ -57,6 +57,7 @@ class Summarize:
         self.k, self.p, self.rows, self.columns, self.how = k, p, rows, columns, how
 
     def statistics(self, queries: int, keys: int) -> dict[str, Statistic]:
+        """The statistics by name, for the sizes of a map."""
         return by_name(
             self.names, queries, keys,
             k=min(self.k, keys), p=self.p, rows=self.rows, columns=self.columns, how=self.how,

@@ -122,9 +122,11 @@ class Grid:
         return self.rows.largest == self.columns.largest == 1
 
     def is_within(self, other: "Grid") -> bool:
+        """Whether it has no more rows and columns than another grid of the same map."""
         return self.rows.count <= other.rows.count and self.columns.count <= other.columns.count
 
     def areas(self, device: torch.device) -> Tensor:
+        """How many weights each block has: (rows, columns)."""
         return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
     def reduce(self, weights: Tensor, row: int, column: int, *, largest: bool) -> Tensor:

@@ -39,6 +39,7 @@ class Weights:
         return one in self and other in self and not torch.equal(self._theirs[one], self._theirs[other])
 
     def rename(self, ending: str, new: str) -> None:
+        """Give all names with this ending a new ending."""
         self._theirs = {
             name.removesuffix(ending) + new if name.endswith(ending) else name: tensor
             for name, tensor in self._theirs.items()
@@ -94,6 +95,7 @@ class Weights:
         return tied
 
     def drop(self, *patterns: str) -> None:
+        """Drop tensors that our model neither has nor needs: positions that are computed, other heads."""
         for name in [name for name in self._theirs if any(fnmatchcase(name, pattern) for pattern in patterns)]:
             del self._theirs[name]
 

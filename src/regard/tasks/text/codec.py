@@ -18,7 +18,8 @@ class Codec(Protocol):
     """Text to ids and back, for any tokenizer."""
 
     @property
-    def marks(self) -> Marks: ...
+    def marks(self) -> Marks:
+        """The special tokens around a text."""
 
     def __len__(self) -> int: ...
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from regard.errors import ArgumentError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.reverse import Reverse
-from regard.tasks.translation.tags import Tag
 from regard.tasks.translation.terms import Terms
+from regard.tasks.translation.translation_model import TranslationModel
 
 
 class Request(NamedTuple):
@@ -16,25 +17,60 @@ class Request(NamedTuple):
 
     source: str
     prefix: str = ""
-    tags: tuple[Tag, ...] = ()
-    """Tags that were taken out of the source, to be put back into its translation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TranslationOptions:
-    """How to translate; the fields are explained with `Translator.translate`."""
+    """How to translate, as an object that the stages of a `Translator` share."""
 
     beam: Beam = Beam()
+    """How wide the search is, how many translations of each sentence come out, and which lengths it favours."""
     alignments: AlignmentOf | None = None
+    """Which attention the candidates report as their alignment, as `AlignmentOf(layer=-1)`; None reports none. The
+    fields below that need an alignment take this one, or the translator's `alignment`."""
     copy_unknown: bool = False
+    """Whether each token that stands for a word outside the vocabulary is printed as the word of the source that it
+    attends to most."""
     vocabulary: Vocabulary | None = None
+    """The tokens that translations may contain; see `Translator.vocabulary`."""
     max_length: int | None = None
+    """The most tokens of a sentence, its end mark counted; None means as many as the longest had in training. The model
+    saw no longer ones, and a search takes a time that grows with their square."""
     confidence: bool = False
+    """Whether candidates say how sure the model was of each token, and which words were left untranslated."""
     keep_tags: bool = False
+    """Whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put back into its
+    translations where the alignment says that they belong."""
     terms: Terms | None = None
+    """Terms and their translations: where a source has such a term, its translation has the given one, once for each
+    time and where the alignment says that it is translated."""
     reverse: Reverse | None = None
+    """A translator of the other direction, which has a say in which of the beam's hypotheses is best."""
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether tokens are labelled: asked for, or needed for alignments or confidence."""
+        return self.labels or self.alignments is not None or self.confidence
+
+    def check(self, model: TranslationModel) -> None:
+        """Check that a model can do what is asked.
+
+        Raises:
+            ArgumentError: it has no such layer or head, there is nothing to copy, or options do not go together.
+        """
+        if self.alignments is not None:
+            self.alignments.chosen(model.model.alignment_names)
+        if self.copy_unknown and model.target_tokenizer.unknown_id is None:
+            raise ArgumentError(
+                "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
+                "leave out copy_unknown"
+            )
+        if self.reverse is not None and self.beam.size == 1:
+            raise ArgumentError("a reverse translator chooses among hypotheses: give a beam of 2 at least, got 1")
+        if self.terms is not None and self.vocabulary is not None:
+            raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values that JSON can hold."""

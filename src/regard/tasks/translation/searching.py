@@ -86,4 +86,5 @@ class Search:
 
 def _whole_words(begun: Sequence[Begun], kinds: TokenKinds) -> WholeWords:
     rules = [one.rule or WordRule(False, [], []) for one in begun]
-    return WholeWords([len(one.prefix) for one in begun], *map(list, zip(*rules, strict=True)), *kinds)
+    is_word, banned, avoided = map(list, zip(*rules, strict=True))
+    return WholeWords([len(one.prefix) for one in begun], is_word, banned, avoided, *kinds)

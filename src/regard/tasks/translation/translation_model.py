@@ -69,8 +69,9 @@ class TranslationModel:
 
     def collate(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
         """One batch of pairs of token lists, with the marks of the tokenizers, on the model's device."""
-        marks = {"source_marks": self.source_tokenizer.marks, "target_marks": self.target_tokenizer.marks}
-        return Batch(*(part.to(self.device) for part in collate(sources, targets, **marks)))
+        marks = self.source_tokenizer.marks, self.target_tokenizer.marks
+        batch = collate(sources, targets, source_marks=marks[0], target_marks=marks[1])
+        return Batch(*(part.to(self.device) for part in batch))
 
     def problem(
         self,

@@ -1,4 +1,4 @@
-"""Edits that add to scores: a bias for keys, and the factor whose logarithm is one."""
+"""Edits that add to scores: a bias of keys, or the logarithm of a factor."""
 
 import math
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class AddBias(Edit):
 
     Args:
         bias: a number, a tensor (n,) with one for each chosen key, or (h, n) with one for each chosen head and key.
-        keys: which keys, counted from the first of the whole sequence, also in the steps of a generation. A number or
-            indices (negative ones count from the newest key), a slice (which takes those that exist), a bool tensor
-            (S,), or (B, S) for each row of the batch. None for all.
-        queries: which queries, counted in the same way; None for all.
-        heads: which heads, as the maps of a watch number them; None for all.
-        batch: which rows of the batch; None for all.
+        keys: a number or indices (negative ones count from the newest key), a slice (cropped to existing keys), a bool
+            tensor (S,), or (B, S) for each row of the batch. Counted from the first key of the whole sequence, also in
+            a generation. None for all.
+        queries: counted in the same way; None for all.
+        heads: numbered as in the maps of a watch; None for all.
+        batch: rows of the batch; None for all.
 
     Raises:
         ArgumentError: a number is not finite, or something cannot choose positions.
@@ -65,15 +65,15 @@ class AddBias(Edit):
 class Reweight(Edit):
     r"""Multiply the weights of chosen keys by a factor, each row scaled so it keeps its sum.
 
-    $P'_{ij} = a_j P_{ij} / \sum_l a_l P_{il}$, which is a bias of $\log a$: it runs in the fused kernel. The factor 0
-    is a `Knockout` of these keys, 1 changes nothing. PASTA multiplies the other tokens by 0.01, which is the same as
-    multiplying those that are to be stressed by 100.
+    $P'_{ij} = a_j P_{ij} / \sum_l a_l P_{il}$, a bias of $\log a$: it runs in the fused kernel. The factor 0 is a
+    `Knockout` of these keys, 1 changes nothing. PASTA multiplies the other tokens by 0.01, which equals a factor of 100
+    for the stressed tokens.
 
     Args:
-        keys: which keys, as in `AddBias`.
+        keys: as in `AddBias`.
         factor: a number of at least 0, a tensor (n,) above 0 with one for each chosen key, or (h, n) with one for each
             chosen head and key.
-        queries: which queries, heads and rows of the batch, as in `AddBias`.
+        queries: as in `AddBias`.
         heads: see `AddBias`.
         batch: see `AddBias`.
 
@@ -125,7 +125,7 @@ class Reweight(Edit):
 
 
 def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, what: str) -> Bias | None:
-    """The bias for the pairs an edit chooses, or None if the call has none of them."""
+    """The bias of the chosen pairs, or None if the call has none of them."""
     queries = at.chosen(edit.queries, "query")
     numbers = of_keys(value, at, edit.keys, edit.heads, edit.batch, what)
     if numbers is None or (queries is not None and not len(queries.local)):

@@ -25,16 +25,12 @@ class Edit(ABC):
 
     @property
     def needs_positions(self) -> bool:
-        """Whether the edit asks at which positions the queries and keys of a call are."""
+        """True if the edit depends on the positions of a call's queries and keys."""
         return True
 
 
 def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = None) -> None:
-    """Check that a number, or each number of a tensor, is finite and not below `least`.
-
-    Raises:
-        ArgumentError: it is not; or it is neither a number nor a tensor of floating point.
-    """
+    """Check that every value is finite and at least `least`; raises ArgumentError otherwise."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise ArgumentError(f"{what} is a number or a tensor of floating point, got a tensor of {value.dtype}")
@@ -52,14 +48,14 @@ def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = 
 
 
 def is_all(value: float | Tensor, number: float) -> bool:
-    """Whether a value is a number throughout, and not a tensor that takes a gradient."""
+    """True if every value equals `number`, and none takes a gradient."""
     if isinstance(value, Tensor):
         return not value.requires_grad and bool((value == number).all())
     return value == number
 
 
 def indicator(chosen: Chosen1D | None, length: int, device: torch.device) -> Tensor | None:
-    """Which of `length` places are chosen, bool; None for all."""
+    """The chosen ones of `length` positions, bool; None for all."""
     if chosen is None:
         return None
     found = torch.zeros(length, dtype=torch.bool, device=device)
@@ -70,7 +66,7 @@ def indicator(chosen: Chosen1D | None, length: int, device: torch.device) -> Ten
 def of_keys(
     value: float | Tensor, at: CallPlace, keys: Positions, heads: Positions, batch: Positions, what: str
 ) -> Tensor | None:
-    """A tensor of values at chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S).
+    """Values at the chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S).
 
     Args:
         value: a number, one for each chosen key (n,), or one for each chosen head and key (h, n).
@@ -123,14 +119,14 @@ def of_keys(
 
 
 def _of_rows(keys: Tensor, at: CallPlace) -> Tensor:
-    """Which keys of the call are chosen for each row of the batch, bool (B or 1, S)."""
+    """The chosen keys of the call for each row of the batch, bool (B or 1, S)."""
     batch, end = at.sizes.flat_batch, at.keys.stop
     if len(keys) not in (1, batch) or (keys.shape[1] > end and bool(keys[:, end:].any())):
         raise ShapeError(
             f"{at}: bool keys for each row of the batch are ({batch} or 1, at most {end} so far), got "
             f"{tuple(keys.shape)}"
         )
-    # Keys that came after those the tensor knows are not chosen.
+    # Keys newer than the tensor are not chosen.
     last = at.first_key + at.sizes.keys
     keys = torch.nn.functional.pad(keys.to(at.device), (0, max(0, last - keys.shape[1])))
     return keys[:, at.first_key : last]

@@ -1,4 +1,4 @@
-"""Where a call stands: its sizes, and at which positions of the whole sequence its queries and keys are."""
+"""The sizes of a call, and the positions of its queries and keys in the whole sequence."""
 
 import operator
 from collections.abc import Iterable
@@ -16,7 +16,6 @@ Positions = int | slice | range | Iterable[int] | Tensor | None
 
 
 AXES_SAID = {"query": "query", "key": "key", "head": "head", "batch": "row of the batch"}
-"""The names of the axes in messages."""
 
 
 class Chosen1D(NamedTuple):
@@ -25,17 +24,16 @@ class Chosen1D(NamedTuple):
     local: Tensor
     """Their indices in the call (n,)."""
     among: Tensor
-    """For each of them, which of all the chosen positions it is (n,): the others are no longer, or not here."""
+    """The index of each among all the chosen positions (n,): the call may lack some."""
     total: int
     """How many positions were chosen in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Where a call stands."""
+    """The sizes and positions of a call."""
 
     name: str
-    """The path of the module."""
     number: int
     """The number of the call among those of its module."""
     sizes: Sizes
@@ -45,11 +43,11 @@ class CallPlace:
     first_query: int = 0
     """The position of its first query."""
     first_key: int = 0
-    """The position of its first key: of a cache that has let keys go, more than 0."""
+    """The position of its first key: above 0 for a cache with dropped keys."""
     filled: int | None = None
     """How many keys there are before the empty places of a buffer; None for all."""
     heads_unknown: str = ""
-    """Why it is not known which rows of the batch are which heads; empty if it is known."""
+    """Why batch rows and heads are not separable; empty if they are."""
 
     @property
     def queries(self) -> range:
@@ -66,12 +64,8 @@ class CallPlace:
         return f"{self.name or 'the model itself'!r}{call}"
 
     def chosen(self, index: Positions, axis: str) -> Chosen1D | None:
-        """The chosen positions along an axis ("query", "key", "head" or "batch") that the call has; None for all.
-
-        Raises:
-            ArgumentError: a position is beyond the last, or named twice.
-            ShapeError: a tensor is neither of integers nor of bools for these positions.
-        """
+        """The chosen positions along an axis ("query", "key", "head" or "batch") within the call; None for all. Raises
+        ArgumentError beyond the last position or for repetition, ShapeError for tensors of other dtypes or sizes."""
         if index is None:
             return None
         if axis in ("head", "batch") and self.heads_unknown:

@@ -1,4 +1,4 @@
-"""A run of a model with edits, which `regard.edit` makes."""
+"""A run of a model with edits, made by `regard.edit`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,11 +43,7 @@ class EditsOfName:
 
     @classmethod
     def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
-        """Check a name and its edits.
-
-        Raises:
-            ArgumentError: no module has the name, or something is no edit.
-        """
+        """Check a name and its edits; raises ArgumentError for an unknown module, or anything but an edit."""
         path, call = name if isinstance(name, tuple) and len(name) == 2 else (name, None)
         if not isinstance(path, str) or isinstance(call, bool) or not (call is None or isinstance(call, int)):
             raise ArgumentError(f"edits are named by a path, or by (path, number of the call); got {name!r}")
@@ -81,7 +77,7 @@ class EditRun(Interceptor):
         self._ran: Counter[str] = Counter()
         self._sequences = Sequences()
         self._queries: dict[CallSequence, int] = {}
-        """How many queries each sequence of calls of cross-attention has asked."""
+        """The number of queries so far in each sequence of calls of cross-attention."""
         self._places: dict[str, CallPlace] = {}
         """Where the latest call of each module stood."""
         self._lock = RLock()
@@ -89,11 +85,7 @@ class EditRun(Interceptor):
 
     @classmethod
     def of(cls, model: nn.Module, edits: Mapping[Any, Edit | Sequence[Edit]]) -> "EditRun":
-        """The run of a model with edits, as `regard.edit` takes them.
-
-        Raises:
-            ArgumentError: see `regard.edit`.
-        """
+        """The run of a model with edits, with the arguments and errors of `regard.edit`."""
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(edits, Mapping):
@@ -172,7 +164,7 @@ class EditRun(Interceptor):
         return self._policy
 
     def _found(self, at: CallPlace, evidence: Evidence, when: Moment, *, crosses: bool) -> CallPlace:
-        """The same place with the positions of its queries and keys, which the keys tell, as they tell a watch."""
+        """The same place with the positions of its queries and keys, found from the keys."""
         known = self._places.get(at.name)
         if known is not None and known.number == at.number:
             return known
@@ -196,7 +188,7 @@ class EditRun(Interceptor):
                 if state is not None and made.hides_keys:
                     self._no_key.setdefault(at.name, []).append((state.detach() == -float("inf")).sum())
 
-    # -- calls beside the edited ones --------------------------------------------------------------------
+    # -- calls outside the edits -------------------------------------------------------------------------
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         if path is None or call.is_editable or path not in self._wanted or self.refusal is not None:
@@ -214,7 +206,7 @@ class EditRun(Interceptor):
     # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
-        """Report which calls ran edited and how, and which could not be edited; print it."""
+        """Report the plans of edited calls, and the calls out of reach; print it."""
         with self._lock:
             return EditReport(
                 type(self.modules[""]).__name__,
@@ -241,7 +233,6 @@ class EditRun(Interceptor):
         return f"{ran[0]!r} ran, but {SILENT}" if ran else "it did not run, or it does not attend"
 
     def _silent(self) -> list[str]:
-        """Named modules that look like attention and ran, without a call in them, around them or inside them."""
         known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
         return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
 
@@ -254,4 +245,4 @@ def _are_related(one: str, other: str) -> bool:
 
 
 SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"
-"""The reason for modules in which no call was seen."""
+"""The reason for modules without calls."""

@@ -18,14 +18,13 @@ from regard.maps.sources.source import Source
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replaced:
-    """Heads that attend with other weights."""
+    """Heads with replaced weights."""
 
     weights: Source
     """Those of (B, n) flat_heads, n heads in the order of `heads`."""
     heads: Tensor
-    """Which heads (n,)."""
     where: Tensor
-    """In which rows: bool (B or 1, n, T or 1)."""
+    """The rows: bool (B or 1, n, T or 1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +36,11 @@ class EditedWeights:
     factor: Tensor | None = None
     """The factor of the weights, (B or 1, H or 1, T or 1); None for 1."""
     replaced: tuple[Replaced, ...] = ()
-    """Heads that attend with other weights; the later ones hold where two name one row."""
+    """Heads with replaced weights; the last one wins for a row."""
     words: tuple[str, ...] = ()
     """One phrase for each edit, for the report."""
     hides_keys: bool = False
-    """Whether an edit has hidden keys, so a row may have none left."""
+    """True if an edit has hidden keys: rows may be empty."""
 
     def masked(self, mask: Mask, word: str) -> "EditedWeights":
         """The weights of the pairs a bound mask allows; each row keeps its sum, unless no key is left to it."""
@@ -66,7 +65,7 @@ class EditedWeights:
         """The weights with other ones in some heads and rows."""
         return replace(self, replaced=(*self.replaced, replaced), words=(*self.words, word))
 
-    # -- weights that replaced others --------------------------------------------------------------------
+    # -- replaced weights --------------------------------------------------------------------------------
 
     def _rendered(self, mask: Mask) -> Tensor:
         sizes, device = self.call.sizes, self.call.query.device
@@ -92,7 +91,7 @@ class EditedWeights:
         return replace(one, weights=ScaledSource(one.weights, self._of_flat_heads(one, chosen[..., None])))
 
     def _of_flat_heads(self, one: Replaced, tensor: Tensor) -> Tensor:
-        """A tensor (B or 1, n or 1, t, s) with one row for each flat_head of the replaced heads."""
+        """A tensor (B or 1, n or 1, t, s) with one row per flat head of the replaced heads."""
         lead = (self.call.sizes.flat_batch, len(one.heads))
         return tensor.expand(*lead, *tensor.shape[2:]).flatten(0, 1).to(one.weights.dtype)
 
@@ -117,7 +116,6 @@ class EditedWeights:
         return EditedCall(output, final, weights, f"{chosen.name}: {', '.join(self.words)}", self.hides_keys)
 
     def _put(self, output: Tensor, one: Replaced, values: Tensor) -> Tensor:
-        """The output with that of the replaced heads in its rows."""
         group = self.call.group
         own = values[:, one.heads // group] if group > 1 or len(one.heads) < values.shape[1] else values[:, one.heads]
         made = (AttentionMap(one.weights) @ own.to(one.weights.dtype)).to(output.dtype)
@@ -125,7 +123,6 @@ class EditedWeights:
         return output.index_copy(1, one.heads, made)
 
     def _joined(self, source: Source, one: Replaced) -> Source:
-        """The weights of all heads, with those of the replaced heads in their rows."""
         sizes, device = self.call.sizes, one.heads.device
         batch, heads = sizes.flat_batch, sizes.heads
         place = torch.zeros(heads, dtype=torch.long, device=device)
@@ -147,10 +144,10 @@ class EditedCall:
     output: Tensor
     """(batch..., H, T, E)"""
     weights: AttentionMap
-    """The weights that multiplied the values."""
+    """The weights before the product with the values."""
     softmax: AttentionMap
     """The weights before heads were scaled or replaced, under the masks and biases of the edits."""
     plan: str
-    """The backend that ran, and the edits' phrases."""
+    """The backend of the call, and the edits' phrases."""
     hides_keys: bool
-    """Whether an edit has hidden keys, so a row may have none left."""
+    """True if an edit has hidden keys: rows may be empty."""

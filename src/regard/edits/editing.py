@@ -17,20 +17,19 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
             outputs = model.generate(**inputs)
         print(run.report())
 
-    Nothing of the model is changed, so nothing has to be restored, even after an exception. A call no edit changes
-    has the same bits as without. A watch, inside the block or around it, sees the edited weights. Gradients flow
-    through the edits: a tensor in an edit can be learned. Edits hold in the thread that entered the block; inside
-    another thread, `with run.attach():` adds one.
+    The model stays unchanged, so nothing has to be restored, even after an exception. A call without an edit keeps its
+    bits. A watch, inside the block or around it, sees the edited weights. Gradients flow through the edits: a tensor in
+    an edit can be learned. Edits hold in the thread of the block; in another thread, `with run.attach():` adds one.
 
     Args:
-        model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers
-            made of it, or `regard.attention`. The layers of torch do not run fused as a whole where they are edited.
-        edits: an edit, or a list of them, for each name, as `regard.watch` takes them: a path means the module and all
-            inside it, `*` is a wildcard, and ("path", 2) is the third call of a module alone. Edits of one module are
-            applied in the order given.
+        model: any module on `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers made of it, or
+            `regard.attention`. Edited layers of torch do not run fused as a whole.
+        edits: an edit, or a list of them, by name, as for `regard.watch`: a path means the module and all inside it,
+            `*` is a wildcard, and ("path", 2) is the third call of a module alone. Edits of one module are applied in
+            order.
 
     Returns:
-        The run: `report()` says which calls ran edited, and how.
+        The run: `report()` gives the plans of the edited calls.
 
     Raises:
         ArgumentError: no module has a name; something is no edit; or a named module cannot be edited (compiled,

@@ -46,8 +46,8 @@ class CallEdits:
     policy: RetentionPolicy
     """It reads the masks of the model, each once."""
     placed: Callable[[Call, Tensor, bool, str], CallPlace]
-    """Where a call stands, from the call, the keys as the model gave them, whether these are known to be of another
-    sequence, and why heads are not known (empty if they are)."""
+    """The place of a call, from the call, its keys as the model gave them, a flag for keys of another sequence, and the
+    reason for unknown heads (empty otherwise)."""
     ran: Callable[[CallPlace, EditedCall | None], None]
     """Called with the result of the call, or None if the edits changed nothing."""
 
@@ -88,18 +88,16 @@ class ReadyCall:
 
     call: Call
     values: Tensor
-    """The canonical values."""
     vectors: Vectors
     """Queries, keys and values with their heads, as the watches get them."""
     how: str
     output: Callable[[EditedCall], Any]
     """Turns an edited call into the function's return value."""
     key: Tensor
-    """The keys as the model gave them."""
     crosses: bool = False
-    """Whether the keys are known to be of another sequence."""
+    """True if the keys belong to another sequence."""
     heads_unknown: str = ""
-    """Why heads and batch rows cannot be told apart; empty if they can."""
+    """Why heads and batch rows are not separable; empty if they are."""
     backend: str | None = None
 
 
@@ -110,7 +108,7 @@ ArgumentReader = Callable[
 
 
 def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
-    """The interceptor of a function: it runs the call with the edits' weights, or as it is if no edit changes it."""
+    """The interceptor of a function: runs the call with edited weights, or unchanged without an edit."""
 
     def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
@@ -131,7 +129,7 @@ Changing = list[tuple[CallEdits, CallPlace]]
 
 
 def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
-    """The weights the edits leave, and the runs that change them, from the outermost `with` inwards."""
+    """The edited weights, and the runs that change them, from the outermost `with` inwards."""
     if peek_interpreter_stack() is not None:
         raise ArgumentError(
             "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
@@ -150,7 +148,7 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
 
 
 def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing: Changing) -> EditedCall:
-    """Run the edited call, and hand it to the watches."""
+    """Run the edited call, and notify the watches."""
     with without_autocast(ready.vectors[0]):
         made = weights.run(ready.values, ready.vectors[2], ready.backend)
     for one, at in changing:
@@ -188,7 +186,7 @@ def _ready_sdpa(
 
 
 def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with the same heads: transformers repeats both under a mask, and `key` has that undone."""
+    """Keys and values with equal heads: transformers repeats both under a mask, and `key` has that undone."""
     if key.dim() < 4 or key.shape[-3] == value.shape[-3] or value.shape[-3] % key.shape[-3]:
         return key, value
     group = value.shape[-3] // key.shape[-3]
@@ -203,7 +201,7 @@ def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_
     if mask is None:
         return call if also is None else replace(call, mask=also.bind(sizes, call.query.device))
     if mask.requires_grad:
-        # A learned bias, such as T5's, must not be read as a mask, which would lose its gradient.
+        # A learned bias, such as T5's, would lose its gradient if read as a mask.
         wide = mask[(None,) * (len(sizes.map_shape) - mask.dim())]
         return _with_bias(call, wide, is_causal=is_causal)
     kind = call.query.device.type
@@ -283,4 +281,3 @@ EDITABLE: Mapping[object, FunctionObserver] = {
     F.multi_head_attention_forward: _intercepted(_ready_multi_head, observe_function),
     attention: _intercepted(_ready_attention, observe_attention),
 }
-"""The functions that can be edited."""

@@ -1,4 +1,4 @@
-"""The edit that knocks out pairs of queries and keys."""
+"""The edit that masks pairs of queries and keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ Edges = Sequence[tuple[int, int]] | Callable[[Tensor, Tensor, Tensor, Tensor], T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knockout(Edit):
-    """Cut edges: the chosen queries do not attend to the chosen keys; each row is rescaled to its sum.
+    """Mask edges: the chosen queries do not attend to the chosen keys; each row is rescaled to its sum.
 
     A row without a key left is exactly 0, and so is its output; the report counts such rows.
 
     Args:
-        keys: which keys, as in `AddBias`. With `queries`, every chosen query is cut from every chosen key.
-        queries: which queries, counted from the first of the whole sequence; None for all.
-        heads: which heads; None for all.
-        batch: which rows of the batch; None for all.
+        keys: as in `AddBias`. Every chosen query loses every chosen key.
+        queries: counted from the first of the whole sequence; None for all.
+        heads: as in `AddBias`; None for all.
+        batch: rows of the batch; None for all.
         edges: in place of keys and queries: pairs (query, key), or a function (batch, head, query, key) -> bool on
-            index tensors that broadcast, as in `regard.predicate`, which is True for the edges to cut.
+            index tensors that broadcast, as in `regard.predicate`, True for masked edges.
 
     Raises:
         ArgumentError: nothing is chosen, or edges together with keys or queries; when a call runs: a position is
@@ -93,7 +93,6 @@ class Knockout(Edit):
         return KnockedOutBlock.of(rows, cut)
 
     def _edges(self, at: CallPlace) -> Mask | None:
-        """The mask without the edges; None if the call has none of them."""
         sizes, device = at.sizes, at.device
         heads = indicator(at.chosen(self.heads, "head"), sizes.heads, device)
         batch = indicator(at.chosen(self.batch, "batch"), sizes.flat_batch, device)
@@ -107,11 +106,7 @@ class Knockout(Edit):
 
 
 def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
-    """Pairs of integers.
-
-    Raises:
-        ArgumentError: they are none.
-    """
+    """Pairs of integers."""
     rows = edges.tolist() if isinstance(edges, Tensor) else edges
     try:
         pairs = tuple((query, key) for query, key in rows)  # type: ignore[attr-defined]
@@ -123,11 +118,7 @@ def _pairs(edges: object) -> tuple[tuple[int, int], ...]:
 
 
 def _existing(edges: Sequence[tuple[int, int]], at: CallPlace) -> list[tuple[int, int]]:
-    """The edges with positions from the first; negative ones counted from the end.
-
-    Raises:
-        ArgumentError: a position is outside the call.
-    """
+    """The edges with positions from the first; negative ones counted from the end."""
     found = []
     for pair in edges:
         placed = []
@@ -188,9 +179,9 @@ class KnockedOutPairs(Mask):
     """query * S + key of each (n,)."""
     keys: int
     heads: Tensor | None
-    """In which heads they are cut, bool (H); None for all."""
+    """The masked heads, bool (H); None for all."""
     batch: Tensor | None
-    """In which rows of the batch, bool (B); None for all."""
+    """The masked rows of the batch, bool (B); None for all."""
     pairs: tuple[tuple[int, int], ...]
 
     @classmethod
@@ -246,6 +237,6 @@ def _axes(heads: Tensor | None, batch: Tensor | None) -> frozenset[str]:
 
 
 def _in_flat_heads(cut: Tensor, heads: Tensor | None, batch: Tensor | None, head: Tensor, row: Tensor) -> Tensor:
-    """What is cut, in the chosen heads and rows of the batch alone."""
+    """The masked pairs, limited to the chosen heads and rows of the batch."""
     cut = cut if heads is None else cut & heads[head]
     return cut if batch is None else cut & batch[row]

@@ -1,4 +1,4 @@
-"""Refuse models and modules that cannot be edited, before anything runs."""
+"""Refuse models and modules without editable attention, before anything runs."""
 
 from collections.abc import Set
 
@@ -15,14 +15,14 @@ RUN_BY = ("sdpa", "regard")
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
-    """Refuse a model, or a named module, that cannot be edited.
+    """Refuse a model, or a named module, without editable attention.
 
     Args:
         modules: all modules of the model, by their paths.
         wanted: the named paths.
 
     Raises:
-        ArgumentError: it cannot; the message says why and how to proceed.
+        ArgumentError: the message says why and how to proceed.
     """
     refuse_compiled(modules, "edit", "edited")
     around = with_parents(wanted)
@@ -56,11 +56,7 @@ def with_parents(paths: Set[str]) -> set[str]:
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:
-    """Refuse attention transformers runs in a way that cannot be edited.
-
-    Raises:
-        ArgumentError: it does.
-    """
+    """Refuse transformers implementations out of the edits' reach."""
     config = getattr(modules[path], "config", None)
     config = config if hasattr(config, "_attn_implementation") else config_of(modules, path)
     name = getattr(config, "_attn_implementation", None)

@@ -1,4 +1,4 @@
-"""The edit that lets heads attend with other weights."""
+"""The edit that replaces the weights of heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ OtherWeights = Tensor | AttentionMap | Seen | Mapping[tuple[str, int], Attention
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplaceWeights(Edit):
-    r"""Let heads attend with other weights: $P' V$ with the values of this run.
+    r"""Replace the weights of heads: $P' V$ with the values of this run.
 
     A map is multiplied with the values lazily, so no T x S tensor is made.
 
     Args:
         weights: a tensor or an `AttentionMap` (..., T, S) of the call's own T and S, with one map for each chosen head,
-            or for every head of the module, of which the chosen ones are taken; with or without a batch. Or the maps
-            of another run: the `seen` of `regard.watch(...)`, or a mapping from (module path, number of the
-            call) to maps, from which each call takes the map of its own name and number.
-        heads: which heads get other weights, as the maps of a watch number them; None for all.
-        queries: which queries, as in `AddBias`; None for all.
-        batch: which rows of the batch; None for all.
+            or one for every head of the module; with or without a batch. Or the maps of another run: the `seen` of
+            `regard.watch(...)`, or a mapping from (module path, number of the call) to maps, from which each call takes
+            the map of its own name and number.
+        heads: as in `AddBias`; None for all.
+        queries: as in `AddBias`; None for all.
+        batch: rows of the batch; None for all.
 
     Raises:
         ArgumentError: the weights are none of these, or something cannot choose positions.
@@ -95,7 +95,6 @@ class ReplaceWeights(Edit):
         return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, where_), word)
 
     def _given(self, at: CallPlace) -> tuple[Source, str]:
-        """The weights for a call, and their name in the report."""
         given = self.weights
         if isinstance(given, Tensor):
             return given_weights(given.to(at.device, at.dtype)), "given weights"
@@ -109,11 +108,7 @@ class ReplaceWeights(Edit):
         return found.source, "the weights of another run"
 
     def _fitted(self, given: Source, heads: Tensor, at: CallPlace) -> Source:
-        """The weights of the chosen heads, for (B, n) flat_heads.
-
-        Raises:
-            ShapeError: they do not fit the call.
-        """
+        """The weights of the chosen heads, for (B, n) flat heads."""
         sizes = at.sizes
         lead, has = tuple(given.shape[:-2]), tuple(given.shape[-2:])
         heads_given = 1 if not lead or (not sizes.has_heads and len(lead) == 1) else lead[-1]

@@ -12,17 +12,17 @@ UNCHANGED = "unchanged"
 
 @dataclass(frozen=True, slots=True)
 class EditReport:
-    """Which calls ran edited, and how; `print` it."""
+    """The plans of the edited calls; `print` it."""
 
     model: str
     plans: Mapping[str, Mapping[str, int]]
-    """For each module, how many of its calls ran by which plan."""
+    """For each module, the number of its calls by plan."""
     no_key: Mapping[str, int]
     """For each module, how many rows of its edited calls had no key: their weights and outputs are 0."""
     not_reached: tuple[str, ...]
-    """The names under which an edit was given no call has reached, each with the reason."""
+    """The named paths without a call, each with the reason."""
     not_editable: tuple[tuple[str, str], ...]
-    """(module path, reason) of named modules that look like attention and could not be edited."""
+    """(module path, reason) of named modules that look like attention and have no editable call."""
 
     def __str__(self) -> str:
         lines = [f"{self.model}: edits of {count(len(self.plans), 'module')}"]

@@ -1,4 +1,4 @@
-"""The edit that scales the output of heads, or silences them."""
+"""The edit that scales or silences the output of heads."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ from regard.errors import ShapeError
 class ScaleHeads(Edit):
     r"""Multiply the output of heads by a factor, $a_h P_h V_h$; 0 silences them.
 
-    The weights of a watch are those that multiplied the values, so they are multiplied too; the softmax itself is
-    `seen.softmax(name)`.
+    A watch shows the weights before the product with the values, so its maps are scaled too; `seen.softmax(name)` is
+    the plain softmax.
 
     Args:
-        heads: which heads, as the maps of a watch number them; None for all.
+        heads: as in `AddBias`; None for all.
         factor: a number, or a tensor (h,) with one for each chosen head, which may take a gradient.
-        queries: which queries, as in `AddBias`; None for all.
-        batch: which rows of the batch; None for all.
+        queries: as in `AddBias`; None for all.
+        batch: rows of the batch; None for all.
 
     Raises:
         ArgumentError: a factor is not finite, or something cannot choose positions.

@@ -16,9 +16,9 @@ from regard.huggingface.masks import lazy_mask
 NAME = "regard"
 """The name of this implementation among those of transformers."""
 ADDED = "regard_added"
-"""The same for models that transformers runs by its eager attention only: their masks are numbers to add."""
+"""The same for models limited to eager attention: their masks are additive."""
 DENSE = {NAME: "regard_dense", ADDED: "regard_added_dense"}
-"""What returns weights as tensors, for code of transformers that asks for eager attention."""
+"""Implementations that return weights as tensors, for transformers' requests for eager attention."""
 
 
 def enable(model: nn.Module) -> "Enabled":
@@ -29,25 +29,23 @@ def enable(model: nn.Module) -> "Enabled":
         outputs.attentions[3].entropy()  # an AttentionMap; so are cross_attentions and decoder_attentions
         steps = model.generate(**inputs, output_attentions=True, return_dict_in_generate=True).attentions
 
-    The maps carry gradients, and no T x S tensor is made: masks are passed on as predicates. Logits equal those of
-    the model's own attention, except for rounding and for dropout, which draws other random bits. Here a padding
-    query has no key, so its row is 0; "eager" spreads it evenly over all keys. The maps of a generation hold the keys
-    of every step. For a long generation use `regard.watch`, which holds only the keys of the last step.
+    The maps carry gradients, and no T x S tensor is allocated: masks are passed on as predicates. Logits equal those of
+    the model's own attention, except for rounding and for dropout, which draws other random bits. A padding query has
+    no key, so its row is 0; "eager" gives it uniform weights. The maps of a generation hold the keys of every step: for
+    long generations use `regard.watch`, which holds the keys of the last step.
 
-    It holds until `disable()`. Where transformers itself asks an enabled model for eager attention (Whisper's
-    `generate` does, for `return_token_timestamps=True`), attention still runs here, and the weights are tensors then.
+    It holds until `disable()`. Where transformers asks an enabled model for eager attention (Whisper's `generate` for
+    `return_token_timestamps=True`), attention still runs here, and the weights are tensors.
 
     Args:
-        model: a `transformers.PreTrainedModel`. It is changed in place. Nothing else changes, except that transformers
-            knows these functions from then on.
+        model: a `transformers.PreTrainedModel`, changed in place. Transformers also registers these functions.
 
     Returns:
         The changes. `disable()` takes them back, and so does the end of `with regard.huggingface.enable(model):`.
 
     Raises:
-        ArgumentError: it is not a transformers model, or of a transformers that is too old; its attention is not
-            dispatched but written out (docs/families.md lists these; `regard.watch` reads them), or takes an argument
-            that is not computed here.
+        ArgumentError: not a transformers model, or too old a transformers; its attention is written out instead of
+            dispatched (docs/families.md lists these; `regard.watch` reads them), or takes an unsupported argument.
     """
     library = _library(model)
     _register(library)
@@ -55,7 +53,7 @@ def enable(model: nn.Module) -> "Enabled":
     configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
     parts[0].set_attn_implementation(NAME)
-    # A part that does not dispatch keeps its implementation, and transformers raises no error.
+    # A part without dispatch keeps its implementation, and transformers raises no error.
     left = {
         id(part.config): type(part).__name__ for part in reversed(parts) if part.config._attn_implementation != NAME
     }
@@ -100,17 +98,14 @@ def _register(library: Any) -> None:
 
 
 def _hiding_keys(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as kvpress wraps every attention that transformers knows when kvpress is imported.
-
-    Its AdaKV hides keys of single heads in there. Without this a model that is enabled later would see them all, and
-    nothing would say so.
-    """
+    """The function inside kvpress's wrapper, which kvpress puts around all functions registered at its import. Its
+    AdaKV hides keys of single heads there. A model enabled later would silently see all keys without it."""
     patch: Any = sys.modules.get("kvpress.attention_patch")
     return attend if patch is None else patch.attention_patch(attend)
 
 
 def _not_computed(part: nn.Module) -> list[str]:
-    """Arguments of a model's own eager attention, which its layers therefore pass, that `forward` does not know."""
+    """Arguments of a model's own eager attention, passed by its layers, that `forward` does not support."""
     own = getattr(sys.modules[type(part).__module__], "eager_attention_forward", None)
     given = {} if own is None else inspect.signature(own).parameters
     return [name for name in given if name not in COMPUTED]
@@ -124,19 +119,19 @@ def _nested(config: Any) -> Iterator[Any]:
 
 
 class Enabled:
-    """The changes that `enable` has made, and how to take them back."""
+    """The changes of `enable`, and their undoing."""
 
     def __init__(self, model: nn.Module, before: list[tuple[Any, str]], left: tuple[str, ...]) -> None:
         self.model, self._before = model, before
         self.left = left
-        """The classes of unchanged parts, which write their attention out themselves."""
+        """The classes of unchanged parts, whose attention is written out."""
         self._ours: list[tuple[Any, str]] = []
         self._hooks: list[RemovableHandle] = []
 
     def start(self, parts: list[Any]) -> None:
-        """Choose each part's kind of mask, and keep what was set from being undone."""
-        # Code that transformers never runs by sdpa may add its mask to the scores, pad it with zeros that mean "keep",
-        # or give none where all keys are seen.
+        """Set each part's sort of mask, and protect the settings."""
+        # Code written for eager attention alone may add its mask to the scores, pad it with zeros for "keep", or pass
+        # none where all keys are allowed.
         adding = {id(part.config) for part in parts if not part._supports_sdpa}
         ours = [config for config, _ in self._before if config._attn_implementation == NAME]
         self._ours = [(config, ADDED if id(config) in adding else NAME) for config in ours]
@@ -144,13 +139,12 @@ class Enabled:
         self._hooks = [part.register_forward_pre_hook(self._keep) for part in parts]
 
     def _keep(self, part: nn.Module, *_: object) -> None:
-        """Run attention here where transformers has asked for eager since, and return tensors while it generates."""
+        """Redirect transformers' later requests for eager attention, with tensors while it generates."""
         for config, name in self._ours:
             if config._attn_implementation in ("eager", DENSE[name]):
                 _set([(config, DENSE[name] if _is_generating(self.model) else name)])
 
     def disable(self) -> None:
-        """Give every part its old implementation again."""
         for hook in self._hooks:
             hook.remove()
         _set(self._before)
@@ -167,7 +161,7 @@ class Enabled:
 
 
 def _set(implementations: list[tuple[Any, str]]) -> None:
-    """Set the implementation of each config, and keep that of configs inside it, which transformers sets too."""
+    """Set the implementation of each config, and protect nested configs, which transformers sets too."""
     wanted = {
         id(inner): (inner, inner._attn_implementation) for config, _ in implementations for inner in _nested(config)
     }

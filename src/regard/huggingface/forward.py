@@ -36,15 +36,15 @@ def forward(
     head_mask: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
-    """Attend with the arguments that transformers' models give.
+    """`regard.attention` with the arguments of transformers' models.
 
     Args:
         module: the attention layer.
         query: (B, H, T, D).
         key: (B, G, S, D).
         value: (B, G, S, E).
-        attention_mask: a `LazyMask`, a bool tensor (True = keep) or numbers to add, each (B or 1, H or 1, T or 1, S).
-            If it is None, the layer's own `is_causal` decides; a causal mask then starts at the first key.
+        attention_mask: a `LazyMask`, a bool tensor (True = keep) or an additive mask, each (B or 1, H or 1, T or 1, S).
+            Without one, the layer's own `is_causal` decides; a causal mask then starts at the first key.
         dropout: of the weights.
         scaling: of the scores; None means 1/sqrt(D).
         is_causal: replaces the layer's own value.
@@ -52,9 +52,9 @@ def forward(
         cache: a paged cache.
         softcap: c of c tanh(s / c) (Gemma 2).
         s_aux: a sink for each head (GPT-OSS).
-        indices: the keys that an indexer has chosen for each query, (B, T, k): no others are seen (DeepSeek 3.2).
-        head_mask: numbers that the weights of each head are multiplied by (transformers 4): it has to be None.
-        others: arguments that do not change the computation.
+        indices: an indexer's keys for each query, (B, T, k): all others are masked (DeepSeek 3.2).
+        head_mask: factors for the weights of each head (transformers 4): has to be None.
+        others: arguments without influence on the result.
 
     Returns:
         The output, (B, T, H, E), and the map.
@@ -79,7 +79,7 @@ def forward(
     score: Score = ScaledDot(scaling)
     attended = attention(
         query,
-        # A static cache will be overwritten, which would change the map.
+        # A static cache is overwritten later, which would change the map.
         copied(key) if may_be_overwritten(key) and not key.requires_grad else key,
         value,
         score=score if softcap is None else SoftCapped(score, softcap),
@@ -93,8 +93,8 @@ def forward(
 
 
 COMPUTED = frozenset(inspect.signature(forward).parameters) | {"kwargs", "sliding_window", "output_attentions"}
-"""The arguments of transformers' attention functions that are computed here. A window is in the mask as well, and the
-weights are always handed back."""
+"""The supported arguments of transformers' attention functions. A window is also in the mask, and weights are always
+returned."""
 
 
 def forward_as_eager(*args: Any, **kwargs: Any) -> tuple[Tensor, AttentionMap]:
@@ -123,7 +123,6 @@ def _mask(module: nn.Module, given: Tensor | None, is_causal: bool | None, queri
 
 
 def _chosen(mask: Mask | Tensor | None, indices: Tensor | None, keys: int) -> Mask | Tensor | None:
-    """The mask, and of what it allows only the keys that an indexer has chosen."""
     if indices is None:
         return mask
     among = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)

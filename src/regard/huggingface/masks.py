@@ -1,8 +1,8 @@
 """The masks of transformers as predicates, and the tensor subclass that carries them through a model.
 
 transformers builds masks from functions of (batch, head, query, key) on absolute positions: `and_masks` of a few known
-functions. The known functions become masks of this package, which know the keys that a query can see. Any other
-function is called as it is.
+functions. These become masks of this package with known key ranges. Any other function is called unchanged.
+
 Source: transformers 5.23, masking_utils.py.
 """
 
@@ -27,8 +27,8 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class LazyMask(Tensor):
     """A mask (B, 1, T, S) without memory: a model passes it on, and attention reads the predicate.
 
-    For any other operation it acts as the tensor that it stands for: bools, True = keep, or with a floating `dtype`
-    numbers to add, 0 and the lowest of the dtype.
+    Any other operation sees its dense tensor: bools, True = keep, or with a floating `dtype` an additive mask of 0 and
+    the lowest value of the dtype.
 
     >>> mask = LazyMask(causal(0), (1, 1, 2, 2), torch.device("cpu"))
     >>> mask.shape, ~mask
@@ -40,7 +40,7 @@ class LazyMask(Tensor):
     """
 
     allowed: Mask | None
-    """None means that everything is allowed."""
+    """None allows everything."""
 
     # The result of an operation is an ordinary tensor.
     __torch_function__ = no_torch_function
@@ -67,7 +67,7 @@ class LazyMask(Tensor):
         return func(*args, **kwargs)
 
     def rendered(self) -> Tensor:
-        """The tensor that this one stands for."""
+        """The dense tensor."""
         batch, _, queries, keys = self.shape
         keep = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         if self.allowed is not None:
@@ -78,7 +78,7 @@ class LazyMask(Tensor):
         return torch.zeros_like(keep, dtype=self.dtype).masked_fill(~keep, torch.finfo(self.dtype).min)
 
     def of_tokens(self, indices: Tensor) -> Tensor:
-        """The mask of some tokens (B, K), which are queries and keys at once if there are as many of both."""
+        """The mask of a token subset (B, K): queries and keys at once if there are as many of both."""
         batch, _, queries, keys = self.shape
         inner, count = self.allowed, indices.shape[1]
         shape = (max(batch, len(indices)), 1, count, count if keys == queries else keys)
@@ -112,17 +112,17 @@ def lazy_mask(
     cache_position: Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
-    """transformers calls this to make a mask, so the arguments and their names are those of transformers.
+    """A mask function of transformers, with its argument names.
 
-    But for `is_added`: whether the model expects numbers to add, of `dtype`, and not bools. Older releases (5.2) give
-    the positions of the queries, `cache_position` (T,), in place of `q_length`, `q_offset` and `device`.
+    `is_added` selects an additive mask of `dtype` over bools. Older releases (5.2) pass the positions of the queries,
+    `cache_position` (T,), in place of `q_length`, `q_offset` and `device`.
     """
     places: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset, "device": device}
     if cache_position is not None:
         places = {"cache_position": cache_position}
         q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
     if mask_function is None or use_vmap:
-        # The function is not written for tensors of positions, so transformers makes its T x S numbers.
+        # A function without support for tensors of positions: transformers builds its T x S mask.
         masking = sys.modules["transformers.masking_utils"]
         given = {} if mask_function is None else {"mask_function": mask_function}
         dense = partial(masking.eager_mask, dtype=dtype) if is_added else masking.sdpa_mask
@@ -149,7 +149,7 @@ def _parts(function: MaskFunction) -> Sequence[MaskFunction]:
 
 
 def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask | None:
-    """The mask for one function, with queries from `start` and keys from `kv_offset`; None if it allows everything."""
+    """The mask of one function, with queries from `start` and keys from `kv_offset`; None if it allows everything."""
     offset = start - kv_offset
     match _name(function):
         case "causal_mask_function":
@@ -169,14 +169,13 @@ def _ours(function: MaskFunction, start: int, kv_offset: int, keys: int) -> Mask
 
 
 def _name(function: Any) -> str:
-    """The name of a function if it is one of transformers' own; else the empty string."""
+    """The name of transformers' own function; "" for others."""
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return ""
     return function.__qualname__
 
 
 def _closed_over(function: Any, maker: str) -> dict[str, Any]:
-    """The variables that a function made by `maker` has closed over."""
     if not _name(function).startswith(f"{maker}.<locals>."):
         return {}
     return dict(inspect.getclosurevars(function).nonlocals)

@@ -1,4 +1,4 @@
-"""The labels of an axis as they are drawn: their fonts, the room that they need, and which way each is turned."""
+"""Axis labels as drawn: fonts, space and orientation."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -29,16 +29,16 @@ class AxisLabel(NamedTuple):
     inches: float
     """Its width in one line."""
     is_stackable: bool
-    """Whether it is written from top to bottom where there is no room beside: Chinese, Japanese and Korean are."""
+    """True for Chinese, Japanese and Korean: written downwards where a horizontal label does not fit."""
 
     def turn(self, room: float) -> Turn:
-        """The way in which it stands over a column, if the columns with labels are so many inches wide."""
+        """The orientation over a column, for columns of this many inches."""
         if self.inches + APART <= room:
             return "upright"
         return "stacked" if self.is_stackable else "turned"
 
     def height(self, room: float) -> float:
-        """The inches that it takes over such a column."""
+        """Inches above such a column."""
         turn = self.turn(room)
         if turn == "stacked":
             return _STACKED_LINE * len(self.lettering.text) + 0.03
@@ -66,7 +66,7 @@ def label_step(count: int, side: float) -> int:
 
 
 def shown(labels: Sequence[AxisLabel], side: float) -> Iterator[tuple[int, AxisLabel]]:
-    """The labels for which there is room along so many inches, with their places."""
+    """The labels that fit along so many inches, with their positions."""
     return ((place, labels[place]) for place in range(0, len(labels), label_step(len(labels), side)))
 
 
@@ -76,7 +76,7 @@ def room(count: int, side: float) -> float:
 
 
 def room_above(labels: Sequence[AxisLabel], side: float) -> float:
-    """The inches that the labels of columns take over a map of that width."""
+    """Inches of the column labels over a map of that width."""
     return max(label.height(room(len(labels), side)) for _, label in shown(labels, side))
 
 

@@ -1,9 +1,9 @@
 """The directions of the characters of a text: the levels of the Unicode bidirectional algorithm.
 
 Source: Unicode Standard Annex #9 (https://www.unicode.org/reports/tr9/), the rules W1 to W7, N0 to N2, I1, I2, L1 and
-L2 for one line. The explicit controls (embeddings, overrides and isolates: X1 to X10) have no effect here: an axis
-shows the tokens that there are, so these characters are printed by their names and take no part. Libraries give the
-text as it is displayed, but not the levels, and without levels tokens of several characters cannot be ordered.
+L2 for one line. The explicit controls (embeddings, overrides and isolates: X1 to X10) have no effect here: labels print
+them by name. Libraries return the displayed text without its levels, and tokens of several characters cannot be ordered
+without levels.
 """
 
 import unicodedata
@@ -24,10 +24,10 @@ _PAIRS = {
         (0xFF5F, 0xFF60), (0xFF62, 0xFF63),
     ]
 }  # fmt: skip
-"""The characters that open a pair of brackets, and those that close it (BidiBrackets.txt)."""
+"""Opening brackets and their closing brackets (BidiBrackets.txt)."""
 _CLOSING = frozenset(_PAIRS.values())
 _OPEN_AT_MOST = 63
-"""So many brackets may be open at a time (BD16)."""
+"""The bound on open brackets (BD16)."""
 
 
 def levels(text: str, base: int) -> list[int]:
@@ -51,7 +51,7 @@ def levels(text: str, base: int) -> list[int]:
 
 
 def reordered(found: Sequence[int]) -> list[int]:
-    """What stands at each place from the left, as positions in the text (rule L2).
+    """The displayed order from the left, as positions in the text (rule L2).
 
     >>> reordered([1, 1, 1, 2, 2])
     [3, 4, 2, 1, 0]
@@ -70,7 +70,7 @@ def reordered(found: Sequence[int]) -> list[int]:
 
 
 def _class(char: str) -> str:
-    """The bidirectional class. Controls are neutral, and what is invisible follows the character before it."""
+    """The bidirectional class: neutral for controls, that of the character before for invisible characters."""
     kind = unicodedata.bidirectional(char)
     if kind in _CONTROLS:
         return "ON"
@@ -79,7 +79,7 @@ def _class(char: str) -> str:
 
 
 def _resolve_weak(types: list[str], edge: str) -> None:
-    """Numbers, what belongs to them, and marks (W1 to W7)."""
+    """W1 to W7: digits, their signs and separators, and marks."""
     for at, kind in enumerate(types):  # W1
         if kind == "NSM":
             types[at] = types[at - 1] if at else edge
@@ -107,7 +107,7 @@ def _resolve_weak(types: list[str], edge: str) -> None:
 
 
 def _resolve_brackets(text: str, original: Sequence[str], types: list[str], edge: str) -> None:
-    """Pairs of brackets take the direction of what is inside, or of what stands before them (N0)."""
+    """N0: a pair of brackets takes the direction of its content, or of the text before it."""
     for opening, closing in _bracket_pairs(text, types):
         inside = {_strong(kind) for kind in types[opening + 1 : closing]}
         if edge in inside:
@@ -125,7 +125,7 @@ def _resolve_brackets(text: str, original: Sequence[str], types: list[str], edge
 
 
 def _bracket_pairs(text: str, types: Sequence[str]) -> list[tuple[int, int]]:
-    """The positions of brackets that belong together, by the opening one (BD16)."""
+    """Positions of matching brackets, by the opening one (BD16)."""
     waiting: list[tuple[str, int]] = []
     pairs = []
     for at, char in enumerate(text):
@@ -144,12 +144,11 @@ def _bracket_pairs(text: str, types: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _canonical(bracket: str) -> str:
-    """The angle brackets of U+2329 and U+3008 are the same."""
     return unicodedata.normalize("NFC", bracket)
 
 
 def _resolve_neutral(types: list[str], edge: str) -> None:
-    """Spaces and signs take the direction of both their neighbours, or else that of the line (N1, N2)."""
+    """N1, N2: spaces and signs take the direction that both neighbours share, or else that of the line."""
     for start, stop in _runs(types, _NEUTRAL):
         before = _strong(types[start - 1]) if start else edge
         after = _strong(types[stop]) if stop < len(types) else edge
@@ -157,19 +156,19 @@ def _resolve_neutral(types: list[str], edge: str) -> None:
 
 
 def _strong(kind: str) -> str:
-    """The direction that a type has for its neighbours; "" for none. Numbers count as right to left."""
+    """The direction of a type for its neighbours, "" for neutral types. Digits count as right to left."""
     return "R" if kind in ("R", "EN", "AN") else "L" if kind == "L" else ""
 
 
 def _level(kind: str, base: int) -> int:
-    """The level of a type on a line of this level (I1, I2)."""
+    """I1, I2."""
     if base % 2 == 0:
         return base + {"L": 0, "R": 1}.get(kind, 2)
     return base + {"R": 0}.get(kind, 1)
 
 
 def _reset_spaces(original: Sequence[str], found: list[int], base: int) -> list[int]:
-    """Separators, and spaces before them or at the end, have the level of the line (L1)."""
+    """L1: separators, and spaces before them or at the end, take the level of the line."""
     trailing = True
     for at in reversed(range(len(found))):
         if original[at] in ("B", "S"):
@@ -182,7 +181,6 @@ def _reset_spaces(original: Sequence[str], found: list[int], base: int) -> list[
 
 
 def _runs(types: Sequence[str], kinds: frozenset[str]) -> Iterator[tuple[int, int]]:
-    """The stretches of types among `kinds`, as first and past the last position."""
     start = 0
     while start < len(types):
         stop = start

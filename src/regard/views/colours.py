@@ -1,9 +1,8 @@
 """The colours of every view, from nothing to the largest weight, in even steps of lightness.
 
-It is made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
-https://bottosson.github.io/posts/oklab/). Lightness falls linearly along the scale, so that equal
-steps look equally large, also in print and to a colour-blind reader. Which weight stands where on it is said by the
-scale of the view (`regard.views.scales`).
+The scale is made in OKLCH (Björn Ottosson, "A perceptual color space for image processing", 2020,
+https://bottosson.github.io/posts/oklab/). Lightness falls linearly along the scale, so that equal steps look equally
+large, also in print and to a colour-blind reader. `regard.views.scales` maps weights onto it.
 """
 
 from math import cos, pi, sin
@@ -38,7 +37,7 @@ def hex_ramp(*, dark: bool = False, steps: int = STEPS) -> list[str]:
 
 
 def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
-    """The colours of numbers from -1 to 1: orange below 0, the paper at 0, blue above.
+    """The colours of values from -1 to 1: orange below 0, the paper at 0, blue above.
 
     The two sides have the same lightness at the same distance from 0. Blue and orange stay apart under the common
     kinds of colour blindness.
@@ -106,7 +105,7 @@ def _colour(share: float, first: Colour, last: Colour) -> Colour:
 
 
 def _rgb(lightness: float, chroma: float, hue: float) -> Colour:
-    """Linear sRGB of an OKLCH colour. It lies outside 0..1 if the screen cannot show the colour."""
+    """Linear sRGB of an OKLCH colour, outside 0..1 for colours beyond the gamut."""
     a, b = chroma * cos(hue * pi / 180), chroma * sin(hue * pi / 180)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

@@ -1,4 +1,4 @@
-"""Pictures of numbers about maps and runs: margins beside an alignment, distances of heads, positions, training."""
+"""Plots about maps and runs: margins beside an alignment, head distances, positions, training."""
 
 import os
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ MARGINAL = 0.7
 PLOT = (5.2, 2.8)
 """Inches across and down of a plot of lines."""
 MOST_PAIRED = 256
-"""The most queries and keys of an alignment with margins, which is not pooled."""
+"""The most queries and keys of an alignment with margins: it is never pooled."""
 
 
 def alignment(
@@ -49,16 +49,17 @@ def alignment(
     scale: str | ColourScale = "sqrt",
     theme: Theme = LIGHT,
 ) -> "Figure":
-    r"""Draw one map with two margins: what each key received below it, and the entropy of each query beside it.
+    r"""Draw one map with two margins: the received weight of each key below it, and the entropy of each query beside
+    it.
 
-    A key that received nothing was not translated; a query of high entropy looked nowhere in particular.
+    A key without weight was not translated; a query of high entropy attends to nothing in particular.
 
     Args:
         weights: (T, S), an `AttentionMap`, a tensor or an array of weights from 0 up; T and S are at most 256.
         rows: T labels.
         columns: S labels.
         title: printed above.
-        scale: which colour a weight gets, as in `heatmap`.
+        scale: the colour of a weight, as in `heatmap`.
         theme: `LIGHT` or `DARK`.
 
     Returns:
@@ -104,7 +105,6 @@ def alignment(
 
 
 def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -> None:
-    """Bars that stand at the cells of the map beside which they are."""
     places, colour = np.arange(len(numbers)), theme.accents[0]
     (ax.barh if is_flat else ax.bar)(places, numbers, 0.8, color=colour, linewidth=0)
     plain(ax, theme)
@@ -125,7 +125,7 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Fig
     r"""Draw how far each head looks: the mean of $\sum_j P_{ij} |i - j|$ over the queries, layer by layer.
 
     Args:
-        maps: what `regard.watch` saw, or maps (batch..., H, T, S).
+        maps: the recording of `regard.watch`, or maps (batch..., H, T, S).
         title: printed above.
         theme: `LIGHT` or `DARK`.
 
@@ -167,7 +167,7 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Fig
 
 
 def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
-    """Draw a table of positions: its numbers, and how similar the vectors of any two positions are.
+    """Draw a table of positions: its values, and the cosine similarity of any two positions.
 
     Args:
         table: (T, D), one vector a position, such as `model.embed_positions.weight`, or `rotary` angles.
@@ -211,7 +211,6 @@ def position_table(table: Tensor, *, title: str = "", theme: Theme = LIGHT) -> "
 
 
 def _side_bar(ax: "Axes", theme: Theme) -> None:
-    """A bar at the right of a map with limits of its own."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     across, place = figure.get_size_inches()[0], ax.get_position()
@@ -285,7 +284,7 @@ def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
                 numbers.append(float(event["loss"]))
         except (DataError, ValueError, TypeError, KeyError) as error:
             if number == len(lines):
-                break  # A run that is written to at this moment ends in half a line.
+                break  # The last line of a running run may be incomplete.
             raise RunFolderError(f"{path}, line {number}: no event of a training ({error})") from None
     if not found["train"][0] and not found["valid"][0]:
         raise RunFolderError(f"{path} holds no loss: the run has not come to its first step")
@@ -293,7 +292,7 @@ def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def _plot(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
-    """A figure with one plot, and the characters of the title that no font has."""
+    """A figure with one plot, and the characters of the title without a font."""
     top = MARGIN + (0.35 if title else 0.0)
     wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
     figure, (ax,) = new_figure(Box(0, 0, wide, top + PLOT[1] + 0.5), [Box(0.7, top, *PLOT)], theme)

@@ -1,7 +1,5 @@
-"""From weights to what is drawn of them: the numbers in their order of reading, their scale, and their labels.
-
-This is the part of a heatmap that needs no axes. `heatmap` and `heatmap_grid` share it.
-"""
+"""Drawable maps: values in reading order, their scale and their labels. The part of a heatmap without axes. `heatmap`
+and `heatmap_grid` share it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Colouring:
 
     scale: ColourScale
     limits: Limits | None
-    """The limits that the caller gave; None for those of the data."""
+    """The caller's limits; None for those of the data."""
     without_sink: bool
     theme: Theme
     colour_map: "str | Colormap | None"
@@ -47,24 +45,20 @@ class Colouring:
     def chosen(
         cls, scale: str | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
-        """The look that the arguments of a view ask for.
-
-        Raises:
-            ArgumentError: one of them is out of its range.
-        """
+        """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
 
 class Drawn(NamedTuple):
-    """One map, ready to draw; columns stand in the order of reading, from the left."""
+    """One map, ready to draw, with columns in reading order from the left."""
 
     values: Numbers
-    """The numbers that get colours, (rows, columns)."""
+    """The drawn values, (rows, columns)."""
     hidden: Cells
     """The cells that a mask hides."""
     counted: Cells
-    """The cells that set the limits."""
+    """The cells from which the limits are taken."""
     rows: list[AxisLabel]
     columns: list[AxisLabel]
     order: list[int]
@@ -73,21 +67,15 @@ class Drawn(NamedTuple):
 
     @property
     def lowest(self) -> float:
-        """The smallest number that is drawn."""
         return float(self.values[~self.hidden].min(initial=0.0))
 
     @property
     def highest(self) -> float:
-        """The largest number that is drawn."""
         return float(self.values[~self.hidden].max(initial=0.0))
 
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
-    """Read, check, pool and order one map.
-
-    Raises:
-        RegardError: as `heatmap` says.
-    """
+    """Read, check, pool and order one map, with the errors of `heatmap`."""
     shown = picture(panel.weights, panel.rows, panel.columns, max_cells=max_cells, pooling=pooling)
     hidden = hidden_cells(panel.weights, shown.grid, panel.mask)
     counted = ~hidden
@@ -111,14 +99,13 @@ def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:
 
 
 def limits_of(maps: Iterable[Drawn], look: Colouring) -> Limits:
-    """The limits that the maps of a figure share."""
+    """The limits shared by the maps of a figure."""
     if look.limits is not None:
         return look.limits
     return look.scale.limits(np.concatenate([one.values[one.counted] for one in maps]))
 
 
 def _titled(title: str, shown: Picture, pooling: Pooling) -> str:
-    """The title; if a cell stands for several weights, with a note that says for how many."""
     if shown.block == (1, 1):
         return title
     most = "" if shown.is_even else "up to "

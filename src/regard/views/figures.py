@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 HEADING_POINTS = TITLE_POINTS + 2
 MOST_DIGITS = 20
-"""The most characters under a colour bar, for which five numbers fit."""
+"""The most characters under a colour bar: five tick labels."""
 
 
 def require_matplotlib() -> None:
-    """Raise an error if matplotlib is not installed.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raise MissingExtraError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -62,7 +58,7 @@ def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
 
 
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure to a file, in the format that the path's ending names, either all of it or nothing.
+    """Write a figure atomically, in the format of the path's ending.
 
     Returns:
         The path.
@@ -86,7 +82,7 @@ def heading_inches(title: str) -> float:
 
 
 def write_heading(figure: "Figure", title: str, theme: Theme) -> str:
-    """Print the title of the figure at its top left, and return the characters that no font has."""
+    """Print the title of the figure at its top left, and return the characters without a font."""
     (lettering,) = letter([title])
     across, height = figure.get_size_inches()
     place = (MARGIN / across, 1 - MARGIN / height)
@@ -97,7 +93,7 @@ def write_heading(figure: "Figure", title: str, theme: Theme) -> str:
 
 
 def write_title(ax: "Axes", title: str, theme: Theme) -> str:
-    """Print the title of a map, and return the characters that no font has."""
+    """Print the title of a map, and return the characters without a font."""
     (lettering,) = letter([title])
     style = text_style(lettering, theme)
     ax.set_title(lettering.text, loc="left", fontsize=TITLE_POINTS, parse_math=False, **style)
@@ -105,7 +101,7 @@ def write_title(ax: "Axes", title: str, theme: Theme) -> str:
 
 
 def text_style(lettering: Lettering, theme: Theme) -> dict[str, Any]:
-    """The fonts, the colour and the stroke with which a text is drawn."""
+    """The font keywords of a text, with a stroke for thin faces."""
     effects: list[Any] = []
     if any(face.thin for face in lettering.faces):
         from regard.views.strokes import ThinStroke
@@ -167,10 +163,10 @@ def colour_bar(
     """The bar of an image, with its limits in figures.
 
     Args:
-        image: the image, whose numbers lie in `span`. If some lie beyond a limit, that end of the bar is pointed.
-        span: the smallest and the largest number that is drawn.
-        limits: the numbers at the ends of the bar.
-        scale: which number stands where.
+        image: the image of values in `span`. The bar is pointed at an end with values beyond the limit.
+        span: the smallest and the largest drawn value.
+        limits: the values at the ends of the bar.
+        scale: the position of each value on the bar.
         theme: the colours of the text.
         beside: a note at the end of the label.
         where: `cax` for a flat bar in axes of its own, `ax` for one at the side of axes.
@@ -196,7 +192,7 @@ def colour_bar(
 
 
 def warn_of_missing(missing: str) -> None:
-    """Warn of the characters that no font has."""
+    """Warn of the characters without a font."""
     if missing:
         warnings.warn(
             f"no font has {' '.join(dict.fromkeys(missing))}: labelled by code point. pip install "

@@ -1,4 +1,4 @@
-"""Labels that are chosen anew when a figure is drawn, because a layout changes the size of axes until then."""
+"""Labels chosen when a figure is drawn: a layout changes the size of axes until then."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,8 @@ class Fitting(Artist):
     def __init__(self, choose: Callable[[], object]) -> None:
         super().__init__()
         self._choose = choose
-        # Below all others, so that it comes first.
+        # A hook below all others is called first.
         self.set(zorder=-1_000, in_layout=False)
 
     def draw(self, renderer: Any) -> None:
-        """Choose the labels."""
         self._choose()

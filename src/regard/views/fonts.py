@@ -1,8 +1,8 @@
-"""Fonts for every script: the font families that draw a label, and the text that replaces missing characters.
+"""Fonts for every script: the font families of a label, and its text with missing characters replaced.
 
-Fonts are tried in this order: the families that matplotlib is set to use, the Noto fonts of the extra `view`, the
-fonts of the system. Noto is registered under family names of this package, so that no other figure of the process
-changes. matplotlib shapes and orders the text itself (3.11 and later).
+Fonts are tried in this order: matplotlib's configured families, the Noto fonts of the extra `view`, the system's fonts.
+Noto is registered under family names of this package, so that other figures of the process stay unchanged. matplotlib
+shapes and orders the text itself (3.11 and later).
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGES = ("manimgx_fonts", "manimgx_fonts_cjk")
-"""Packages that are folders of Noto fonts, without code of their own."""
+"""Font packages: folders of Noto fonts without code."""
 
 
 class Face(NamedTuple):
@@ -24,22 +24,22 @@ class Face(NamedTuple):
     path: str
     number: int
     thin: bool = False
-    """Whether the face is thin and is drawn with a stroke: Noto Sans CJK, whose weights matplotlib does not read."""
+    """True for faces drawn with a stroke: Noto Sans CJK, whose weights matplotlib does not read."""
 
 
 class Lettering(NamedTuple):
     """The way to draw one label."""
 
     text: str
-    """The label, with the code point written in place of a character that no font has."""
+    """The label, with missing characters replaced by their code points."""
     faces: tuple[Face, ...]
-    """The fonts, which are tried for each glyph in this order."""
+    """The fonts, in fallback order."""
     missing: str
-    """The characters that no font has; usually empty."""
+    """The characters without a font; usually empty."""
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The names by which matplotlib knows the fonts."""
+        """The names under which matplotlib registered the fonts."""
         return tuple(face.family for face in self.faces)
 
     def inches(self, points: float) -> float:
@@ -64,7 +64,7 @@ def _letter(label: str, script: str) -> Lettering:
     chosen: list[Face] = []
     needed = {char for char in label if not _draws_nothing(char)}
     for face in _faces(script):
-        # The letters of a word are joined only within one font. So a font that has all of them is used alone.
+        # matplotlib joins letters only within one font, so a font with all of the word's letters is used alone.
         if all(_has(face, char) for char in label if not _draws_nothing(char)):
             chosen, needed = [face], set()
         elif found := {char for char in needed if _has(face, char)}:
@@ -79,7 +79,6 @@ def _letter(label: str, script: str) -> Lettering:
 
 @lru_cache(maxsize=65_536)
 def _ems(text: str, faces: tuple[Face, ...]) -> float:
-    """The width of a text at a font size of 1, as matplotlib lays it out."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -113,14 +112,14 @@ def _east_asian(text: str) -> str:
 
 
 def _faces(script: str) -> Iterator[Face]:
-    """All fonts, best first. The fonts of the system are opened only if a character is still missing."""
+    """All fonts, best first. System fonts are opened only for characters still missing."""
     from matplotlib.font_manager import FontProperties, fontManager
 
     for family in FontProperties().get_family():
         path = fontManager.findfont(FontProperties(family=[family]))
         yield Face(family, path.path, path.face_index)
     packaged = _packaged(fontManager)
-    # False sorts before True: first all fonts that are not CJK, then the right CJK variant, then the others.
+    # False sorts before True: fonts other than CJK, then the right CJK variant, then the others.
     yield from sorted(packaged, key=lambda face: (face.thin, not face.family.endswith(script)))
     own = {face.family for face in packaged}
     for entry in fontManager.ttflist:
@@ -139,7 +138,7 @@ def _packaged(manager: Any) -> list[Face]:
     for path in _font_files():
         for index in range(FT2Font(path).num_faces):
             entry = ttfFontProperty(FT2Font(path, face_index=index))
-            # The weight is set to 400, whatever the file says. Else matplotlib logs that it found no regular weight.
+            # Weight 400 whatever the file says: matplotlib logs a missing regular weight otherwise.
             entry = replace(entry, name=f"regard {entry.name}", weight=400)
             if entry.style == "normal":
                 manager.ttflist.append(entry)

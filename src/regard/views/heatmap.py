@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ALONE, IN_GRID = 11.0, 5.0
 """The longest side of a map in inches: if it is alone in its figure, and in a grid."""
 OURS = "regard heatmap"
-"""The mark of the image that a heatmap drew, by which a second one into the same axes knows it."""
+"""Marks our image in the axes, for a second heatmap to replace."""
 
 
 def heatmap(
@@ -58,27 +58,27 @@ def heatmap(
     max_cells: int = 256,
     pooling: Pooling = "max",
 ) -> "Axes":
-    """Draw one map: the weight that each query (down) gives to each key (across).
+    """Draw one map: the weight of each query (down) for each key (across).
 
-    Keys stand as a reader of their script expects: those of Hebrew and Arabic from right to left, numbers among them
-    from left to right (`regard.views.visual_order`). Labels are left out where they would touch, and turned where
-    they do not fit, one by one. A map with a side over `max_cells` is pooled exactly, and the title says so. Cells
-    that a mask hides are hatched, unlike weights that are 0.
+    Keys stand in the reading order of their script: Hebrew and Arabic from right to left, with their numbers from left
+    to right (`regard.views.visual_order`). Labels that would touch are left out; labels that do not fit are turned, one
+    by one. A map with a side over `max_cells` is pooled exactly, and the title says so. Masked cells are hatched,
+    unlike weights of 0.
 
     Args:
-        weights: (T, S), an `AttentionMap`, a tensor or an array. Numbers below 0 get colours of their own.
+        weights: (T, S), an `AttentionMap`, a tensor or an array. Values below 0 get colours of their own.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
-        ax: the axes to draw into, which then hold this heatmap in place of an earlier one; None makes a new figure of
-            the right size, which is `.figure` of the result.
+        ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the
+            `.figure` of the result.
         title: printed above the map.
-        scale: which colour a weight gets: "sqrt", "linear", "log", "row" (each query by its largest weight), or a
+        scale: the colours of weights: "sqrt", "linear", "log", "row" (each query by its largest weight), or a
             `ColourScale`.
-        limits: the weights at the two ends of the colours; None for those of the data: 0 and the largest weight. An
-            end of the colour bar is pointed if some weights lie beyond it.
-        without_sink: whether the first key, on which many heads put what they do not need, is left out of the limits.
-        mask: who may attend to whom, as in `regard.attention`. An `AttentionMap` says it itself.
-        colour_bar: whether there is a bar of colours with its numbers.
+        limits: the weights at the two ends of the colours; None for 0 and the largest weight. An end of the colour bar
+            is pointed if weights lie beyond it.
+        without_sink: leave the first key, the usual attention sink, out of the limits.
+        mask: the mask of the call, as in `regard.attention`; an `AttentionMap` brings its own.
+        colour_bar: whether to draw a bar of colours with its values.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
         colour_map: a matplotlib colour map or its name; None for that of the theme, in even steps of lightness.
         max_cells: the most cells on a side; a longer side is pooled.
@@ -86,14 +86,14 @@ def heatmap(
             over its queries ("mass").
 
     Returns:
-        The axes; `save_figure(axes.figure, path)` writes a figure that was made here.
+        The axes; `save_figure(axes.figure, path)` writes a new figure.
 
     Raises:
-        ShapeError: `weights` is not one non-empty matrix of real numbers, or there is not one label for each token,
-            or the mask does not fit.
+        ShapeError: `weights` is not one non-empty real matrix, the labels are not one per token, or the mask does not
+            fit.
         NonFiniteError: a weight is NaN or infinite.
         ArgumentError: an argument is out of its range.
-        NotKeptError: only statistics were kept of the map, and this picture is not among them.
+        NotKeptError: the recording holds only statistics of the map, without this picture.
         MissingExtraError: matplotlib is not installed.
 
     >>> import torch
@@ -144,7 +144,7 @@ def heatmap_grid(
         pooling: as in `heatmap`.
 
     Returns:
-        A new figure; `save_figure(figure, path)` writes it, in the format that the path's ending names.
+        A new figure; `save_figure(figure, path)` writes it.
 
     Raises:
         ShapeError, NonFiniteError, NotKeptError, MissingExtraError: as in `heatmap`.
@@ -191,19 +191,19 @@ def head_panels(
 
 
 def size_of(one: Drawn, longest_side: float) -> FigureSize:
-    """The inches that a map needs with its labels and its title."""
+    """Inches of a map with its labels and title."""
     (title,) = letter([one.title])
     return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), longest_side=longest_side)
 
 
 def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
-    """Draw maps with common limits into axes that were laid out for them, and return the characters that no font has.
+    """Draw maps with common limits into prepared axes, and return the characters without a font.
 
     Args:
         axes: as many as maps.
         maps: the maps.
         look: how weights become colours.
-        figure: the figure that gets a colour bar at its foot; None for none.
+        figure: the figure for a colour bar at the foot, or None.
     """
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
@@ -217,7 +217,7 @@ def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, fi
 
 
 def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
-    """Draw a map into the axes of a caller, whose size is known when the figure has been laid out."""
+    """Draw a map into the caller's axes, whose size is known only after the layout."""
     limits = limits_of([one], look)
     image = _draw(ax, one, look, limits)
     image.set_gid(OURS)
@@ -239,7 +239,6 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
 
 
 def _remove_earlier(ax: "Axes") -> None:
-    """Take away what an earlier heatmap drew into the axes."""
     for artist in ax.get_children():
         if artist.get_gid() == OURS:
             if (bar := getattr(artist, "colorbar", None)) is not None:
@@ -266,13 +265,12 @@ def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage
 
 
 def _label(ax: "Axes", one: Drawn, theme: Theme) -> str:
-    """Put the labels on both axes and the title above, and return the characters that no font has."""
     missing = _label_axis(ax, "y", one.rows, theme) + _label_axis(ax, "x", one.columns, theme)
     return missing + write_title(ax, one.title, theme)
 
 
 def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme) -> str:
-    """Put the labels on one axis, or every n-th if they would touch, and return the characters that no font has."""
+    """Write one axis' labels, every n-th if they would touch, and return the characters without a font."""
     side = _inches(ax, axis)
     between = room(len(labels), side) if axis == "x" else float("inf")
     places, some = zip(*shown(labels, side), strict=True)
@@ -299,7 +297,7 @@ def _left_out(look: Colouring) -> str:
 
 
 def key_of_masked(figure: "Figure", theme: Theme) -> None:
-    """Say beside the colour bar what hatched cells are."""
+    """Explain the hatching beside the colour bar."""
     from matplotlib.patches import Rectangle
 
     across, height = figure.get_size_inches()

@@ -1,4 +1,4 @@
-r"""Token labels: the printed text of a token, in which nothing is invisible, and the width of a label.
+r"""Token labels: the printable text of a token, and the width of a label.
 
 >>> printable(" the\n"), printable("\u200d"), printable("a\u202eb"), printable("\u0301")
 ('␣the↵', 'ZWJ', 'a‹U+202E›b', '◌́')
@@ -11,36 +11,33 @@ from collections.abc import Iterable, Sequence
 from regard.errors import ArgumentError, ShapeError
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
-"""Visible symbols for characters that print as nothing.
-
-Every other space gets the symbol of the plain space, and every other control character its picture from U+2400 on.
-"""
+"""Visible symbols for invisible characters. Every other space gets the symbol of the plain space, and every other
+control character its picture from U+2400 on."""
 NAMES = {
     "\xad": "SHY", "\u034f": "CGJ", "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ",
     "\u200e": "LRM", "\u200f": "RLM", "\u2028": "LS", "\u2029": "PS", "\u2060": "WJ", "\ufeff": "BOM",
 }  # fmt: skip
 """Short names of characters without a width. Others are named by their code point, such as U+202E."""
 EMPTY = "∅"
-"""The printed text of an empty label."""
 DOTTED_CIRCLE = "◌"
-"""Stands where a combining mark has no letter to stand on."""
+"""Carries a combining mark without a letter."""
 
 SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z0-9_]+\]|⟨[^⟨⟩\s]+⟩|<\|[^<>]*\|>")
-"""Tokens that are no part of the text, such as <eos>, [CLS] and <|endoftext|>."""
+"""Control tokens such as <eos>, [CLS] and <|endoftext|>."""
 
 _ZWNJ, _ZWJ = "\u200c", "\u200d"
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffc")
-"""Characters that draw nothing, although Unicode calls them letters, marks or symbols."""
+"""Blank characters among Unicode's letters, marks and symbols."""
 _VISIBLE_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-"""Signs that draw something, although Unicode counts them among the formatting characters."""
+"""Visible signs among Unicode's formatting characters."""
 
 
 def printable(label: str, *, limit: int = 0) -> str:
-    """The label with spaces, control characters and everything else that draws nothing made visible.
+    """The label with spaces, control characters and all other invisible characters made visible.
 
-    Characters without a width are printed by their names. Joiners that join (in an emoji, after an Indic virama,
-    between Arabic letters) and the variation selectors of emoji stay as they are, so that one symbol is drawn. An
-    empty label is printed as "∅", and a combining mark without its letter stands on a dotted circle.
+    Characters without a width are printed by name. Active joiners (in an emoji, after an Indic virama, between Arabic
+    letters) and the variation selectors of emoji stay, so that one symbol is drawn. An empty label is printed as "∅",
+    and a combining mark without a letter on a dotted circle.
 
     Args:
         limit: the longest result in columns (see `width`); a longer label ends in "…". 0 means no limit.
@@ -61,7 +58,7 @@ def printable(label: str, *, limit: int = 0) -> str:
 
 
 def _parts(label: str) -> list[str]:
-    """What is printed, in pieces that must not be cut: a letter with its marks, a joined emoji, a name."""
+    """The label in indivisible pieces: a letter with its marks, a joined emoji, a name."""
     parts: list[str] = []
     for at, char in enumerate(label):
         before, after = label[at - 1 : at], label[at + 1 : at + 2]
@@ -79,7 +76,7 @@ def _parts(label: str) -> list[str]:
 
 
 def _stays_with(before: str, char: str, after: str) -> bool:
-    """Whether an invisible character does its work on its neighbours, so that it needs no name."""
+    """True for an invisible character that shapes its neighbours: it needs no name."""
     if "\ufe00" <= char <= "\ufe0f":
         return bool(before) and not _is_bare(before)
     if "\U000e0020" <= char <= "\U000e007f":  # the letters of a flag
@@ -92,12 +89,11 @@ def _stays_with(before: str, char: str, after: str) -> bool:
 
 
 def _is_bare(char: str) -> bool:
-    """Whether a combining mark after this character would have nothing to stand on."""
+    """True if a combining mark after this character would lack a base."""
     return not char or bool(_name(char)) or unicodedata.category(char)[0] in "ZC"
 
 
 def _name(char: str) -> str:
-    """The name of a character that draws nothing; "" for the others."""
     if char in NAMES:
         return NAMES[char]
     invisible = unicodedata.category(char) in ("Cf", "Cs", "Co", "Zl", "Zp") and char not in _VISIBLE_FORMATS
@@ -112,7 +108,7 @@ def _visible(char: str) -> str:
 
 
 def right_to_left(labels: Iterable[str]) -> bool:
-    """Whether more letters of the labels run right to left than left to right. Special tokens do not count.
+    """True if more letters run right to left than left to right. Control tokens do not count.
 
     >>> right_to_left(["السبت", "2026"]), right_to_left(["samedi"])
     (True, False)
@@ -126,9 +122,7 @@ def right_to_left(labels: Iterable[str]) -> bool:
 
 
 def width(label: str) -> int:
-    """The columns that the label takes: 2 for a wide (CJK) character, 0 for a combining mark, else 1.
-
-    An emoji that is joined of several takes 2.
+    """The columns of a label: 2 for a wide (CJK) character or a joined emoji, 0 for a combining mark, else 1.
 
     >>> width("2026年"), width("नवंबर"), width("👨\u200d👩\u200d👧")
     (6, 4, 2)

@@ -1,8 +1,5 @@
-"""The places of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit.
-
-A figure is laid out before it exists, so that cells are square and labels have room, whatever the script and the number
-of tokens are.
-"""
+"""The positions of the maps in a figure, in inches: cells have one size, and rows take as many panels as fit. A figure
+is laid out before it is created, so that cells are square and labels have room in every script and length."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,9 +9,9 @@ from regard.views.axis_text import LINE, AxisLabel, room_above, widest
 CELL, GAP, MARGIN, SHORTEST_SIDE = 0.19, 0.3, 0.15, 0.4
 """In inches: a cell, the gap between panels, the margin of the figure, and the smallest side of a map."""
 COLOUR_BAR = 0.56
-"""Inches that the colour bar takes at the foot of the figure."""
+"""Inches of the colour bar at the foot of the figure."""
 NARROWEST = 3.6
-"""The least inches across a figure, for the colour bar and what is written beside it."""
+"""The least inches across a figure, for the colour bar and its note."""
 
 
 class Box(NamedTuple):
@@ -27,7 +24,7 @@ class Box(NamedTuple):
 
 
 class FigureSize(NamedTuple):
-    """The inches that one panel needs."""
+    """Inches of one panel."""
 
     width: float
     height: float
@@ -42,7 +39,7 @@ class FigureSize(NamedTuple):
 def panel_size(
     rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, longest_side: float
 ) -> FigureSize:
-    """The inches that a map takes with its labels. Its cells are squares, unless one side would be too narrow.
+    """Inches of a map with its labels. Its cells are squares, unless one side would be too narrow.
 
     Args:
         rows: one label a row.
@@ -67,10 +64,10 @@ def flow(
     """Place panels in rows, like words in a paragraph. Returns the figure, and a box for each map.
 
     Args:
-        sizes: the inches that the panels need.
-        across: the number of panels in a row; None fills rows to a width that makes the figure about 3 to 2.
+        sizes: the inches of the panels.
+        across: the panels in a row; None fills rows to a figure of about 3 to 2.
         title: the width of the figure's title in inches; 0 means no title.
-        has_bar: whether there is room for a colour bar at the foot.
+        has_bar: reserve space for a colour bar at the foot.
 
     Returns:
         The figure, and the boxes of the maps without their labels.
@@ -95,7 +92,7 @@ def flow(
 
 
 def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
-    """The panels of each row. Rows are filled up to a width that makes the whole about 3 to 2."""
+    """The panels of each row, for a figure of about 3 to 2."""
     area = sum(_outer(size) * (size.above + size.height + GAP) for size in sizes)
     limit = max((1.5 * area) ** 0.5, max(_outer(size) for size in sizes))
     rows: list[list[int]] = [[]]
@@ -110,5 +107,4 @@ def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
 
 
 def _outer(size: FigureSize) -> float:
-    """The width of a panel in its row in inches, including the gap to the next panel."""
     return size.left + max(size.width, size.title) + GAP

@@ -1,4 +1,4 @@
-"""Which cells of a picture a mask hides, so that they can be drawn unlike weights that are 0."""
+"""The masked cells of a picture, drawn unlike weights of 0."""
 
 from typing import Any
 
@@ -18,26 +18,25 @@ from regard.maps.statistics.pooling import Grid
 from regard.watching.kept.mask_reading import HIDDEN
 
 PAIRS = 2**22
-"""The most pairs of a mask that are rendered at a time."""
+"""The most pairs of a mask rendered at a time."""
 MOST_PAIRS = 2**27
-"""The most pairs of a map whose mask is rendered pair by pair. Of a larger map the range of keys of each block is
-taken, which has no holes."""
+"""The most pairs of a map whose mask is rendered pair by pair. Larger maps use the key range of each block, which has
+no holes."""
 
 Cells = npt.NDArray[np.bool_]
 
 
 def hidden_cells(weights: Any, grid: Grid, mask: Any = None) -> Cells:
-    """Which blocks of a map (T, S) a mask hides as a whole, bool (rows, columns).
+    """The blocks of a map (T, S) without any allowed pair, bool (rows, columns).
 
-    A map says it itself, as far as it knows: the map of a call knows its mask and what its bias hides; a mean or a
-    selection asks the maps that it is made of. Of a tensor, an array and a map of which statistics alone were kept,
-    nobody knows, unless a mask is given.
+    The mask comes from the map as far as it is known: the map of a call has its mask and the blocked pairs of its bias;
+    means and selections combine those of their maps. Tensors, arrays and recorded statistics have none, unless `mask`
+    is given.
 
     Args:
         weights: (T, S), an `AttentionMap`, a tensor or an array.
         grid: the blocks.
-        mask: who may attend to whom, as in `regard.attention`, or an array of bools: it takes the place of what the map
-            says.
+        mask: as in `regard.attention`, or an array of bools; replaces the map's own.
 
     Raises:
         ShapeError: the mask does not fit.
@@ -83,7 +82,7 @@ def _rendered(allowed: Any, grid: Grid) -> Cells:
 
 
 def _allowed(source: Source, rows: Rows, columns: Rows) -> Tensor:
-    """The pairs that may attend in any of the source's cells, bool (t or 1, s or 1)."""
+    """The pairs allowed in any of the source's heads, bool (t or 1, s or 1)."""
     if isinstance(source, CallSource):
         return _allowed_by_call(source, rows, columns)
     if isinstance(source, SelectionSource):
@@ -117,7 +116,6 @@ def _inner(chosen: Rows, wanted: Rows) -> Rows:
 
 
 def _by_ranges(source: Source, grid: Grid) -> Cells:
-    """The blocks outside the range of keys that a block of queries may see."""
     hidden = np.ones((grid.rows.count, grid.columns.count), bool)
     for number, rows in enumerate(grid.rows.ranges()):
         seen = source.columns(rows)

@@ -1,4 +1,4 @@
-"""What a whole model looked at: every head of every layer in one picture, or on one page."""
+"""The attention of a whole model: every head of every layer in one picture, or on one page."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -39,7 +39,7 @@ GAP = 6
 """Points of the picture between two heads."""
 DOTS_PER_INCH = 150
 SIDE = 6.0
-"""Inches up to which the longer side of a small model's picture is enlarged, by whole dots."""
+"""The longer side of a small model's picture in inches, after enlarging by whole dots."""
 
 
 def model_grid(
@@ -60,13 +60,13 @@ def model_grid(
     A map of any length becomes an exact picture of at most `cells` values on a side; T x S weights are never made.
 
     Args:
-        maps: what `regard.watch` saw, or attention maps (batch..., H, T, S).
-        sequence: which of the batch, counted through all its dimensions.
+        maps: the recording of `regard.watch`, or attention maps (batch..., H, T, S).
+        sequence: the sequence of the batch, counted through all its dimensions.
         cells: most values on a side of a head.
         how: a value is the largest of its weights, or their mean.
-        scale: which colour a weight gets, as in `heatmap`.
+        scale: the colour of a weight, as in `heatmap`.
         limits: the weights at the two ends of the colours, for all heads; None for those of the data.
-        without_sink: whether the first key is left out of the limits.
+        without_sink: leave the first key out of the limits.
         title: printed above.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
         colour_map: a matplotlib colour map or its name; None for that of the theme.
@@ -74,12 +74,11 @@ def model_grid(
     Returns:
         A new figure; `save_figure(figure, path)` writes it.
 
-    Of maps of which statistics alone were kept (`regard.watch(model, keep="summary")`), the finest picture that was
-    kept `how` is drawn.
+    Maps with statistics only (`regard.watch(model, keep="summary")`) are drawn by the finest recorded picture of `how`.
 
     Raises:
         ArgumentError: no maps, or an argument out of its range.
-        NotKeptError: no such picture was kept; the message says what was.
+        NotKeptError: no such picture was recorded; the message lists the others.
         ShapeError: no such sequence.
         MissingExtraError: matplotlib is not installed.
 
@@ -111,11 +110,11 @@ def model_example(
     """Every head of every layer as an example of a page: `save_page(path, [model_example(seen, tokens)])`.
 
     Args:
-        maps: what `regard.watch` saw, or attention maps (batch..., H, T, S). The page holds weights: for short inputs.
-        tokens: labels; they stand wherever there are as many queries or keys.
-        source: labels of another sequence, such as an encoder's, likewise; where both have the length, queries
-            take `tokens` and keys `tokens` too.
-        sequence: which of the batch, counted through all its dimensions.
+        maps: the recording of `regard.watch`, or attention maps (batch..., H, T, S). For short inputs: the page holds
+            weights.
+        tokens: labels for every axis of as many queries or keys.
+        source: labels of another sequence, such as an encoder's; at equal lengths, queries and keys take `tokens`.
+        sequence: the sequence of the batch, counted through all its dimensions.
         title: of the example.
 
     Raises:
@@ -145,11 +144,7 @@ def model_example(
 
 
 def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:
-    """The map (H, T, S) of one sequence of the batch.
-
-    Raises:
-        ShapeError: no such sequence.
-    """
+    """The map (H, T, S) of one sequence of the batch; raises ShapeError if there is no such sequence."""
     batch = weights.leading[:-1]
     count = int(np.prod(batch))
     if not 0 <= sequence < count:
@@ -190,7 +185,6 @@ def _layer(weights: AttentionMap, cells: int, how: DotPooling, look: Colouring) 
 
 
 def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) -> str:
-    """What a value stands for, where it is not one weight."""
     grids = [one.grid(cells, cells, how) for _, one in found]
     down = max(grid.rows.length / grid.rows.count for grid in grids)
     across = max(grid.columns.length / grid.columns.count for grid in grids)
@@ -198,7 +192,7 @@ def _note(found: list[tuple[str, AttentionMap]], cells: int, how: DotPooling) ->
 
 
 def _size(mean: float) -> str:
-    """The mean size of blocks; the digits say that it is not 1, where it is not."""
+    """The mean size of blocks; its digits differ from 1 for pooled blocks."""
     return f"{mean:.3g}" if mean == 1 or mean >= 1.005 else f"{mean:.6g}"
 
 
@@ -207,7 +201,7 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     outside, _ = _laid_out([layer.hidden.astype(float) for layer in layers])
     counted = np.concatenate([layer.values[layer.counted] for layer in layers])
     limits = look.limits or look.scale.limits(counted)
-    # Whole dots a value, so that none is drawn wider than another.
+    # Whole dots per value, so that all are equally wide.
     zoom = max(1, int(SIDE * DOTS_PER_INCH) // max(dots.shape))
     across, down = (zoom * n / DOTS_PER_INCH for n in dots.shape[::-1])
     labels = measured(names)
@@ -246,7 +240,7 @@ def _laid_out(layers: Sequence[Numbers]) -> tuple[Numbers, tuple[int, int]]:
 
 
 def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], theme: Theme) -> None:
-    """What is behind the cells: the colour of masked cells in each head, the colour of gaps between them."""
+    """The background: the masked colour in each head, the gap colour between them."""
     from matplotlib.patches import Rectangle
 
     ax.set_facecolor(theme.gap)
@@ -258,7 +252,6 @@ def _back(ax: "Axes", layers: Sequence[LayerPicture], pitch: tuple[int, int], th
 
 
 def _name(ax: "Axes", pitch: tuple[int, int], across: int, zoom: int, labels: Sequence[AxisLabel], theme: Theme) -> str:
-    """Print the names of layers and heads, and return the characters that no font has."""
     heads = (across + GAP) // pitch[1]
     ax.xaxis.tick_top()
     ax.tick_params(length=0, pad=2, labelsize=FONT_POINTS, labelcolor=theme.ink)

@@ -1,4 +1,4 @@
-"""What a part of an image model's attention looked at, laid over the image."""
+"""The attention of a part of an image model, laid over the image."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SIDE = 5.0
 """The longer side of the image in inches."""
 MOST_EXTRA = 64
-"""The most tokens before the patches that are thought of as class and register tokens."""
+"""The most tokens before the patches taken for class and register tokens."""
 
 
 class Upsampling(NamedTuple):
@@ -51,7 +51,7 @@ between them they are interpolated, and no weight of the map."""
 
 
 class PatchGrid(NamedTuple):
-    """Where the patches of an image stand among the tokens of a model."""
+    """The position of an image's patches among the tokens of a model."""
 
     rows: int
     columns: int
@@ -60,23 +60,22 @@ class PatchGrid(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """All tokens."""
         return self.extra + self.rows * self.columns
 
 
 def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None, patch: int | None = None) -> PatchGrid:
     """Find the patches among the tokens of an image model.
 
-    Patches are squares, row by row, and stand behind the class token and the registers. If neither the number of these
-    nor the size of a patch is given, the largest patches with at least one and at most 64 other tokens are sought whose
-    shape is that of the image; and models without any other token come first, if their number of patches fits exactly.
+    Patches are squares in row-major order after the class token and the registers. Without `extra` and `patch`, the
+    largest patches in the proportions of the image with one to 64 other tokens are taken; models without other tokens
+    come first, if their patch count fits exactly.
 
     Args:
-        tokens: how many tokens the model has.
+        tokens: the tokens of the model.
         image: the height and the width of the image in pixels, as the model saw it.
-        extra: how many tokens stand before the patches: 1 for ViT and DINOv2, 5 for DINOv2 with four registers, 0 for
-            models that pool their patches. None to find it.
-        patch: the side of a patch in pixels; None to find it.
+        extra: the tokens before the patches: 1 for ViT and DINOv2, 5 for DINOv2 with four registers, 0 for models that
+            pool their patches. None infers it.
+        patch: the side of a patch in pixels; None infers it.
 
     Raises:
         ShapeError: no grid of patches of the image gives so many tokens.
@@ -127,27 +126,27 @@ def overlay(
     theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
 ) -> "Axes":
-    """Draw an image and, over it, how much one token of an image model attends to each of its patches.
+    """Draw an image and, over it, the attention of one token of an image model to each of its patches.
 
-    The image is grey, and each patch has the colour of its weight over it. The title says how much weight lies on the
-    class token and the registers, which have no place in the image.
+    The image is grey, under each patch's colour. The title gives the weight of the class token and the registers, which
+    have no position in the image.
 
     Args:
         image: (height, width, 3) or (3, height, width), floats in 0..1 or integers in 0..255; or (height, width) in
-            grey. It must have the proportions of the image that the model saw.
+            grey, in the proportions of the model's input.
         weights: the map (T, T) of one head, an `AttentionMap`, a tensor or an array; the mean over heads is
             `seen[layer][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
-        token: whose attention: "class" for the first token, "mean" for the mean over all patches, or the number of a
-            patch, counted row by row from 0.
-        extra: how many tokens stand before the patches (`patch_grid` finds it where it can).
+        token: the query: "class" for the first token, "mean" for the mean over all patches, or the index of a patch in
+            row-major order.
+        extra: the tokens before the patches (`patch_grid` infers it where it can).
         patch: the side of a patch in pixels of `image`.
         ax: the axes to draw into; None makes a new figure.
         title: printed above.
-        scale: which colour a weight gets, as in `heatmap`; limits come from the patches alone.
+        scale: the colour of a weight, as in `heatmap`; limits come from the patches alone.
         limits: as in `heatmap`.
-        strength: how much of the image the colours hide, in 0..1.
+        strength: the opacity of the colours, in 0..1.
         upsampling: how patches become pixels: `WHOLE_PATCHES`, or `SMOOTH`, where only the centres are exact.
-        colour_bar: whether there is a bar of colours with its numbers.
+        colour_bar: whether to draw a bar of colours with its values.
         theme: the colours of the paper and the text.
         colour_map: as in `heatmap`.
 
@@ -155,7 +154,7 @@ def overlay(
         The axes; their last image holds the weights of the patches, (rows, columns).
 
     Raises:
-        ShapeError: the image is none, the weights are not one map, or patches and tokens do not fit.
+        ShapeError: the image has another shape, the weights are not one map, or patches and tokens do not fit.
         ArgumentError: `token` or another argument is out of its range.
         NonFiniteError: a weight or a pixel is NaN or infinite.
         MissingExtraError: matplotlib is not installed.
@@ -195,7 +194,6 @@ def _drawn(
     upsampling: Upsampling,
     with_bar: bool,
 ) -> "tuple[Axes, str]":
-    """Draw the image and the patches, and return the axes and the characters that no font has."""
     values = look.scale.prepared(patches, np.ones_like(patches, bool))
     limits = look.limits or look.scale.limits(values)
     figure = None
@@ -224,7 +222,7 @@ def _drawn(
 
 
 def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.float64]:
-    """The weights of the query that is asked for, (T,)."""
+    """The weights of the chosen query, (T,)."""
     if weights.ndim == 1:
         row = weights
     elif token == "class":

@@ -1,4 +1,4 @@
-"""Figures as arrays of numbers, for programs that need pictures as arrays: TensorBoard, videos, tests."""
+"""Figures as arrays, for TensorBoard, videos and tests."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,5 @@
-"""The order in which tokens stand beside each other, so that a reader of their script can read them.
-
-Letters of Hebrew and Arabic run from right to left, the digits of a number in them from left to right. All views
-ask this module, so that they show one order.
-"""
+"""The order of tokens on an axis, by the direction of their script. Letters of Hebrew and Arabic run from right to
+left, the digits of a number in them from left to right. All views share this order."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -12,17 +9,17 @@ from regard.views.bidirectional import levels, reordered
 from regard.views.labels import SPECIAL, right_to_left
 
 _OBJECT = "\ufffc"
-"""Stands in the text for a token that is no part of it; it is neutral."""
+"""A neutral placeholder for a control token."""
 _SPACES = str.maketrans({"▁": " ", "Ġ": " ", "␣": " ", "⍽": " ", "Ċ": "\n", "↵": "\n", "⇥": "\t"})
-"""The signs that tokenizers write for a space or the end of a line."""
+"""The signs of tokenizers for a space or the end of a line."""
 
 
 def visual_order(labels: Sequence[str]) -> list[int]:
-    """Which token stands at each place from the left: the Unicode bidirectional algorithm over the joined text.
+    """The displayed order of tokens from the left: the Unicode bidirectional algorithm over the joined text.
 
-    The labels are read as one line of text, in the direction of most of its letters. If they are whole words, of
-    which none holds a space, spaces are put between them, but not between two numbers. A special token such as <eos>
-    stands as one neutral sign. Controls of direction, such as U+202E, are tokens like others and move nothing.
+    The labels are read as one line of text, in the direction of most of its letters. Whole words without spaces are
+    joined by spaces, except between two numbers. A control token such as <eos> counts as one neutral sign. Controls of
+    direction, such as U+202E, are tokens like others and move nothing.
 
     Args:
         labels: one a token, in the order of the sequence.
@@ -57,7 +54,7 @@ def _text(label: str) -> str:
 
 
 def _gaps(texts: Sequence[str]) -> list[str]:
-    """What stands between each token and the one before it: a space if the tokens are words, else nothing."""
+    """The text before each token: a space for whole words, else nothing."""
     own = [text for text in texts if text != _OBJECT]
     single = all(sum(unicodedata.category(char)[0] != "M" for char in text) <= 1 for text in own)
     if single or any(char.isspace() for text in own for char in text):
@@ -67,5 +64,5 @@ def _gaps(texts: Sequence[str]) -> list[str]:
 
 
 def _first_letter(text: str) -> int:
-    """The position of the first letter or digit, which says where a token stands; 0 if there is none."""
+    """The position of the first letter or digit, which places the token; 0 without one."""
     return next((at for at, char in enumerate(text) if char.isalnum()), 0)

@@ -1,8 +1,8 @@
-"""Which colour a weight gets: one rule for pictures, pages and the terminal.
+"""The colours of weights: one rule for pictures, pages and the terminal.
 
-A scale turns weights into shares from 0 (the lightest colour on white paper) to 1 (the darkest), between two limits
-that come from the data and are printed beside the bar. Attention over many tokens has many small weights and a few
-large ones, so that on a linear scale most are as white as nothing: the default is the square root.
+A scale maps weights to shares from 0 (the lightest colour on white paper) to 1 (the darkest), between two limits of the
+data, which are printed beside the bar. Attention over many tokens has many small weights and a few large ones, so that
+a linear scale draws most as white: the default is the square root.
 """
 
 from abc import ABC, abstractmethod
@@ -29,14 +29,14 @@ class ColourScale(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """What the numbers beside the bar are, and how they are spread."""
+    """The unit of the values on the bar, and their spacing."""
 
     def prepared(self, weights: Numbers, counted: npt.NDArray[np.bool_]) -> Numbers:
-        """The numbers that are drawn in place of the weights; `counted` are those that set the limits."""
+        """The drawn values of weights; `counted` marks those that set the limits."""
         return weights
 
     def limits(self, drawn: Numbers) -> Limits:
-        """The limits for the drawn numbers that count: from 0 to the largest, or as far below 0 as above it."""
+        """The limits of the counted values: from 0 to the largest, or symmetric about 0."""
         high = float(np.abs(drawn).max(initial=0.0)) or 1.0
         return Limits(-high if drawn.min(initial=0.0) < 0 else 0.0, high)
 
@@ -46,7 +46,7 @@ class ColourScale(ABC):
 
     @abstractmethod
     def values(self, shares: Any, limits: Limits) -> Numbers:
-        """The numbers at places on the scale: the inverse of `shares`."""
+        """The values at positions on the scale: the inverse of `shares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class SquareRootScale(ColourScale):
 
 @dataclass(frozen=True, slots=True)
 class LogScale(ColourScale):
-    r"""$\ln(w / low) / \ln(high / low)$, and 0 for what is at most low.
+    r"""$\ln(w / low) / \ln(high / low)$, and 0 up to `low`.
 
-    The low limit is the smallest weight above 0, but at most so many decades under the largest.
+    The low limit is the smallest positive weight, at most so many decades under the largest.
 
     >>> LogScale().shares([0.0, 0.001, 0.01, 0.1], Limits(0.001, 0.1)).tolist()
     [0.0, 0.0, 0.5, 1.0]
@@ -139,7 +139,7 @@ class RowScale(ColourScale):
 
     def prepared(self, weights: Numbers, counted: npt.NDArray[np.bool_]) -> Numbers:
         largest = np.abs(np.where(counted, weights, 0)).max(-1, keepdims=True)
-        # A weight that does not count may be larger than those that do.
+        # An uncounted weight may be larger than the counted ones.
         return np.clip(np.divide(weights, largest, out=np.zeros_like(weights), where=largest > 0), -1, 1)
 
     def limits(self, drawn: Numbers) -> Limits:
@@ -155,11 +155,10 @@ class RowScale(ColourScale):
 SCALES: dict[str, ColourScale] = {
     scale.name: scale for scale in (LinearScale(), SquareRootScale(), LogScale(), RowScale())
 }
-"""The scales by name."""
 
 
 def scale_of(scale: str | ColourScale) -> ColourScale:
-    """The scale of that name, or the scale itself.
+    """The named scale, or the scale itself.
 
     Raises:
         ArgumentError: there is no such scale.
@@ -175,11 +174,7 @@ def scale_of(scale: str | ColourScale) -> ColourScale:
 
 
 def checked_limits(limits: Any, scale: ColourScale) -> Limits:
-    """The limits that a caller gave.
-
-    Raises:
-        ArgumentError: they are not two finite numbers in order, or the scale has no place for them.
-    """
+    """Check a caller's limits: two finite values in order, valid on the scale; raises ArgumentError otherwise."""
     try:
         low, high = (float(limit) for limit in limits)
     except (TypeError, ValueError):
@@ -201,7 +196,7 @@ def _above_zero(limits: Limits) -> None:
 
 
 def numeral(value: float) -> str:
-    """A number as it is printed beside a bar: three digits.
+    """A value as printed beside a bar: three digits.
 
     >>> [numeral(value) for value in (0.0, 0.25, 0.0037123, 1.0)]
     ['0', '0.25', '0.00371', '1']

@@ -1,8 +1,5 @@
-"""A stroke for the glyphs of thin fonts alone, so that a text of several scripts is of one weight.
-
-matplotlib reads the thinnest weight of Noto Sans CJK, and no other. A stroke around the whole text would make the
-letters beside the Han characters bold.
-"""
+"""A stroke for the glyphs of thin fonts alone, so that a text of several scripts is of one weight. matplotlib reads
+only the thinnest weight of Noto Sans CJK. A stroke around the whole text would embolden other letters."""
 
 from typing import Any
 
@@ -26,7 +23,6 @@ class ThinStroke(AbstractPathEffect):
         self._lettering = lettering
 
     def draw_path(self, renderer: Any, gc: Any, tpath: Path, affine: Any, rgbFace: Any = None) -> None:
-        """Draw the path of the text, and that of its thin glyphs again with a stroke."""
         renderer.draw_path(gc, tpath, affine, rgbFace)
         thin = thin_vertices(self._lettering)
         # A text of several lines comes line by line; it is thin as a whole, or else not stroked.
@@ -47,7 +43,7 @@ class ThinStroke(AbstractPathEffect):
 
 
 def thin_vertices(lettering: Lettering) -> np.ndarray:
-    """Which vertices of the path of a text belong to glyphs of thin fonts, bool."""
+    """The path vertices of glyphs of thin fonts, bool."""
     font = get_font([FontPath(face.path, face.number) for face in lettering.faces])
     font.set_size(text_to_path.FONT_SCALE, text_to_path.DPI)
     # A glyph is named after its font.

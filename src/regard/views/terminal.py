@@ -1,8 +1,5 @@
-"""A map as text: half-blocks in colours for a terminal, a plain table of numbers for everything else.
-
-Each key is a column that is wide enough for Chinese, Japanese and Korean characters; two queries share a line of
-half-blocks. Nothing is installed for it.
-"""
+"""A map as text: coloured half-blocks for a terminal, a plain table for everything else. Columns fit Chinese, Japanese
+and Korean characters; two queries share a line of half-blocks. Needs no packages."""
 
 import os
 import shutil
@@ -26,17 +23,17 @@ from regard.views.values import Pooling, picture
 LABEL_COLUMNS = 16
 """The longest label in columns of text."""
 NARROW = 2
-"""Columns of a key that has no room for its label beside the others: one wide character fits."""
+"""Columns of a key without space for its label: one wide character fits."""
 MOST_PRINTED = 64
 """The most queries and keys of a table; a longer map is pooled."""
 UPPER_HALF = "▀"
 LEGEND = 12
-"""The steps of the colours that the last line shows."""
+"""The colour steps of the legend."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Printed:
-    """What is printed of a map: numbers in the order of reading, and their labels as printed."""
+    """The printable content of a map: values in reading order, and their labels."""
 
     values: Numbers
     hidden: Cells
@@ -52,7 +49,7 @@ class Printing(ABC):
 
     @abstractmethod
     def most_cells(self, rows: Sequence[str]) -> int:
-        """The most queries and keys for which there is room beside the labels of the queries."""
+        """The most queries and keys that fit beside the labels of the queries."""
 
     @abstractmethod
     def written(self, shown: Printed) -> str:
@@ -61,7 +58,7 @@ class Printing(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Table(Printing):
-    """Numbers with three decimals in aligned columns; a dot stands where a mask hides a pair."""
+    """Values with three decimals in aligned columns; a dot marks a masked pair."""
 
     most: int = MOST_PRINTED
 
@@ -87,7 +84,7 @@ class HalfBlocks(Printing):
     across: int = 80
     theme: Theme = DARK
     has_all_colours: bool = True
-    """Whether the terminal knows 24-bit colours; others get the nearest of 256."""
+    """True for terminals with 24-bit colours; others get the nearest of 256."""
 
     def most_cells(self, rows: Sequence[str]) -> int:
         longest = max(width(printable(label, limit=LABEL_COLUMNS)) for label in rows)
@@ -121,7 +118,7 @@ class HalfBlocks(Printing):
         ]
 
     def _line(self, pair: list[list[Colour]], room: int) -> str:
-        """Two queries, one in the upper half; the last of an odd number stands alone over the paper."""
+        """Two queries, one in the upper half; an odd last one has paper below."""
         lower: Sequence[Colour | None] = pair[1] if len(pair) == 2 else [None] * len(pair[0])
         cells = (
             f"\x1b[{self._code(above, 38)}{'' if below is None else ';' + self._code(below, 48)}m"
@@ -141,7 +138,7 @@ class HalfBlocks(Printing):
         return f"{numeral(limits.low)} {bar} {numeral(limits.high)} {shown.scale.title}{masked}"
 
     def _code(self, colour: Colour, ground: int) -> str:
-        """The numbers that set the colour of the characters (38) or of what is behind them (48)."""
+        """The SGR parameters of the foreground (38) or background (48) colour."""
         red, green, blue = (round(255 * channel) for channel in colour)
         if self.has_all_colours:
             return f"{ground};2;{red};{green};{blue}"
@@ -151,10 +148,10 @@ class HalfBlocks(Printing):
 
 
 def printing_of(stream: Any = None) -> Printing:
-    """The way that fits where the text goes: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
+    """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
 
     Args:
-        stream: where the text goes; None means standard output.
+        stream: the output; None means standard output.
 
     Source: https://no-color.org.
 
@@ -187,16 +184,16 @@ def map_text(
     Args:
         weights: (T, S), an `AttentionMap`, a tensor or an array.
         rows: T labels, or None for positions from 0.
-        columns: S labels; None for those of the rows if there are as many keys as queries, or else positions from 0.
-        printing: `HalfBlocks` or `Table`; None for what fits standard output.
-        scale: which colour a weight gets, as in `heatmap`.
+        columns: S labels; None for those of the rows if T = S, or else positions from 0.
+        printing: `HalfBlocks` or `Table`; None for standard output's.
+        scale: the colour of a weight, as in `heatmap`.
         limits: as in `heatmap`.
         without_sink: as in `heatmap`.
         mask: as in `heatmap`.
-        pooling: as in `heatmap`, for a map for which there is no room; a line then says so.
+        pooling: as in `heatmap`, for maps beyond the width; a line then says so.
 
     Returns:
-        The lines. Characters of the labels that would steer a terminal are printed by their names.
+        The lines. Control characters in labels are printed by name.
 
     Raises:
         RegardError: as `heatmap`.
@@ -235,14 +232,14 @@ def map_text(
 
 
 def _downwards(labels: Sequence[str]) -> list[list[str]]:
-    """The lines of labels that are written from top to bottom and end above their columns."""
+    """Labels written downwards, ending above their columns."""
     split = [_letters(label) for label in labels]
     tall = max(map(len, split))
     return [list(line) for line in zip(*([""] * (tall - len(one)) + one for one in split), strict=True)]
 
 
 def _letters(label: str) -> list[str]:
-    """The label in pieces that each take a place: a letter with its marks."""
+    """The label in columns: each letter with its marks."""
     pieces: list[str] = []
     for char in label:
         if pieces and (width(char) == 0 or width(pieces[-1] + char) == width(pieces[-1])):

@@ -1,4 +1,4 @@
-"""The colours of a picture beside those of its weights: for light and for dark paper."""
+"""The colours of a picture other than those of weights: for light and for dark paper."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,21 @@ from regard.views.colours import Colour, diverging, ramp
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What the paper, the text and the lines of a picture look like."""
+    """The colours of paper, text and lines."""
 
     paper: str
     """The background of the figure."""
     ink: str
-    """The text."""
     line: str
     """Frames and ticks."""
     masked: str
-    """Cells that a mask hides. It is no colour of a weight, also not that of 0."""
+    """Masked cells. Differs from every colour of a weight, including 0."""
     hatch: str
     """Lines over these cells."""
     gap: str
-    """What is between the heads of a grid."""
+    """The gaps between the heads of a grid."""
     accents: tuple[str, ...]
-    """Lines and bars, in the order in which they are taken; apart under the common kinds of colour blindness."""
+    """Lines and bars, in order of use; distinct under the common kinds of colour blindness."""
     is_dark: bool
 
     def colours(self) -> list[Colour]:

@@ -1,8 +1,8 @@
-"""From an attention map to the numbers of a picture, for both `heatmap` and `page`.
+"""The values of a picture from an attention map, for both `heatmap` and `page`.
 
-A map longer than `max_cells` is pooled while it is read, so that no T x S numbers are ever held. The map divides itself
-into blocks by its own rule (`regard.maps.statistics.pooling`), and pooling is exact: "max" keeps the largest weight
-of a block, "mass" sums over the keys of a block and averages over its queries, so that rows still sum to 1.
+A map longer than `max_cells` is pooled while it is read, without ever holding T x S elements. The map divides itself
+into blocks (`regard.maps.statistics.pooling`), and pooling is exact: "max" keeps the largest weight of a block, "mass"
+sums over the keys of a block and averages over its queries, so that rows still sum to 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,26 +21,26 @@ Pooling = Literal["max", "mass"]
 """How a block of weights becomes one value: the largest weight, or the sum over keys averaged over queries."""
 
 BLOCK_WEIGHTS = 2**22
-"""Weights of an array that are read at a time: 32 MB in float64."""
+"""Weights of an array read at a time: 32 MB in float64."""
 
 
 class Picture(NamedTuple):
-    """Weights that are ready to draw: (rows, columns) values, with a label for each row and column."""
+    """Weights ready to draw: (rows, columns) values, with a label for each row and column."""
 
     values: npt.NDArray[np.floating[Any]]
     rows: list[str]
     columns: list[str]
     grid: Grid
-    """The queries and keys for which each value stands."""
+    """The queries and keys of each value."""
 
     @property
     def block(self) -> tuple[int, int]:
-        """The most queries and keys for which one value stands; (1, 1) if nothing was pooled."""
+        """The most queries and keys of one value; (1, 1) without pooling."""
         return self.grid.rows.largest, self.grid.columns.largest
 
     @property
     def is_even(self) -> bool:
-        """Whether all blocks have exactly that size."""
+        """True if all blocks have exactly that size."""
         return all(bins.length % bins.count == 0 for bins in (self.grid.rows, self.grid.columns))
 
 
@@ -54,7 +54,7 @@ def picture(
 ) -> Picture:
     """Read, check and label one map, and pool it if a side is longer than `max_cells`.
 
-    If only statistics were kept of the map, the finest kept picture is read.
+    Of a map with statistics only, the finest recorded picture is read.
 
     Args:
         weights: (T, S), a tensor, an array or an `AttentionMap`: T queries down, S keys across.
@@ -67,10 +67,10 @@ def picture(
         The values in the dtype of the weights (float32 for bf16 and fp16) with their labels.
 
     Raises:
-        ShapeError: `weights` is not a non-empty matrix of real numbers, or has not one label a token.
+        ShapeError: `weights` is not a non-empty matrix of real values, or the labels are not one per token.
         ArgumentError: a label is not a string; `max_cells` or `pooling` is out of range.
         NonFiniteError: a weight is NaN or infinite; the message says where.
-        NotKeptError: no such picture was kept of the map; the message says what was.
+        NotKeptError: no such picture was recorded; the message lists the others.
 
     >>> picture(torch.eye(4), ["a", "b", "c", "d"], max_cells=2).rows
     ['a…b', 'c…d']
@@ -107,27 +107,26 @@ def _matrix_shape(weights: Any) -> tuple[int, int]:
 
 
 def _pooled_map(weights: AttentionMap, max_cells: int, pooling: Pooling) -> tuple[npt.NDArray[np.floating[Any]], Grid]:
-    """The largest weights or the sums of the blocks, as the map itself pools them."""
     how: Literal["max", "sum"] = "max" if pooling == "max" else "sum"
     grid = weights.grid(max_cells, max_cells, how)
     return _finite(_array(weights.detach().pooled(grid.rows.count, grid.columns.count, how)), grid), grid
 
 
 def _pooled_array(weights: Any, grid: Grid, pooling: Pooling) -> npt.NDArray[np.floating[Any]]:
-    """The largest numbers or the sums of the blocks of a tensor or an array, which is read some rows at a time."""
+    """The maxima or sums of the blocks of a tensor or an array, read some rows at a time."""
     parts = []
     for rows in _row_blocks(grid):
         read = _array(weights[rows.start : rows.stop, 0 : grid.columns.length])
         whole = Grid(Bins(len(rows), len(rows)), Bins(grid.columns.length, grid.columns.length))
         read = _finite(read, whole, rows.start)
-        # torch cannot read arrays with negative strides, and warns of arrays that are read-only.
+        # torch rejects negative strides, and warns of read-only arrays.
         tensor = torch.from_numpy(np.require(read, requirements=["C", "W"]))
         parts.append(grid.reduce(tensor, rows.start, 0, largest=pooling == "max").numpy())
     return np.concatenate(parts)
 
 
 def _row_blocks(grid: Grid) -> Iterator[range]:
-    """All rows, in ranges of whole blocks with at most BLOCK_WEIGHTS weights (or one block)."""
+    """All rows, in ranges of whole blocks of at most BLOCK_WEIGHTS weights (or one block)."""
     blocks = grid.rows.ranges()
     step = max(1, BLOCK_WEIGHTS // (grid.columns.length * grid.rows.largest))
     for first in range(0, len(blocks), step):
@@ -143,7 +142,7 @@ def _array(values: Any) -> npt.NDArray[np.floating[Any]]:
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise ShapeError(f"weights must be real numbers; got dtype {array.dtype}")
-    # torch has no numbers that are wider than float64.
+    # torch has no floats wider than float64.
     dtype = np.result_type(array.dtype, np.float32)
     return array.astype(dtype if dtype.itemsize <= 8 else np.float64, copy=False)
 
@@ -158,7 +157,6 @@ def _finite(values: npt.NDArray[np.floating[Any]], grid: Grid, first: int = 0) -
 
 
 def _block_labels(labels: list[str], bins: Bins) -> list[str]:
-    """One label for each block: its first and its last token."""
     ends = ((labels[block.start], labels[block.stop - 1]) for block in bins.ranges())
     if bins.largest == 1:
         return labels

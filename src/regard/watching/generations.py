@@ -44,17 +44,17 @@ class _Piece:
 
 
 def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
-    """The maps of a sequence's calls, row under row.
+    """Concatenate the maps of a sequence's calls by rows.
 
     Args:
         name: the path of the module, for messages.
-        sequence: the calls that belong together.
+        sequence: the calls of the sequence.
         maps: the map of each call.
         others: the row orders found by the other modules.
 
     Raises:
-        ShapeError: it cannot be told which rows of the batch continue which.
-        NotKeptError: only statistics were kept of the calls, and none of these can be joined.
+        ShapeError: the order of rows in the batch is ambiguous.
+        NotKeptError: only statistics of the calls were recorded, none of them joinable.
     """
     steps = sequence.steps
     if len(steps) == 1:
@@ -76,7 +76,7 @@ ModelRun = tuple[int, int]
 
 
 class OfRuns:
-    """Which rows of the batch each run of a model continues, as far as all its modules tell."""
+    """The possible parent rows of the batch in each run of a model, by all its modules."""
 
     def __init__(self, sequences: Iterable[CallSequence]) -> None:
         self._origins: dict[ModelRun, list[Tensor | None]] = {}
@@ -86,7 +86,7 @@ class OfRuns:
                     self._origins.setdefault(run, []).append(step.origins)
 
     def narrowed(self, step: SequenceStep) -> Tensor | None:
-        """The rows a step may continue, according to every module that ran with it; None: each row its own."""
+        """The possible parent rows of a step, by every module of its run; None: each row its own."""
         if (origins := step.origins) is None:
             return None
         for other in self._of(step):
@@ -97,7 +97,7 @@ class OfRuns:
         return origins
 
     def moves(self, steps: Iterable[SequenceStep]) -> bool:
-        """Whether a row of the batch is seen to change its place in any module that ran with the steps."""
+        """True if a row of the batch changes its position in any module that ran with the steps."""
         found = (origins for step in steps for origins in self._of(step))
         return any(o is not None and not (o.shape[0] == o.shape[1] and bool(o.diagonal().all())) for o in found)
 
@@ -111,14 +111,10 @@ def _run(step: SequenceStep) -> ModelRun | None:
 
 
 def _orders(name: str, sequence: CallSequence, others: OfRuns) -> list[Tensor | None]:
-    """For each step, the row of its batch each row of the last step goes back to; None for the same rows.
-
-    Raises:
-        ShapeError: rows with different histories are possible.
-    """
+    """For each step, the parent row in the last step of each row of its batch; None for the same rows."""
     steps = sequence.steps
     if sequence.grows and not others.moves(steps[1:]):
-        # Rows that come to have the same keys, as under a small window, are not suspected of changing places.
+        # Rows with equal keys, as under a small window, are not suspected of changing positions.
         return [None] * len(steps)
     parents: list[Tensor | None] = []
     same = steps[0].alike
@@ -147,7 +143,6 @@ def _orders(name: str, sequence: CallSequence, others: OfRuns) -> list[Tensor | 
 
 
 def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
-    """A map with the rows of its batch in another order."""
     if order is None:
         return weights
     source, leading = weights.source, weights.source.leading

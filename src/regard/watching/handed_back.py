@@ -1,4 +1,4 @@
-"""Results of the function of `regard.on_attention`: the keys that stay in a cache, or the tokens that go on."""
+"""Results of the function of `regard.on_attention`: the keys kept in a cache, or the tokens passed on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepKeys:
-    """The keys that stay in the layer's cache; all others are dropped, with their values, before the next layer runs.
+    """The keys kept in the layer's cache; all others are dropped, with their values, before the next layer runs.
 
-    The attention call itself has seen all keys. From the next step on the layer sees those that stay, and the new ones.
+    The attention call itself has used all keys. From the next step on the layer has the kept and the new ones.
 
     Args:
-        indices: which keys stay, as integers in [0, S), S being the keys of the map: (B, K) for all heads, or
-            (B, G, K) for each of the G key heads. Their order does not matter, and none may come twice.
+        indices: the kept keys, as integers in [0, S), S being the keys of the map: (B, K) for all heads, or (B, G, K)
+            for each of the G key heads, in any order, without repetition.
 
     >>> KeepKeys(torch.tensor([[0, 1, 5]]))
     KeepKeys((1, 3))
@@ -29,11 +29,8 @@ class KeepKeys:
     indices: Tensor
 
     def checked(self, name: str, weights: AttentionMap, batch: int, key_heads: int) -> Tensor:
-        """The indices (B, G, K), in the order of the keys.
-
-        Raises:
-            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
-        """
+        """The indices (B, G, K), in the order of the keys; raises FunctionError for other shapes or dtypes, indices out
+        of range, or repetition."""
         leads = {2: (batch,), 3: (batch, key_heads)}
         shapes = f"({batch}, K) or ({batch}, {key_heads}, K), K in [1, {weights.shape[-1]}]"
         found = _checked(self, name, weights.shape[-1], leads, shapes)
@@ -45,14 +42,14 @@ class KeepKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepTokens:
-    """The tokens that go on to the next layer; all others end with this one, whose output is pruned to those that stay.
+    """The tokens passed to the next layer; all others end with this one, whose output is pruned.
 
-    Arguments of the following layers with a part for each token are pruned too: rotary angles, positions, masks. The
-    model's output has the tokens that went through all layers.
+    Arguments of the following layers with a token axis are pruned too: rotary angles, positions, masks. The model's
+    output has the tokens of the last layer.
 
     Args:
-        indices: which tokens stay, as integers in [0, T), T being the queries of the map, (B, K). Their order does not
-            matter, and none may come twice.
+        indices: the kept tokens, as integers in [0, T), T being the queries of the map, (B, K), in any order, without
+            repetition.
 
     >>> KeepTokens(torch.tensor([[0, 1, 5]]))
     KeepTokens((1, 3))
@@ -61,11 +58,7 @@ class KeepTokens:
     indices: Tensor
 
     def checked(self, name: str, weights: AttentionMap, batch: int) -> Tensor:
-        """The indices (B, K), in the order of the tokens.
-
-        Raises:
-            FunctionError: they are of another shape or dtype, or out of range, or one comes twice.
-        """
+        """The indices (B, K), in the order of the tokens; raises FunctionError like those of keys."""
         shapes = f"({batch}, K), K in [1, {weights.shape[-2]}]"
         return _checked(self, name, weights.shape[-2], {2: (batch,)}, shapes)
 

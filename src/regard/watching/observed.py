@@ -1,4 +1,4 @@
-"""The record of a watch: every call it kept, and the calls it passed over with the reasons."""
+"""The record of a watch: every saved call, and the skipped calls with the reasons."""
 
 import threading
 from collections import Counter
@@ -37,26 +37,25 @@ class Observed:
     map: AttentionMap | None
     """None if it could not be read."""
     factors: Factors | None = None
-    """The tensors from which the map is read; None if only statistics were kept, or the call could not be read."""
+    """The source tensors of the map; None for statistics only, or for an unreadable call."""
     softmax: AttentionMap | None = None
-    """The softmax from which the model made the weights, if it differs from them."""
+    """The softmax before the model's changes to the weights, if any."""
     is_stored: bool = False
-    """Whether the map was read from weights the model computed itself."""
+    """True if the map holds weights computed by the model."""
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
-    """With `verify`: the largest error of the rebuilt output over the largest value, or why there is none."""
+    """With `verify`: the largest error of the rebuilt output over the largest value, or the reason for its absence."""
     is_other: bool = False
-    """Whether it was refused because it is no attention."""
+    """True if it was refused as no attention."""
     at: int = 0
     """How many calls its thread had observed until then, this one included."""
     run: int | None = None
-    """Identifies the run of the model in which it happened; None outside of one."""
+    """The run of the model; None outside of one."""
     token: object = None
     """Identifies the call for its observer."""
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the map."""
         if self.factors is not None:
             return self.factors.sizes
         assert self.map is not None
@@ -71,10 +70,8 @@ class Observed:
 
 
 class Record(Interceptor):
-    """The calls one watch has observed, in their order, and the reasons for those it passed over.
-
-    `Seen` and the report read it.
-    """
+    """The calls one watch has observed, in their order, and the reasons for those it passed over. `Seen` and the report
+    read it."""
 
     def __init__(
         self,
@@ -87,27 +84,23 @@ class Record(Interceptor):
     ) -> None:
         self.modules = modules
         self.wanted = wanted
-        """Whether the module of a path was asked for."""
         self.policy = policy
         self.keeps_graph = policy.graph
         self.calls: list[Observed] = []
         self.sequences = Sequences()
-        """Which calls of each module continue one another."""
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
         """How many wanted calls each module made, readable or not."""
         self.ran: Counter[str] = Counter()
-        """How often each module ran that looks like attention."""
+        """The number of runs of each module that looks like attention."""
         self.recomputed: Counter[str] = Counter()
-        """How many calls each module made in a backward pass, which are not kept again."""
+        """The number of each module's calls in backward passes, which are not saved again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
         """How often something unreadable was observed, by (module path, reason)."""
         self.others: Counter[tuple[str, str]] = Counter()
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
-        """How many calls came from modules that were not asked for."""
         self.outside = 0
-        """How many calls came from outside the model."""
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
         self._verify, self._summary = verify, summary
         self._lock = threading.RLock()
@@ -143,11 +136,7 @@ class Record(Interceptor):
         self.calls.append(observed)
 
     def _context(self, path: str) -> AbstractContextManager[object]:
-        """The context in which a call is read: without gradients, unless its map is to carry them.
-
-        Raises:
-            GradientError: the map is to carry gradients, and the call ran without.
-        """
+        """The context for reading a call: without gradients, unless its map carries them."""
         policy, is_recording = self.policy, torch.is_grad_enabled()
         if policy.gradients is not None:
             policy.gradients.is_recording = is_recording

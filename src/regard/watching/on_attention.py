@@ -19,10 +19,10 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
         with regard.on_attention(model, function):
             model.generate(ids)
 
-    `function(name, weights, query, key, value)` gets the path of the module that attended, its exact lazy map, and the
-    tensors of the call: query (batch..., H, T, D), key (batch..., G, S, D) and value (batch..., G, S, E). Where a
-    model writes its attention out, query and key are None, and value may be. The function runs without gradients. The
-    map can be read until the function returns; to keep maps, use `regard.watch`. The function hands back
+    `function(name, weights, query, key, value)` gets the path of the attending module, its exact lazy map, and the
+    tensors of the call: query (batch..., H, T, D), key (batch..., G, S, D) and value (batch..., G, S, E). For
+    written-out attention, query and key are None, and value may be. The function runs without gradients. The map can be
+    read until the function returns; to keep maps, use `regard.watch`. The function returns
 
     - None: everything stays. The outputs of the model are then the same bits as without the hook.
     - `KeepKeys(indices)`: these keys stay in the layer's cache (H2O, TOVA, SnapKV, PyramidKV). The cache has to be a
@@ -33,8 +33,8 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
 
     Args:
         model: any module that `regard.watch` can watch. It is not changed.
-        function: the function to call. `regard.selection` has the scores of papers.
-        names: which modules, as for `regard.watch`; None means all.
+        function: the function to call. `regard.selection` has published scores.
+        names: the modules, as for `regard.watch`; None means all.
 
     Raises:
         ArgumentError: the model is compiled, no module has one of the names, or `function` cannot be called.
@@ -59,7 +59,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
     modules = dict(model.named_modules())
     refuse_compiled(modules, "take", "with a function after each call")
     chooser(names, modules)
-    # The hook is loaded when it is asked for: `import regard` stays light.
+    # Imported on first use: `import regard` stays light.
     from regard.watching.pruning.attention_hook import AttentionHook
 
     return AttentionHook(model, function, names)

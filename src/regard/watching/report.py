@@ -18,17 +18,15 @@ class Report:
     model: str
     calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
-    """(module path, reason) for each module or call that could not be seen or read."""
+    """(module path, reason) for each unseen or unreadable module or call."""
     others: tuple[tuple[str, str], ...]
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
     held_bytes: int
 
     def __str__(self) -> str:
-        """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes.
-
-        The shares of the weight are computed here: at most two passes over each map, in linear memory.
-        """
+        """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes. The shares of
+        the weight are computed here: at most two passes over each map, in linear memory."""
         read = [call for call in self.calls if call.map is not None]
         modules = {call.name for call in read}
         lines = [
@@ -43,7 +41,7 @@ class Report:
 
 
 def report(record: Record) -> Report:
-    """Make the report of a watch. Row states that were not used yet are checked first."""
+    """Make the report of a watch, after checking unused row states."""
     for call in record.calls:
         if call.factors is not None:
             call.factors.check_state()
@@ -72,7 +70,7 @@ def report(record: Record) -> Report:
 
 
 def missed_by(record: Record) -> list[tuple[str, str]]:
-    """(module path, reason) for each module or call that could not be seen or read."""
+    """(module path, reason) for each unseen or unreadable module or call."""
     refused = [call for call in record.calls if call.map is None and not call.is_other]
     missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in refused]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
@@ -90,7 +88,7 @@ def held_bytes(record: Record) -> int:
 
 
 def _silent(record: Record) -> list[tuple[str, int]]:
-    """Modules that look like attention and ran, although no call was observed in them, around them or inside them."""
+    """Modules that look like attention and ran without an observed call in them, around them or inside them."""
     known = {call.name for call in record.calls} | {path for path, _ in (*record.unreadable, *record.others)}
     known |= set(record.recomputed)
     silent = []
@@ -103,15 +101,15 @@ def _silent(record: Record) -> list[tuple[str, int]]:
 
 
 def _is_part_of_seen(record: Record, path: str, known: set[str]) -> bool:
-    """Whether a module is a part of attention seen beside it, and can be no attention itself."""
+    """True if a module is a part of attention seen beside it, and no attention itself."""
     outside = path.rpartition(".")[0]
     seen = outside in record.ran and any(_inside(other, outside) for other in known)
     return seen and _only_projects(record.modules[path])
 
 
 def _only_projects(module: nn.Module) -> bool:
-    """Whether a module named after attention is only a part of it: it has one matrix at most, which makes no more
-    than it takes, as the output of LXMERT's attention has. Queries and keys are made of more.
+    """True for a module that is named after attention and only a part of it: at most one matrix, whose output is not
+    wider than its input, as in LXMERT's attention output. Queries and keys need more.
     """
     matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
     return len(matrices) < 2 and all(matrix.shape[0] <= matrix[0].numel() for matrix in matrices)
@@ -130,7 +128,6 @@ def _inside(path: str, other: str) -> bool:
 
 
 def _table(calls: list[Observed]) -> list[str]:
-    """One line for each module: the shape of its maps, how its calls were seen, and errors; its notes follow."""
     # Imported here, because `import regard` stays light.
     from regard.watching.checks.facts import facts_by_mask
 

@@ -36,7 +36,7 @@ def watch(
     values: bool = False,
     gradients: bool = False,
 ) -> "Seen":
-    """Watch a model: inside the `with` block, each of its attention calls is kept as an exact, lazy map.
+    """Watch a model: inside the `with` block, each of its attention calls is recorded as an exact, lazy map.
 
     The model is not changed, and its results stay the same bit for bit. Its attention runs in the same kernel
     as without a watch; a map holds the queries and keys the model made anyway, and one number for each
@@ -44,28 +44,27 @@ def watch(
     called by name, the layer does not take its fused path while it is watched, and its last bits differ.
 
     Args:
-        model: any module that attends through `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the
-            layers made of it, `regard.attention`, or a softmax it multiplies with values.
-        names: which modules to watch, by path: a name (which means the module and all inside it; `*` is a wildcard),
-            a list of names, or a function from a path to bool. None watches all.
+        model: any module on `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and the layers made of it,
+            `regard.attention`, or a softmax multiplied with values.
+        names: the modules to watch, by path: a name (the module and all inside it; `*` is a wildcard), a list of names,
+            or a function from a path to bool. None watches all.
         keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
-            statistics, which are computed as the model runs, so that memory stays small with any number of layers.
-            A `regard.Summarize(...)` says which statistics, and how large.
+            statistics, computed as the model runs, so that memory stays small with any number of layers. A
+            `regard.Summarize(...)` chooses the statistics and their size.
         verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
-        copy: copy queries and keys. This is needed only if the model overwrites them later; reading the map then
-            raises an error that says so.
-        grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone
-            or beside the task's. A call that ran without gradients is then refused, and the report says so. By
-            default maps are detached.
+        copy: copy queries and keys. Needed only if the model overwrites them later; reading the map then raises an
+            error.
+        grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone or
+            beside the task's. Calls without gradients are then refused, and reported. By default maps are detached.
         values: keep the values of each call too, for `map.value_norms()` and the gradients of weights.
-        gradients: keep the gradient of each call's output when a backward pass comes by, after which `map.gradient()`
-            is dL/dP, and `map.attribution()` and `map.relevance()` are made of it. It needs the values.
+        gradients: keep the gradient of each call's output in a backward pass, for `map.gradient()` (dL/dP),
+            `map.attribution()` and `map.relevance()`. It needs the values.
 
     In all cases the model's outputs and the gradients of its parameters keep their bits.
 
     Raises:
-        ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or only statistics are
-            to be kept (`keep="summary"`) where gradients or values are asked for.
+        ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or statistics only
+            (`keep="summary"`) are combined with gradients or values.
 
     >>> import torch
     >>> class Block(nn.Module):
@@ -110,15 +109,10 @@ class Seen:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        """The observed calls, and those passed over."""
         self._open_in = OpenThreads()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse `pickle` and `copy`.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: a watch is neither pickled nor copied."""
         raise ArgumentError(
             "what a watch has seen is bound to its model and can be neither copied nor pickled: copy or save its maps, "
             "as in copy.deepcopy(dict(seen.items())) or seen[name].save(path)"
@@ -131,7 +125,7 @@ class Seen:
 
     @property
     def calls(self) -> list[Observed]:
-        """All observed calls in their order, also those that could not be read."""
+        """All observed calls in order, including unreadable ones."""
         return self.record.calls
 
     # -- watching ----------------------------------------------------------------------------------------
@@ -157,7 +151,6 @@ class Seen:
 
     @property
     def maps(self) -> list[AttentionMap]:
-        """Every map, in the order of the calls."""
         return [call.map for call in self.calls if call.map is not None]
 
     @overload
@@ -189,13 +182,13 @@ class Seen:
     @overload
     def softmax(self, key: str) -> AttentionMap | list[AttentionMap]: ...
     def softmax(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
-        """The softmax of a call that wrote its attention out, before a mask, a gate, a mix of heads or dropout.
+        """The softmax of written-out attention, before a mask, a gate, a mix of heads or dropout.
 
-        `seen[key]` has the weights that multiplied the values. Where nothing stood between, it is the same map.
+        `seen[key]` has the weights before the product with the values. Without a change between, it is the same map.
 
         Raises:
             NotSeenError: the call was not seen, or could not be read; the message says why.
-            NotKeptError: only statistics were kept, and of the weights alone.
+            NotKeptError: only statistics were recorded, and of the weights alone.
         """
         found = self[key]
         if self.record.policy.where == "summary":
@@ -205,10 +198,8 @@ class Seen:
         return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
 
     def zero_grad(self) -> None:
-        """Forget the gradients that backward passes have handed over, so the next pass is the first one again.
-
-        Of two passes without this between them, it could not be told whose gradient `map.gradient()` should be.
-        """
+        """Forget the gradients of earlier backward passes, so that the next pass is the first one again. After two
+        passes without this between them, `map.gradient()` would be ambiguous."""
         if self.record.policy.gradients is not None:
             self.record.policy.gradients.clear()
 
@@ -222,13 +213,13 @@ class Seen:
     def joined(self, name: str) -> AttentionMap:
         """Join the maps of one module's calls, row under row, if all of them are the steps of one generation.
 
-        Each key has its place among all keys of the generation, also under a sliding window, where a call by itself
-        counts from the first key that was still in the cache. See `generations` for the rule.
+        Each key has its position in the whole generation, also under a sliding window, where a single call counts from
+        the first cached key. See `generations` for the rule.
 
         Raises:
             NotSeenError: nothing of that name was seen.
-            ShapeError: the calls are not those of one generation; the message says which are, and why others are not.
-            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+            ShapeError: the calls are not those of one generation; the message lists the sequences and the reasons.
+            NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
         maps = self[name]
         sequences = self.record.sequences.of[name]
@@ -240,15 +231,15 @@ class Seen:
         """Join the maps of one module's calls, each sequence of calls to a map of its own, the earliest first.
 
         A call continues another if its keys are those of the other, or the last of them (a sliding window), followed by
-        one new key for each query; or if it asks other queries of the same keys (cross-attention). A call that
-        continues none begins a map of its own: another input, a run without a cache, a cache that changes keys.
-        Rows of the batch that changed places (beam search) are followed back from the last step. Of a cache that was
-        cut back (assisted decoding) the rows that were cut are left out.
+        one new key for each query; or if it has other queries for the same keys (cross-attention). Any other call
+        begins a map of its own: another input, a run without a cache, a cache that changes keys. Rows of the batch in a
+        new order (beam search) are followed back from the last step. Rows cut from a cache (assisted decoding) are left
+        out.
 
         Raises:
             NotSeenError: nothing of that name was seen.
-            ShapeError: it cannot be told which rows of the batch a step continues.
-            NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+            ShapeError: the parent rows of a step are ambiguous.
+            NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
         maps = self[name]
         by_call = dict(enumerate(maps)) if isinstance(maps, list) else {0: maps}
@@ -278,18 +269,17 @@ class Seen:
         return report(self.record)
 
     def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
-        """Look for faults of the masks that reached the kernels: lost, turned or upside down.
+        """Look for faults of the masks at the kernels: lost, turned or upside down.
 
         Args:
-            causal: whether self-attention should be causal; None asks the config of a Hugging Face model, and expects
-                nothing of any other model.
-            padding: which keys are real tokens, bool (B, S), True = real, as in `regard.padding`. Without it, layers
-                are compared with the other layers of their stack.
+            causal: the expected causality of self-attention; None takes it from the config of a Hugging Face model, and
+                expects nothing of other models.
+            padding: the real tokens among the keys, bool (B, S), True = real, as in `regard.padding`. Without it,
+                layers are compared with the others of their stack.
 
         Returns:
             The findings, errors first: one object for each reason and module, with measurements and advice. An "info"
-            is a fact that may surprise; "warning" and "error" are not. Each call takes at most two passes over its
-            map, in linear memory.
+                is a surprising fact, no fault. Each call takes at most two passes over its map, in linear memory.
 
         Raises:
             ShapeError: `padding` is no bool tensor (B, S).
@@ -304,7 +294,7 @@ class Seen:
         >>> [(finding.reason, finding.severity) for finding in seen.audit()]
         [('inverted mask', 'error')]
         """
-        # The audit is loaded when it is asked for: `import regard` stays light.
+        # Imported on first use: `import regard` stays light.
         from regard.watching.checks.audit import audit
 
         return audit(self.record, causal=causal, keep=padding)
@@ -317,11 +307,7 @@ class Seen:
 
 
 def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
-    """Refuse a model of which any part is compiled; `do` and `done` are the verb in the message.
-
-    Raises:
-        ArgumentError: a part is compiled; the message says which model to watch instead.
-    """
+    """Raise ArgumentError for a model with any compiled part; `do` and `done` are the verb in the message."""
     for path, module in modules.items():
         compiled = how_compiled(module)
         if compiled == "around":
@@ -339,11 +325,7 @@ def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
 
 
 def _name_and_number(key: Any) -> tuple[str, int | None]:
-    """The module path and the call number of a key of `Seen`.
-
-    Raises:
-        ArgumentError: it is no key.
-    """
+    """The module path and the call number of a key of `Seen`."""
     match key:
         case str():
             return key, None

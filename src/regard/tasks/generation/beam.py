@@ -34,30 +34,30 @@ def beam_search(
     constraints: Sequence[Constraint] = (),
     alignments: bool = False,
 ) -> list[list[Hypothesis]]:
-    r"""The best of the hypotheses that a beam finds, for each source.
+    r"""The best hypotheses of a beam search for each source.
 
     The score is $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$, where $\alpha$ is the length penalty, $\gamma$ the
     reward of each token, and $|y|$ includes the end mark (Wu et al. 2016, arXiv:1609.08144, equation 14, divide by
     $((5 + |y|) / 6)^\alpha$ instead; Murray and Chiang 2018, arXiv:1808.10006, give the reward). At each step the
-    `beam.size` best continuations that do not end are continued, and those among the `beam.size` best that end are
-    finished. Let w be the score of the worst of the `beam.num_best` hypotheses that would be returned now. A source is
-    done when no live hypothesis can reach a score above w any more; or, as soon as `beam.size` hypotheses have
-    finished, when no live hypothesis has a score above w at its present length.
+    `beam.size` best unended continuations are continued, and ended ones among the `beam.size` best are finished. Let w
+    be the worst score among the `beam.num_best` hypotheses to return. A source is done when no live hypothesis can
+    reach a score above w; or, after `beam.size` finished hypotheses, when no live hypothesis has a score above w at its
+    present length.
 
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
-        source_lengths: how many token ids of each source are real.
-        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        source_lengths: the length of each source.
+        bos_id: the first token of every target; for a language model, the last token of each text.
         eos_id: the token that ends a target.
         max_steps: the most tokens of an answer, including the end mark.
-        beam: how many hypotheses are continued and returned, and how their length counts.
-        constraints: the tokens that may be chosen; see `regard.tasks.generation.filters`. Scores stay the model's own.
-        alignments: whether hypotheses have an alignment, which says what their tokens attended to.
+        beam: the counts of continued and returned hypotheses, and the weight of their length.
+        constraints: the allowed tokens; see `regard.tasks.generation.filters`. Scores stay the model's own.
+        alignments: add to hypotheses the attention of their tokens to the source.
 
     Returns:
-        For each source up to `beam.num_best` different hypotheses, best first. If too few of them ended, hypotheses
-        that were cut off at `max_steps` follow, also best first.
+        For each source up to `beam.num_best` different hypotheses, best first. If too few ended, hypotheses cut off at
+        `max_steps` follow, also best first.
 
     Raises:
         ArgumentError: source and lengths do not fit, or `max_steps` is below 1.
@@ -91,7 +91,7 @@ def beam_search(
 
 
 class _Trace(NamedTuple):
-    """One step: the alignment of its N rows, the tokens of the M rows after it, and which of the N these continue."""
+    """One step: the alignment of its N rows, the tokens of the M next rows, and the indices of their parents."""
 
     alignment: Float[Tensor, "N S"] | None
     tokens: Int[Tensor, " M"]
@@ -100,32 +100,27 @@ class _Trace(NamedTuple):
 
 class _Hypotheses:
     """K live and K finished hypotheses of each source, as tensors. A row is a live hypothesis; a source has K rows, and
-    one before the first step.
-
-    Only the A sources that still run have rows, so the numbers of the rows change from step to step. The trace
-    leads back through them.
-    """
+    one before the first step. Only the A running sources have rows, so row indices change from step to step. The trace
+    leads back through them."""
 
     def __init__(self, count: int, device: torch.device, beam: Beam, *, eos_id: int, max_steps: int) -> None:
         self.size, self.num_best, self.beam = beam.size, beam.num_best, beam
         self.eos_id, self.max_steps = eos_id, max_steps
         self.trace: list[_Trace] = []
-        # The sources that run (A,), and the log-probabilities of their live hypotheses (A, K).
+        # The running sources (A,), and the log-probabilities of their live hypotheses (A, K).
         self.sources = torch.arange(count, device=device)
         self.live = torch.zeros((count, 1), device=device)
         self.has_finished = False
-        # The finished hypotheses (B, K), best first: their score, the step that ended them, and their row at that step.
+        # The finished hypotheses (B, K), best first: their score, their last step, and their row at that step.
         self.score = torch.full((count, beam.size), -torch.inf, device=device)
         self.ended_at = torch.zeros((count, beam.size), dtype=torch.long, device=device)
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
     def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Choose among all continuations, and return the tokens of the next rows and the rows that they continue.
-
-        Both are empty when all sources are done.
-        """
+        """Choose among all continuations, and return the tokens and the parents of the next rows. Both are empty when
+        all sources are done."""
         (running, members), vocab_size = self.live.shape, gains.shape[1]
-        # At least K of the 2K candidates do not end, because each of the K rows has only one continuation that ends.
+        # At least K of the 2K candidates do not end: each of the K rows has only one ending continuation.
         scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * members
         parents, chosen = first + index // vocab_size, index % vocab_size
@@ -139,7 +134,7 @@ class _Hypotheses:
         self.live, pick = torch.where(ends, -torch.inf, scores).topk(self.size, dim=-1)
         chosen, parents = chosen.gather(1, pick), parents.gather(1, pick)
         undecided = self._undecided(length)
-        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # a source that is done does not change
+        self.live = self.live.masked_fill(~undecided[:, None], -torch.inf)  # finished sources do not change
         keep = undecided.nonzero()[:, 0]
         if worth_leaving(running, len(keep)):
             chosen, parents, self.sources, self.live = (x[keep] for x in (chosen, parents, self.sources, self.live))
@@ -147,7 +142,6 @@ class _Hypotheses:
         return chosen.flatten(), parents.flatten()
 
     def _finish(self, scores: Tensor, parents: Tensor, ends: Tensor, length: int) -> None:
-        """Keep the best K of the finished hypotheses and of the candidates that end now."""
         new = torch.where(ends, self.beam.score(scores, length), -torch.inf)
         at = torch.full_like(parents, length)
         best, kept = torch.cat([self.score[self.sources], new], 1).topk(self.size, dim=-1)
@@ -156,11 +150,11 @@ class _Hypotheses:
             past[self.sources] = torch.cat([past[self.sources], now], 1).gather(1, kept)
 
     def _undecided(self, length: int) -> Tensor:
-        """Which of the running sources have a live hypothesis that may still be returned; see `beam_search`."""
+        """Mask of the running sources with a live hypothesis that may still be returned; see `beam_search`."""
         finished, best = self.score[self.sources], self.live[:, 0]
         is_full, worst = finished[:, -1] > -torch.inf, finished[:, self.num_best - 1]
-        # Log-probabilities can only fall, the largest divisor is that of the longest hypothesis, and the rewards are
-        # divided to the most at one of the two ends. So no continuation has a score above this.
+        # Log-probabilities only fall, the divisor is largest at the greatest length, and the reward's share is largest
+        # at one of the two ends. So this bounds the score of every continuation.
         penalty, reward = self.beam.length_penalty, self.beam.length_reward
         most = max(length ** (1 - penalty), self.max_steps ** (1 - penalty))
         hope = best / self.max_steps**penalty + reward * most
@@ -185,14 +179,12 @@ class _Hypotheses:
         return answers
 
     def _attended(self, path: list[int]) -> Tensor | None:
-        """The alignments of the rows of a path, step by step."""
         steps = zip(self.trace, path, strict=False)
         attended = [trace.alignment[row] for trace, row in steps if trace.alignment is not None]
         return torch.stack(attended) if attended else None
 
 
 def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
-    """So many candidates, where there are fewer: what is added is impossible."""
     missing = count - scores.shape[1]
     if not missing:
         return scores, index
@@ -200,7 +192,7 @@ def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: i
 
 
 def _walk_back(links: list[tuple[list[int], list[int]]], row: int) -> tuple[list[int], list[int]]:
-    """The tokens that led to a row, and for each token the row to which it was added."""
+    """The tokens of a row's path, and each token's parent row."""
     tokens, path = [], []
     for chosen, parents in reversed(links):
         tokens.append(chosen[row])

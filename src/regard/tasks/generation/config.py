@@ -1,4 +1,4 @@
-"""The numbers of a beam search, which need no torch."""
+"""The settings of a beam search, without torch."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 50
-"""The largest penalty or reward: more would leave the range of numbers."""
+"""The largest penalty or reward: more would overflow."""
 Total = TypeVar("Total", float, "Tensor")
 
 MOST = 10_000
@@ -18,12 +18,12 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    r"""The numbers of a beam search: how many hypotheses it follows and returns, and how their length counts.
+    r"""The settings of a beam search: its counts of followed and returned hypotheses, and the weight of their length.
 
     A hypothesis is scored by $(\log p(y \mid x) + \gamma |y|) / |y|^\alpha$; $|y|$ counts its end mark.
 
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: a value is out of its range.
 
     >>> Beam(4, num_best=2)
     Beam(size=4, num_best=2, length_penalty=1.0, length_reward=0.0)
@@ -58,5 +58,5 @@ class Beam:
             )
 
     def score(self, log_probability: Total, length: int) -> Total:
-        """The score of a hypothesis of that log-probability (or of many, as a tensor) and so many tokens."""
+        """The score of a hypothesis of that log-probability (or of many, as a tensor) and length."""
         return (log_probability + self.length_reward * length) / length**self.length_penalty

@@ -1,7 +1,7 @@
-"""Changes of logits before a token is chosen: constraints say which may come, filters change how likely they are.
+"""Changes of logits before a token is chosen: constraints forbid tokens, filters change probabilities.
 
-A search takes constraints and keeps the model's own scores. Sampling takes both. Each is one small object, and a
-list of them is applied in its order:
+A search takes constraints and keeps the model's own scores. Sampling takes both. Each is one small object; a list is
+applied in order:
 
     sample(..., filters=[RepetitionPenalty(1.2), Temperature(0.8), TopK(50), TopP(0.95)])
 """
@@ -18,28 +18,28 @@ from regard.errors import ArgumentError
 
 
 class Progress(NamedTuple):
-    """The state of N texts that are being written."""
+    """The state of N unfinished texts."""
 
     sources: Int[Tensor, " N"]
-    """The number of the source that each text answers, in the order of the call."""
+    """The index of each text's source, in the order of the call."""
     tokens: Int[Tensor, "N t"]
-    """The t tokens that have been chosen so far."""
+    """The t tokens chosen so far."""
     before: Int[Tensor, "N P"] | None = None
     """The tokens before them if these have the same vocabulary: the prompts of a language model."""
 
 
 @runtime_checkable
 class Constraint(Protocol):
-    """Says which tokens may be chosen next."""
+    """Limits the next tokens."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
-        """True for the tokens that may come next, at least one in each row."""
+        """True for allowed tokens, at least one in each row."""
         ...
 
 
 @runtime_checkable
 class Filter(Protocol):
-    """Changes the distribution from which the next token is drawn."""
+    """Changes the distribution of the next token."""
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]: ...
 
@@ -47,7 +47,7 @@ class Filter(Protocol):
 def constrain(
     logits: Float[Tensor, "N V"], constraints: Sequence[Constraint], progress: Progress
 ) -> Float[Tensor, "N V"]:
-    """The logits of the tokens that all constraints allow, and -inf for all others."""
+    """Logits with -inf for tokens forbidden by any constraint."""
     for constraint in constraints:
         logits = logits.masked_fill(~constraint.allowed(progress, logits.shape[-1]), -torch.inf)
     return logits
@@ -67,14 +67,10 @@ class ForcedPrefix:
     """
 
     prefixes: Sequence[Sequence[int]]
-    """The tokens with which the answer to each source begins."""
+    """The prefix of the answer to each source."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "N V"]:
-        """The next token of the prefix, or any token after the prefix.
-
-        Raises:
-            ArgumentError: a token is not in the vocabulary.
-        """
+        """The next token of the prefix, or any token after it; raises ArgumentError for an unknown token."""
         step, sources = progress.tokens.shape[1], progress.sources
         free = torch.ones(len(sources), vocab_size, dtype=torch.bool, device=sources.device)
         for row, source in enumerate(sources.tolist()):
@@ -95,15 +91,12 @@ class Vocabulary:
     """
 
     tokens: Bool[Tensor, " V"] | Bool[Tensor, "B V"]
-    """True for the tokens that may come: in all answers (V), or in the answer to each source (B, V)."""
+    """True for allowed tokens: in all answers (V), or in the answer to each source (B, V)."""
 
     @classmethod
     def of(cls, tokens: Sequence[int], vocab_size: int) -> "Vocabulary":
-        """The constraint that allows these tokens in all answers.
-
-        Raises:
-            ArgumentError: there are no tokens, or one is not in the vocabulary.
-        """
+        """The constraint to these tokens in all answers; raises ArgumentError for no tokens, or one outside the
+        vocabulary."""
         if not tokens:
             raise ArgumentError("a vocabulary needs at least one token that may come")
         mask = torch.zeros(vocab_size, dtype=torch.bool)
@@ -113,11 +106,7 @@ class Vocabulary:
         return cls(mask)
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
-        """The same tokens at every step.
-
-        Raises:
-            ArgumentError: the constraint was made for a vocabulary of another size.
-        """
+        """The same tokens at every step; raises ArgumentError for a vocabulary of another size."""
         if self.tokens.shape[-1] != vocab_size:
             raise ArgumentError(f"the model has {vocab_size} tokens, the constraint {self.tokens.shape[-1]}")
         tokens = self.tokens.to(progress.sources.device)
@@ -147,7 +136,7 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k most probable tokens; tokens that are as probable as the last of them stay too.
+    """The k most probable tokens, with ties.
 
     Source: Fan et al. 2018 (arXiv:1805.04833), section 5.
 
@@ -188,7 +177,7 @@ class TopP:
         _require_share("top-p", self.p)
 
     def __call__(self, logits: Float[Tensor, "N V"], progress: Progress) -> Float[Tensor, "N V"]:
-        """Leave out a token if all more probable tokens have a sum of p or more."""
+        """Drop a token if the more probable tokens already sum to p or more."""
         if self.p == 1.0:
             return logits
         probabilities, vocab_size = logits.softmax(-1), logits.shape[-1]
@@ -205,7 +194,7 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """Tokens that are at least p times as probable as the most probable one.
+    """Tokens at least p times as probable as the most probable one.
 
     Source: Nguyen et al. 2024 (arXiv:2407.01082), section 3.
 
@@ -226,7 +215,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
-    """Logits of tokens that the text or its prompt already has are divided by the penalty, or multiplied if negative.
+    """Divides the logits of tokens in the text or its prompt by the penalty, or multiplies negative ones.
 
     Source: Keskar et al. 2019 (arXiv:1909.05858), section 4.1, with the sign as in transformers.
 

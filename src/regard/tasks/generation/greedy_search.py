@@ -36,12 +36,12 @@ def greedy(
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything.
-        source_lengths: how many token ids of each source are real.
-        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        source_lengths: the length of each source.
+        bos_id: the first token of every target; for a language model, the last token of each text.
         eos_id: the token that ends a target.
         max_steps: the most tokens of an answer, including the end mark.
-        constraints: the tokens that may be chosen; see `regard.tasks.generation.filters`. Scores stay the model's own.
-        alignments: whether hypotheses have an alignment, which says what their tokens attended to.
+        constraints: the allowed tokens; see `regard.tasks.generation.filters`. Scores stay the model's own.
+        alignments: add to hypotheses the attention of their tokens to the source.
 
     Returns:
         One hypothesis for each source; its score is the sum of log-probabilities (length penalty 0).
@@ -82,7 +82,7 @@ def greedy(
 
 
 def _spread(values: Tensor, rows: Tensor, count: int, *, fill: int = 0) -> Tensor:
-    """A tensor of `count` rows, with `values` in the rows `rows`, which are in order, and `fill` in all others."""
+    """`values` scattered to the sorted `rows` of a tensor of `count` rows, with `fill` in all others."""
     if rows.shape[0] == count:
         return values
     return values.new_full((count, *values.shape[1:]), fill).index_copy_(0, rows, values)

@@ -1,4 +1,4 @@
-"""The interface of models that generate text, and the parts that all searches share."""
+"""The interface of models that generate text, and the parts shared by all searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +14,21 @@ from regard.tasks.generation.filters import Constraint, Progress, constrain
 
 @runtime_checkable
 class Decodable(Protocol):
-    """The methods that a search needs. The state knows the sequences in their order."""
+    """The methods a search needs. The state keeps the sequences in order."""
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
         ...
 
     def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Any:
-        """Add one token to each sequence, and return (logits (N, V), alignment, state).
-
-        The alignment is None or has a method `dense()` with a result of shape (N, H, 1, S). The given state must not
-        be used again: the new state may use its buffers.
-        """
+        """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
+        method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
+        use its buffers."""
         ...
 
     def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
-        """Return the state of the sequences `index`, in that order. Indices may be repeated or left out.
-
-        The given state must not be used again, as in `step`.
-        """
+        """Return the state of the sequences `index`, in that order. Indices may repeat or be missing. The given state
+        must not be used again, as in `step`."""
         ...
 
 
@@ -45,20 +41,20 @@ class Hypothesis:
     """The sum of the tokens' log-probabilities, with the reward and divided by the penalty of its length
     (`Beam.score`)."""
     alignment: Float[Tensor, "T S"] | None = None
-    """The weights with which each token attended to the source, as a mean over heads; rows sum to 1."""
+    """The attention of each token to the source, as a mean over heads; rows sum to 1."""
     log_probabilities: Float[Tensor, " T"] | None = None
-    """The model's own log-probability of each token, in nats, if it was asked for."""
+    """The model's own log-probability of each token, in nats, or None."""
 
 
 def worth_leaving(running: int, undecided: int) -> bool:
-    """Whether so many sources are done that it pays to remove them, which copies the state of the others."""
+    """True if enough sources are finished to justify compacting the batch (a state copy)."""
     return 16 * undecided <= 15 * running
 
 
 def log_probabilities(
     logits: Float[Tensor, "N V"], constraints: Sequence[Constraint], progress: Progress
 ) -> Float[Tensor, "N V"]:
-    """The model's own log-probabilities of the tokens that may be chosen; -inf for all others."""
+    """The model's own log-probabilities of the allowed tokens; -inf for all others."""
     return constrain(precise(logits).log_softmax(-1), constraints, progress)
 
 
@@ -74,12 +70,12 @@ def first_tokens(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> In
 
 
 def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:
-    """The weights with which each new token attended to the source, as a mean over heads."""
+    """The attention of each new token to the source, as a mean over heads."""
     return alignment.dense().mean(1)[:, 0]
 
 
 def check_source(source: Tensor, source_lengths: Tensor, max_steps: int) -> None:
-    """Refuse sources and lengths that do not fit, and searches without a step."""
+    """Refuse mismatched sources and lengths, and searches without a step."""
     if source.dim() != 2 or source_lengths.shape != source.shape[:1]:
         raise ArgumentError(
             "source must be (B, S) with source_lengths (B,), "

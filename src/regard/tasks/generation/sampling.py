@@ -14,20 +14,20 @@ from regard.tasks.generation.steps import steps
 
 
 class Sampled(NamedTuple):
-    """One step of sampling, for the N texts that have not ended before it."""
+    """One step of sampling, for the N unfinished texts."""
 
     rows: Int[Tensor, " N"]
-    """Which of the texts these are."""
+    """The indices of the texts."""
     tokens: Int[Tensor, " N"]
     gains: Float[Tensor, " N"]
     """The model's own log-probability of each token."""
 
 
 def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator | None = None) -> Int[Tensor, "N 1"]:
-    """Draw one token for each row, by one random number for each.
+    """Draw one token for each row, by one random value for each.
 
-    It is the first token at which the sum of the probabilities is above the number. (`torch.multinomial` draws a number
-    for each token of the vocabulary, which takes longer than a step of a small model.)
+    It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
+    token of the vocabulary, slower than a step of a small model.)
 
     Raises:
         NonFiniteError: probabilities are NaN, or all are 0.
@@ -43,7 +43,7 @@ def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator 
     if not bool((totals > 0).all()):
         raise NonFiniteError(f"a token is drawn from probabilities whose sum is above 0, got sums of {totals[:, 0]}")
     below = torch.rand(totals.shape, dtype=dtype, device=sums.device, generator=generator)
-    # Random numbers are at most 1 - 2^-53 (in float32 2^-24), and no product with that is rounded up to the total.
+    # Random values are at most 1 - 2^-53 (in float32 2^-24), and no product with that rounds up to the total.
     return torch.searchsorted(sums, below * totals, right=True)
 
 
@@ -81,7 +81,7 @@ def sample_steps(
 
     check_source(source, source_lengths, max_steps)
     state = model.start(source, source_lengths)
-    # A text that has ended is removed at once, so that no random numbers are drawn for it.
+    # A finished text is removed at once, so that no random values are drawn for it.
     for step in steps(
         model, state, source, bos_id=bos_id, eos_id=eos_id, max_steps=max_steps, choose=draw,
         is_worth_leaving=lambda running, left: left < running, before=before,
@@ -107,14 +107,14 @@ def sample(
     Args:
         model: in evaluation mode.
         source: token ids of B sources, padded with anything; repeat a source to get several samples.
-        source_lengths: how many token ids of each source are real.
-        bos_id: the token with which every target begins; for a language model, the last token of each text.
+        source_lengths: the length of each source.
+        bos_id: the first token of every target; for a language model, the last token of each text.
         eos_id: the token that ends a target.
         max_steps: the most tokens of an answer, including the end mark.
         filters: applied to the logits in this order; see `regard.tasks.generation.filters`.
-        constraints: the tokens that may be chosen; they are applied before the filters.
-        before: the prompts of a language model, for filters that look at the whole text.
-        generator: the generator of the random numbers; None for that of torch.
+        constraints: the allowed tokens; applied before the filters.
+        before: the prompts of a language model, for filters over the whole text.
+        generator: of the random values; None for torch's.
 
     Returns:
         One hypothesis for each source. Its score is the sum of the model's own log-probabilities, before

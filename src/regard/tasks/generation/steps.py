@@ -1,4 +1,4 @@
-"""The loop that greedy search and sampling share: one token for each text, step after step, until all have ended."""
+"""The loop of greedy search and sampling: one token for each text, step after step, until all have ended."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ class TextStep(NamedTuple):
     """One step of N texts."""
 
     rows: Int[Tensor, " N"]
-    """Which of the texts these are."""
+    """The indices of the texts."""
     tokens: Int[Tensor, " N"]
     gains: Float[Tensor, " N"]
     """The model's own log-probability of each token."""
     ended: Bool[Tensor, " N"]
-    """Which texts had ended before this step; their tokens mean nothing."""
+    """True for texts ended before this step; their tokens are meaningless."""
     alignment: Any
     """The attention of the model, as `Decodable.step` returns it."""
 
@@ -40,20 +40,20 @@ def steps(
     is_worth_leaving: Callable[[int, int], bool],
     before: Int[Tensor, "B P"] | None = None,
 ) -> Iterator[TextStep]:
-    """The steps until every text has its end mark, at most `max_steps`. The caller may stop before that.
+    """The steps until every text has its end mark, at most `max_steps`. The caller may stop earlier.
 
     The caller must turn gradients off by `torch.no_grad`.
 
     Args:
         model: in evaluation mode.
-        state: what `model.start` returned for B sources.
+        state: the result of `model.start` for B sources.
         source: these sources.
-        bos_id: the token with which every text begins, or one token for each text.
-        eos_id: the token that ends a text.
+        bos_id: the first token of every text, or one token for each text.
+        eos_id: the end mark.
         max_steps: the most tokens of a text, including the end mark.
         choose: chooses the next tokens.
-        is_worth_leaving: decides whether ended texts are removed from the batch, from the number of texts in the
-            batch and the number of those that have not ended. To remove texts copies the state of the others.
+        is_worth_leaving: from the counts of texts in the batch and of unfinished ones, decides whether to compact the
+            batch, which copies the state.
         before: the text before the new tokens, for `choose`.
     """
     rows = torch.arange(len(source), device=source.device)

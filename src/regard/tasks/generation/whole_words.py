@@ -1,4 +1,4 @@
-"""A constraint that keeps forced words whole, and as many as were asked for."""
+"""A constraint for forced words: keeps them whole, and their number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from regard.tasks.generation.filters import Progress
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeWords:
-    """What follows a forced prefix does not lengthen its last word, and does not write certain words again.
+    """Text after a forced prefix neither lengthens its last word nor repeats certain words.
 
-    A word is written when its tokens stand one behind the other, with a token behind them that begins a word or sign.
-    Where no token can lengthen a word, its last token is left out instead.
+    A word is complete when its tokens are consecutive and followed by a token that begins a word or sign. Where no
+    token can lengthen a word, its last token is banned instead.
 
     >>> kinds = torch.tensor([[True, False, True], [False, True, False], [False] * 3])
     >>> rule = WholeWords([1], [True], [[]], [[]], *kinds)
@@ -26,20 +26,19 @@ class WholeWords:
     lengths: Sequence[int]
     """How many tokens the forced prefix of each source has."""
     is_word: Sequence[bool]
-    """Whether the prefix of each source ends with a word that could be lengthened."""
+    """True for prefixes ending with a word that could be lengthened."""
     banned: Sequence[Sequence[Sequence[int]]]
-    """For each source the words that must not come behind its prefix, as tokens."""
+    """For each source the words banned after its prefix, as tokens."""
     avoided: Sequence[Sequence[int]]
-    """For each source the tokens that must not come right behind its prefix, one behind the other; empty for none."""
+    """For each source the token sequence banned directly after its prefix; empty for none."""
     begins: Bool[Tensor, " V"]
-    """The tokens that do not lengthen a word before them: the end mark, and those that begin with a space or sign."""
+    """Tokens that begin a word or sign, and the end mark."""
     lengthens: Bool[Tensor, " V"]
-    """The tokens that do. Marks that print nothing do neither."""
+    """Tokens that continue the word before them. Control tokens are in neither set."""
     closes: Bool[Tensor, " V"]
-    """The tokens that no word that begins behind them would lengthen: they end with a space or a sign."""
+    """Tokens that end a word: with a space or a sign."""
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "N V"]:
-        """True for the tokens that may come."""
         step, device = progress.tokens.shape[1], progress.sources.device
         begins = self.begins.to(device)
         free = torch.ones(len(progress.sources), vocab_size, dtype=torch.bool, device=device)
@@ -57,7 +56,7 @@ class WholeWords:
         return free
 
     def _ban(self, free: Tensor, tokens: list[int], word: list[int], *, behind: bool) -> None:
-        """Leave out what would complete a word; `tokens` are those written, `behind` one of the prefix."""
+        """Ban the end of a word; `tokens` are those generated, after one of the prefix if `behind`."""
         lengthens = self.lengthens.to(free.device)
         can_be_longer = bool(lengthens.any())
         done = word if can_be_longer else word[:-1]

@@ -1,4 +1,4 @@
-"""Batches of sentences of similar length within a budget of tokens, in an order that can be resumed and divided."""
+"""Batches of sentences of similar length within a budget of tokens, in a resumable order divisible among ranks."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of source and target_output that are not padding."""
+        """Tokens of source and target_output without padding."""
         return int(self.source_lengths.sum() + self.target_lengths.sum())
 
     @property
@@ -53,10 +53,10 @@ def collate(
 ) -> Batch:
     """One batch of pairs of token lists. The lists have no special tokens; this function adds them.
 
-    `links` has for each pair the source tokens and the target tokens that are linked with one another.
+    `links` holds for each pair its linked source and target tokens.
 
     Raises:
-        ArgumentError: there is no pair, or the numbers of sources and targets differ.
+        ArgumentError: there is no pair, or sources and targets differ in number.
 
     >>> batch = collate([[7, 8], [9]], [[5], [5, 6]])
     >>> batch.source.tolist(), batch.target_input.tolist(), batch.target_output.tolist()
@@ -82,7 +82,7 @@ def _as_rows(links: Sequence[tuple[Integers, Integers]]) -> Tensor:
 
 
 def padding_share(batches: Iterable[Batch]) -> float:
-    """The share of the positions of source and target that hold padding, 0..1.
+    """The share of padding in the positions of source and target, 0..1.
 
     >>> round(padding_share([collate([[7, 8], [9]], [[5], [5, 6]])]), 3)
     0.167
@@ -105,17 +105,17 @@ def plan_batches(
     """The batches of an epoch or of one section of it: each pair once, similar lengths together, batches shuffled.
 
     The result depends on the arguments alone, so an epoch and the number of finished batches are enough to resume.
-    Pairs of the same lengths come together with other pairs in every epoch. Padding grows with the spread of lengths
-    in a batch: it is a few percent if an epoch has a hundred batches or more, and far above that if it has only a few.
+    Pairs of the same lengths meet other pairs in every epoch. Padding grows with the spread of lengths in a batch: it
+    is a few percent for a hundred batches or more an epoch, and far above for only a few.
 
     Args:
         source_lengths: the tokens of each source without special tokens, shape (pairs,).
         target_lengths: the same for each target.
-        max_tokens: the most positions that a batch may have in source and target, including EOS and padding.
-            With several ranks, this counts their batches together.
+        max_tokens: the most positions of a batch in source and target, including EOS and padding; with several ranks,
+            of their batches together.
         seed: decides the shuffling, together with the epoch.
         epoch: the number of the pass over the data, from 0.
-        section: the part of that pass to which these pairs belong, from 0.
+        section: the part of the pass with these pairs, from 0.
         rank: the share of every batch to return.
         world_size: the number of shares. Batch k of all ranks together equals batch k of a single rank.
 
@@ -140,7 +140,6 @@ def plan_batches(
 
 
 def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, padded at the end, and the lengths of the rows."""
     lengths = [len(row) for row in rows]
     padded = np.full((len(rows), max(lengths)), pad_id, np.int64)
     for place, row in zip(padded, rows, strict=True):
@@ -149,7 +148,7 @@ def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]
 
 
 def _with_end(lengths: Integers) -> npt.NDArray[np.int64]:
-    """Lengths with EOS, in a dtype that can hold their sums."""
+    """Lengths with EOS, in a dtype wide enough for their sums."""
     return lengths.astype(np.int64) + 1
 
 
@@ -165,16 +164,14 @@ def _check_budget(source: Integers, target: Integers, max_tokens: int) -> None:
 
 
 def _by_length(source: Integers, target: Integers, generator: np.random.Generator) -> Indices:
-    """Sorted by source length, longest first; within it by target length, ascending and descending in turn.
-
-    Because of the turns, target lengths do not jump where the source length changes. Ties are in random order.
-    """
+    """Sorted by source length, longest first; within it by target length, ascending and descending in turn. The turns
+    avoid jumps of the target length where the source length changes. Ties are in random order."""
     in_turn = np.where(source % 2 == 0, target, -target)
     return np.lexsort((generator.random(len(source)), in_turn, -source))
 
 
 def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
-    """The places at which the sorted pairs are cut into batches, each as late as the budget allows."""
+    """The bounds of the batches in the sorted pairs, each as late as the budget allows."""
     cuts = []
     start, longest_source, longest_target = 0, 0, 0
     for i, (s, t) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
@@ -186,7 +183,7 @@ def _cuts(source: Integers, target: Integers, max_tokens: int) -> list[int]:
 
 
 def _level_last(cuts: list[int], source: Integers, target: Integers, max_tokens: int) -> list[int]:
-    """Divide the last two batches evenly, because a last batch of one pair could not be divided among ranks."""
+    """Divide the last two batches evenly: a last batch of one pair could not be divided among ranks."""
     start = cuts[-2] if len(cuts) > 1 else 0
     middle = (start + len(source)) // 2
     places = (len(source) - middle) * (source[middle:].max() + target[middle:].max())

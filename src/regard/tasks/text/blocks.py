@@ -1,4 +1,4 @@
-"""Blocks of running text for language models, in an order that can be resumed and divided among ranks."""
+"""Blocks of running text for language models, in a resumable order divisible among ranks."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -13,10 +13,8 @@ from regard.tasks.text.sections import Integers, sections
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK
 
 BEGIN_ONE_IN = 16
-"""Among the blocks that begin inside a document, one in this many has BOS in place of its first token.
-
-The model thus learns to begin anywhere: a text that it writes need not begin as a document of the corpus does.
-"""
+"""Of the blocks within a document, one in this many has BOS in place of its first token. The model thus learns to begin
+anywhere: a generated text need not begin like a document of the corpus."""
 
 MASKED_SHARE, REPLACED_BY_MASK, REPLACED_BY_ANOTHER = 0.15, 0.8, 0.1
 """BERT masks 15 % of the tokens. Of these, 80 % become the mask, 10 % another token, and 10 % stay unchanged."""
@@ -34,7 +32,7 @@ class TextBatch(NamedTuple):
 
     @property
     def predicted(self) -> int:
-        """The number of positions at which a token is predicted."""
+        """The number of predicted positions."""
         return int((self.targets != PAD).sum())
 
 
@@ -55,19 +53,18 @@ class TextBlocks(NamedTuple):
 
 
 class BlockPlan:
-    """Blocks of `length + overlap` tokens, cut anew and shuffled in every epoch, with a share for each rank.
+    """Blocks of `length + overlap` tokens, split anew and shuffled in every epoch, with a share for each rank.
 
-    An epoch starts to cut the text at a random position, so that no token always stands at the end of a block. The
-    text that is left over at both ends is not used in that epoch, and neither is a last batch that is not full. If
-    there are more than a million blocks, they are shuffled in sections (`regard.tasks.text.sections`), each with its
-    own last batch.
+    An epoch splits the text from a random position, so that no token is always last in a block. The rest at both ends
+    is unused in that epoch, and so is an incomplete last batch. More than a million blocks are shuffled in sections
+    (`regard.tasks.text.sections`), each with its own last batch.
 
     Args:
         tokens: the whole text.
-        length: the number of tokens after which a new block begins.
-        overlap: the number of tokens of the next block that a block also has.
+        length: the tokens from one block's start to the next.
+        overlap: the tokens shared with the next block.
         batch_tokens: the number of tokens in a batch, of all ranks together.
-        seed: decides cutting and shuffling, together with the epoch.
+        seed: decides splits and shuffling, together with the epoch.
         rank: the share of every batch to return.
         world_size: the number of shares.
 
@@ -115,12 +112,11 @@ class BlockPlan:
             start = max(start - batches, 0)
 
     def count(self) -> int:
-        """The batches of the first epoch."""
         _, _, count = self._cut(0)
         return sum(len(blocks) // self.rows for blocks in sections(count, seed=self.seed, epoch=0))
 
     def _cut(self, epoch: int) -> tuple[np.random.Generator, int, int]:
-        """What draws the numbers of an epoch, the position of its first block, and the number of its blocks."""
+        """The epoch's random generator, the position of its first block, and the number of its blocks."""
         generator = np.random.default_rng([self.seed, epoch])
         spare = len(self.tokens) - self.overlap - self.rows * self.length
         phase = int(generator.integers(min(self.length, spare + 1)))
@@ -129,7 +125,6 @@ class BlockPlan:
     def _of_section(
         self, begins: npt.NDArray[np.int64], start: int, generator: np.random.Generator
     ) -> Iterator[TextBlocks]:
-        """This rank's share of the blocks that begin at these places, shuffled."""
         order = generator.permutation(begins)
         seeds = generator.integers(2**32, size=len(begins))
         for at in range(start * self.rows, len(begins) - self.rows + 1, self.rows):
@@ -151,10 +146,10 @@ def next_tokens(blocks: TextBlocks) -> TextBatch:
 
 
 def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
-    """Rows in which some tokens are masked and have to be predicted.
+    """Rows with masked tokens to predict.
 
-    15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of
-    the vocabulary, and 10 % stay unchanged, so that the model has to know each token whether it sees the mask or not.
+    15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of the
+    vocabulary, and 10 % stay unchanged, so that the model has to represent visible tokens too.
 
     Args:
         blocks: the text to be masked.
@@ -201,10 +196,10 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextW
 
 
 def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[TextWindow]:
-    """Windows of at most `length` tokens in which every token but the first is predicted exactly once.
+    """Windows of at most `length` tokens that predict every token but the first exactly once.
 
-    A window begins `stride` tokens after the last one, and predicts the tokens that the last one did not predict.
-    The smaller the stride, the more text stands before each predicted token.
+    A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
+    stride gives each predicted token more context.
 
     Raises:
         ArgumentError: the stride is not in 1..length.

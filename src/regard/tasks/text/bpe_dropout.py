@@ -1,4 +1,4 @@
-"""BPE dropout: other cuts of the same text in every epoch, by merges that are left out at random."""
+"""BPE dropout: other tokens for the same text in every epoch, by leaving out merges at random."""
 
 import math
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from regard.tensors.ranges import require_share
 Bits = npt.NDArray[np.uint64]
 
 REMEMBERED_SENTENCES = 2**17
-"""The sentences of which it is remembered where their words end; a few hundred bytes each."""
+"""The sentences with cached word ends; a few hundred bytes each."""
 NO_MERGE = np.iinfo(np.int64).max
-"""The rank of neighbours that no merge joins: it is behind all ranks."""
+"""The rank of neighbours without a merge, above all ranks."""
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """The step of SplitMix64 from one state to the next."""
 
 
 class BPEDropout:
-    """Cuts sentences into byte-level BPE pieces while each possible merge is left out with a probability p.
+    """Tokenises sentences as byte-level BPE, leaving out each possible merge with a probability p.
 
-    As long as neighbours within a word can be merged, each such merge is left out of this round with probability p;
-    of the others the one learnt first is made. A word is finished when a round leaves out all that it has. With p = 0
-    the cuts are those of the tokenizer, with p = 1 they are single bytes.
+    In each round, every possible merge of neighbours within a word is left out with probability p; of the others the
+    one learnt first is made. A word is finished when a round leaves out all its merges. With p = 0 the tokens are the
+    tokenizer's, with p = 1 single bytes.
 
-    The `tokenizers` library has a dropout too, but it leaves out fewer (merges that have become impossible use up
-    its draws), and its random numbers come from a generator that nobody can seed. Here they are a function of the
-    caller's key, of the place in the sentence and of the round (SplitMix64, Steele et al. 2014, "Fast splittable
-    pseudorandom number generators"). So a sentence with the same key is cut in the same way, whatever is cut with it.
+    The dropout of the `tokenizers` library leaves out fewer (impossible merges use up its draws), and its generator
+    cannot be seeded. Here the draws are a function of the caller's key, of the position in the sentence and of the
+    round (SplitMix64, Steele et al. 2014, "Fast splittable pseudorandom number generators"). So a key decides the
+    tokens of its sentence, whatever the batch.
 
     Args:
         tokenizer: a byte-level BPE tokenizer.
@@ -72,27 +72,27 @@ class BPEDropout:
         table = np.array(merges, np.int64).reshape(-1, 3)
         pairs = table[:, 0] * self._size + table[:, 1]
         order = np.argsort(pairs, kind="stable")
-        # A pair behind all others finds the last place, which no pair equals.
+        # A pair beyond the last rank finds the last entry, which equals no pair.
         self._pairs = np.append(pairs[order], NO_MERGE)
         self._ranks = np.append(order, NO_MERGE)
         self._merged = table[:, 2]
 
     def __call__(self, sentences: Sequence[Integers], keys: Bits) -> list[Indices]:
-        """Cut some sentences anew.
+        """Tokenise some sentences anew.
 
         Args:
-            sentences: the tokens of each as the tokenizer cuts it, without special tokens.
-            keys: a random number of 64 bits for each sentence, which decides its cut.
+            sentences: the tokens of each by the tokenizer, without special tokens.
+            keys: 64 random bits for each sentence, which decide its tokens.
 
         Returns:
             The new tokens of each sentence. They decode to the same text.
 
         Raises:
-            DataError: the tokens are those of no text.
+            DataError: the tokens are not those of a text.
         """
         words = [self._sizes_of_words(sentence) for sentence in sentences]
         tokens, word_sizes = _joined(sentences), _joined(words)
-        # All bytes stand in one row; a piece stands at the place of its first byte, and -1 at the others.
+        # All bytes are in one row; a piece is at the position of its first byte, and -1 at the others.
         begins, word_begins = _begins(self._byte_counts[tokens]), _begins(word_sizes)
         pieces = np.full(begins[-1], -1)
         pieces[begins[:-1]] = tokens
@@ -112,7 +112,7 @@ class BPEDropout:
         return np.split(pieces[pieces >= 0], kept[ends[:-1] - 1])
 
     def _sizes_of_words(self, sentence: Integers) -> Indices:
-        """The bytes of each word of a sentence, in which alone pieces may be merged."""
+        """The bytes of each word of a sentence: pieces merge only within words."""
         key = sentence.astype(np.int32).tobytes()
         known = self._word_sizes.get(key)
         if known is not None:
@@ -128,13 +128,13 @@ class BPEDropout:
         return sizes
 
     def _first_left_out(self, streams: Bits, merges: Indices) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """Draw the round in which a word first does not make the merge that it makes without dropout.
+        """Draw the round in which a word first leaves out the merge it makes without dropout.
 
-        A word is cut as always if in each round its best merge is not left out, whatever happens to the others. So the
-        number of such rounds is geometric, and words for which it reaches their number of merges need no work.
+        A word keeps its tokens while the best merge of each round is made, whatever happens to the others. So the
+        number of such rounds is geometric, and words with as many rounds as merges need no work.
 
         Returns:
-            The round for each word that changes, and which words do.
+            The round for each word that changes, and the mask of these words.
         """
         draws = (_mixed(streams) >> np.uint64(11)) * 2.0**-53
         if self._probability in (0.0, 1.0):
@@ -145,7 +145,7 @@ class BPEDropout:
         return rounds[changes].astype(np.int64), changes
 
     def _merge(self, symbols: Indices, words: Indices, streams: Bits, first_left_out: Indices) -> Indices:
-        """Merge the bytes of words as far as it goes; pieces stand at the places of their first bytes."""
+        """Merge the bytes of words to the end; pieces are at the positions of their first bytes."""
         finished = np.full(len(symbols), -1)
         places, ranks = np.arange(len(symbols)), np.full(len(symbols), NO_MERGE)
         changed, number = places, 0
@@ -174,7 +174,7 @@ class BPEDropout:
         return np.where(known, self._ranks[found], NO_MERGE)
 
     def _chosen(self, ranks: Indices, words: Indices, streams: Bits, first_left_out: Indices, number: int) -> Indices:
-        """The merge that each word makes in a round: the best one that is not left out."""
+        """The best merge of each word in a round, without those left out."""
         possible = np.flatnonzero(ranks != NO_MERGE)
         rounds = first_left_out[words[possible]]
         state = np.uint64((number + 1) * int(GOLDEN) % 2**64)
@@ -187,14 +187,14 @@ class BPEDropout:
 
 
 class NewCuts:
-    """Pairs of sentences with new cuts in every epoch; a pair's cut depends on seed, epoch and its number alone.
+    """Pairs of sentences with new tokens in every epoch, which depend on seed, epoch and the pair's index alone.
 
     Args:
-        source: cuts the sources.
-        target: cuts the targets.
+        source: tokenises the sources.
+        target: tokenises the targets.
         seed: the seed of the run.
-        max_length: a sentence that would have more tokens, its end mark counted, stays as it was.
-        max_tokens: a pair that would have more tokens, both end marks counted, stays as it was.
+        max_length: a sentence longer than this afterwards, with its end mark, stays unchanged.
+        max_tokens: a pair longer than this afterwards, with both end marks, stays unchanged.
     """
 
     def __init__(self, source: BPEDropout, target: BPEDropout, *, seed: int, max_length: int, max_tokens: int) -> None:
@@ -204,12 +204,12 @@ class NewCuts:
     def __call__(
         self, sources: Sequence[Integers], targets: Sequence[Integers], *, numbers: Sequence[int], epoch: int
     ) -> tuple[list[Integers], list[Integers]]:
-        """The sources and targets in other cuts.
+        """The sources and targets as other tokens.
 
         Args:
-            sources: the tokens of each source as its tokenizer cuts it, without special tokens.
+            sources: the tokens of each source by its tokenizer, without special tokens.
             targets: the same of each target.
-            numbers: the number of each pair in the corpus.
+            numbers: the index of each pair in the corpus.
             epoch: the number of the pass over the data.
         """
         fresh = list[list[Integers]]()
@@ -225,7 +225,7 @@ class NewCuts:
 
 
 def _best(places: Indices, ranks: Indices, words: Indices) -> Indices:
-    """Of these places the one of each word whose merge was learnt first; of equal ones, the left."""
+    """Among these positions, the one of each word with the merge learnt first; of equal ones, the left."""
     if not len(places):
         return places
     starts = np.flatnonzero(_differs(words[places]))
@@ -235,7 +235,7 @@ def _best(places: Indices, ranks: Indices, words: Indices) -> Indices:
 
 
 def _spelled(vocabulary: dict[str, int], size: int) -> tuple[Indices, Indices]:
-    """The number of bytes of each token, and the tokens of their single bytes in a row."""
+    """The byte counts of the tokens, and the tokens of their single bytes in a row."""
     spelling = [""] * size
     for piece, number in vocabulary.items():
         spelling[number] = piece
@@ -247,12 +247,11 @@ def _joined(rows: Sequence[Integers] | Sequence[Sequence[int]]) -> Indices:
 
 
 def _begins(sizes: Indices) -> Indices:
-    """Where parts of these sizes begin that stand in a row, and where the last ends."""
+    """The starts of consecutive parts of these sizes, and the end of the last."""
     return np.append(0, np.cumsum(sizes))
 
 
 def _differs(values: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each value differs from the one before it; the first does."""
     return np.append(True, values[1:] != values[:-1])
 
 

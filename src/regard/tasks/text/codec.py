@@ -18,9 +18,7 @@ class Codec(Protocol):
     """Text to ids and back, for any tokenizer."""
 
     @property
-    def marks(self) -> Marks:
-        """The special tokens around a text."""
-        ...
+    def marks(self) -> Marks: ...
 
     def __len__(self) -> int: ...
 
@@ -30,16 +28,16 @@ class Codec(Protocol):
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for text that the vocabulary lacks; None if tokens can write any text."""
+        """The token for text outside the vocabulary; None for tokenizers without gaps."""
         ...
 
     @property
     def lowercases(self) -> bool:
-        """Whether all text is read in lower case, so that decoded text is in lower case too."""
+        """True if text is lowercased before it is tokenised, so that decoded text is in lower case too."""
         ...
 
     def surfaces(self, text: str) -> list[str]:
-        """For each token, the stretch of the text that it stands for, including spaces; empty for a special token."""
+        """The stretch of text of each token, including spaces; empty for a special token."""
         ...
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:

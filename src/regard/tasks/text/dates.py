@@ -1,9 +1,8 @@
 """The built-in task: to translate dates as people write them, in 25 languages, to ISO 8601.
 
-The dates are written in the forms of CLDR, the data by which software prints dates: the full, long and medium format
-of each locale, through `babel`. If CLDR has a narrow no-break space, which no keyboard has, the format also exists
-with a plain space. Formats that another locale reads as another date are left out. The code computes these, see
-`left_out`.
+The dates are written in the forms of CLDR, the locale data of common software: the full, long and medium format of each
+locale, through `babel`. Formats with a narrow no-break space, which keyboards lack, also exist with a plain space.
+Formats read as another date in another locale are left out. The code computes these, see `left_out`.
 """
 
 import functools
@@ -29,7 +28,6 @@ LOCALES = (
     "el", "fi", "cs", "hu", "vi", "id", "zh", "ja", "ko", "ar", "he", "hi", "th",
 )
 # fmt: on
-"""The locales of the task."""
 WIDTHS = ("full", "long", "medium")
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 HELD_OUT_SHARE = 20
@@ -48,12 +46,12 @@ _SYMBOLS: dict[str, tuple[Callable[[date], int], Sequence[date]]] = {
     "c": (lambda day: day.weekday(), _JANUARY[:7]),
     "G": (lambda day: 0, _JANUARY[:1]),
 }
-"""For each symbol of a CLDR pattern: the number of the day that decides its text, and days with all its values."""
+"""For each symbol of a CLDR pattern: the field of the day that decides its text, and days with all its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a form: texts, and the number of the day that chooses one of them."""
+    """A part of a form: texts, and the field of the day that selects one."""
 
     number: Callable[[date], int]
     texts: Mapping[int, str]
@@ -82,14 +80,14 @@ class Form:
 
 
 def pairs(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
-    """Dates in random forms, each with its ISO 8601 form. No two have both the same day and the same form.
+    """Dates in random forms, each with its ISO 8601 form. No two share both day and form.
 
     Each day always belongs to the same split, whatever the seed is. So no held-out day was ever seen in training,
     in any language.
 
     Args:
         split: "train" (nine days of ten), "valid" or "test".
-        count: the number of pairs.
+        seed: of the random choice.
         seed: decides which pairs.
 
     Raises:
@@ -117,7 +115,7 @@ def forms() -> tuple[Form, ...]:
 
 
 def left_out() -> tuple[Form, ...]:
-    """The forms that the task leaves out, because another locale reads them as another date.
+    """The forms left out of the task, because another locale reads them as another date.
 
     >>> [(form.locale, form.pattern) for form in left_out() if form.locale != "ar"]
     [('de', 'dd.MM.y'), ('fi', 'd.M.y'), ('cs', 'd. M. y')]
@@ -127,7 +125,6 @@ def left_out() -> tuple[Form, ...]:
 
 @functools.cache
 def _days(split: Split) -> tuple[date, ...]:
-    """The days of a split. A hash of the day alone decides."""
     if split not in get_args(Split):
         raise ArgumentError(f"expected a split out of {', '.join(get_args(Split))}, got {split!r}")
     every_day = (FIRST_DAY + timedelta(days=n) for n in range((LAST_DAY - FIRST_DAY).days + 1))
@@ -173,11 +170,8 @@ def _symbol(locale: str, symbol: str, width: int) -> _Part:
 
 @functools.cache
 def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
-    """All forms in two groups: those in which every day has only one reading, and the others.
-
-    It is enough to check a leap year and a common year, because every form names the year, and only the weekdays
-    depend on it.
-    """
+    """All forms in two groups: those with one reading for every day, and the others. A leap year and a common year are
+    enough to check: every form names the year, and only the weekdays depend on it."""
     every_form = [form for locale in LOCALES for form in _forms_of(locale)]
     days = [date(2000, 1, 1) + timedelta(days=n) for n in range(366 + 365)]
     written = {form: [form.write(day).casefold() for day in days] for form in every_form}
@@ -191,7 +185,7 @@ def _kept_and_left_out() -> tuple[tuple[Form, ...], tuple[Form, ...]]:
 
 
 def _readings_as_numbers(text: str) -> set[date]:
-    """The dates that people of each locale read in a date of numbers alone, whatever stands between the numbers."""
+    """The readings of an all-digit date in each locale, whatever its separators."""
     numbers = [int(number) for number in re.findall(r"\d+", text)]
     if len(numbers) != 3 or any(character.isalpha() for character in text):
         return set()

@@ -1,4 +1,4 @@
-"""Labels of tokens on an axis: readable text, with one label for all pieces that share a character."""
+"""Labels of tokens on an axis: readable text, with one label for all pieces of a shared character."""
 
 import codecs
 import functools
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Label(NamedTuple):
-    """The text of a label, and the first and last (inclusive) token that it stands for."""
+    """The text of a label, and its first and last (inclusive) token."""
 
     text: str
     pieces: tuple[int, int]
@@ -15,7 +15,7 @@ class Label(NamedTuple):
 
 @functools.cache
 def byte_values() -> dict[str, int]:
-    """The byte that each character of the byte-level alphabet stands for.
+    """The byte of each character of the byte-level alphabet.
 
     Printable bytes of Latin-1 stand for themselves. The other 68 are, in order, the characters from U+0100.
 
@@ -46,11 +46,11 @@ def printed(text: str) -> str:
 
 
 def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:
-    """Labels of byte-level pieces. Pieces that share a character get one label.
+    """Labels of byte-level pieces. Pieces of one character share a label.
 
     Args:
-        pieces: the tokens as the vocabulary writes them; special tokens are given as they are to be printed.
-        special: whether each token is special. Special tokens are never merged.
+        pieces: the tokens as the vocabulary writes them; special tokens as they are to be printed.
+        special: True for special tokens, which are never merged.
 
     >>> byte_level_labels(["Ġ", "æ", "Ĺ", "¥"], [False] * 4)
     [Label(text='␣', pieces=(0, 0)), Label(text='日', pieces=(1, 3))]

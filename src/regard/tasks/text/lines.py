@@ -21,7 +21,7 @@ STANDARD_INPUT = "-"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 LONGEST_LINE_BYTES = 2**24
-"""The longest line that is read. A file without line ends is not text, and must not fill the memory."""
+"""The longest line read. A file without line ends is not text, and must not fill the memory."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -35,10 +35,10 @@ class Line(NamedTuple):
 
 
 class Reader(Iterator[T], Generic[T]):
-    """The items of an input, one by one, with a count of the bad lines that were skipped.
+    """The items of an input, one by one, with a count of the skipped bad lines.
 
-    `bad_lines` decides about a bad line: it ends the reading with a DataError that names file and line, or it is
-    skipped and counted. Faults of a whole file (absent, cut short) always end the reading.
+    `bad_lines` decides about a bad line: "stop" raises a DataError with file and line, "skip" counts it. Faults of a
+    whole file (absent, cut short) always end the reading.
     """
 
     skipped: int
@@ -54,7 +54,7 @@ class Reader(Iterator[T], Generic[T]):
         bad_lines: BadLines,
         must_hold: str | None = None,
     ) -> None:
-        """Read records lazily. `must_hold` says what an input without any good item should have held."""
+        """Read records lazily. `must_hold` names the content required of an input without any good item."""
         if bad_lines not in get_args(BadLines):
             raise ArgumentError(f"expected bad_lines to be 'stop' or 'skip', got {bad_lines!r}")
         self.skipped = 0
@@ -90,8 +90,7 @@ def read_lines(path: StrPath = STANDARD_INPUT, *, bad_lines: BadLines = "stop") 
     """Lines of UTF-8 text in NFC, without their ends. An empty line is an empty text.
 
     Args:
-        path: a file, gzipped or not, or "-" for standard input. It is opened when the first line is
-            needed, and read line by line.
+        path: a file, gzipped or not, or "-" for standard input. It is opened for the first line, and read line by line.
         bad_lines: "stop" at a line that is not UTF-8, or "skip" and count it.
 
     Raises:
@@ -159,8 +158,8 @@ def _without_end(place: str, raw: bytes) -> bytes:
 
 
 def why_not_read(name: str, error: OSError) -> str:
-    """Why a file could not be read, and what to do."""
-    if isinstance(error, PermissionError) and os.path.isdir(name):  # which is how Windows refuses to open a folder
+    """Why a file could not be read, and how to proceed."""
+    if isinstance(error, PermissionError) and os.path.isdir(name):  # Windows refuses to open a folder so
         error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     advice = {
         FileNotFoundError: "check the path",

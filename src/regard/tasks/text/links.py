@@ -20,7 +20,7 @@ class GoldLinks(NamedTuple):
 
     sure: Links
     possible: Links
-    """All that are not wrong, the sure ones too."""
+    """All acceptable links, including the sure ones."""
     place: str
 
 
@@ -30,7 +30,7 @@ class LinkedPair(NamedTuple):
     source: str
     target: str
     links: str = ""
-    """As they stand in the file."""
+    """The links as written in the file."""
 
 
 def read_links(path: StrPath) -> list[GoldLinks]:
@@ -46,7 +46,7 @@ def links_of(text: str, place: str) -> GoldLinks:
     """The links of one line.
 
     Raises:
-        DataError: something else stands there; the message names the place.
+        DataError: the line holds something else; the message names the line.
 
     >>> sorted(links_of("0-0 1?2", "links:1").possible)
     [(0, 0), (1, 2)]
@@ -73,11 +73,7 @@ def as_line(links: Links) -> str:
 
 
 def check_links(source: str, target: str, links: GoldLinks) -> None:
-    """Check that the words that links name are there. Words are what spaces part.
-
-    Raises:
-        DataError: one is not; the message names the place of the links.
-    """
+    """Raise DataError, with the line of the links, if a linked word (separated by spaces) does not exist."""
     counts = len(source.split()), len(target.split())
     for link in sorted(links.possible):
         if link[0] >= counts[0] or link[1] >= counts[1]:
@@ -88,13 +84,13 @@ def check_links(source: str, target: str, links: GoldLinks) -> None:
 def read_linked_pairs(
     paths: Sequence[StrPath], links: StrPath | None, *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[LinkedPair]:
-    """Pairs as `read_pairs` reads them, each with a line of a file of links; a bad line of either is a bad pair.
+    """Pairs as in `read_pairs`, each with a line of a file of links; a bad line of either is a bad pair.
 
     Without such a file, the links are empty.
 
     Raises:
         ArgumentError: as with `read_pairs`.
-        DataError: while reading, if a line is bad, names a word that is not there, or the numbers of lines differ.
+        DataError: while reading, if a line is bad, names a missing word, or the files differ in lines.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -1,7 +1,7 @@
-"""Tokenised pairs in a memory-mapped file, so that a corpus may be larger than the memory.
+"""Tokenised pairs in a memory-mapped file, for corpora larger than memory.
 
-The file holds the tokens of source 0, target 0, source 1, target 1, ... in a row; then the positions at which each of
-these begins; then a footer in JSON that says how to read them; then the footer's length and a signature.
+The file holds the tokens of source 0, target 0, source 1, target 1, ... in a row; then their start positions; then a
+footer in JSON that describes these; then the footer's length and a signature.
 """
 
 import shutil
@@ -24,12 +24,10 @@ from regard.tasks.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-"""The tokens of one sentence."""
 TokenCounts = npt.NDArray[np.int32]
-"""The number of tokens of each sentence."""
 
 CHUNK_PAIRS = 4096
-"""Pairs that are tokenised and written at a time: few enough to fit in memory, enough for the tokenizer's threads."""
+"""Pairs tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +41,14 @@ class PairFooter:
 
     @property
     def numbers_bytes(self) -> int:
-        """The bytes of the tokens, and of the positions at which the sentences begin."""
+        """The bytes of the tokens, and of the start positions of the sentences."""
         if self.tokens_bytes % item_bytes(self.dtype):
             raise ValueError(f"{self.tokens_bytes} bytes are no whole number of tokens")
         return _aligned(self.tokens_bytes) + 8 * (2 * self.pairs + 1)
 
 
 class TokenStore(TokenFile[PairFooter]):
-    """Tokenised pairs in a file. Reading pair i loads only the pages of memory that hold it.
+    """Tokenised pairs in a file. Reading pair i loads only its pages of memory.
 
     >>> from regard.tasks.text.tokenizers import Characters
     >>> tokenizer = Characters().train(["abc"])
@@ -88,10 +86,7 @@ class TokenStore(TokenFile[PairFooter]):
 
     def lengths(self, rows: slice | npt.NDArray[np.integer]) -> tuple[TokenCounts, TokenCounts]:
         """The number of tokens of each source and target of some pairs, without special tokens; shape (rows,) each.
-
-        Raises:
-            RunFolderError: the file is damaged, and says that a sentence ends before it begins.
-        """
+        Raises RunFolderError if a sentence ends before it begins, in a damaged file."""
         begins, middles, ends = self._starts[:-1:2], self._starts[1::2], self._starts[2::2]
         begin, middle, end = begins[rows], middles[rows], ends[rows]
         self._check_order(begin, middle, end)
@@ -113,7 +108,7 @@ class TokenStore(TokenFile[PairFooter]):
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
     ) -> "TokenStore":
-        """Tokenise pairs into a file, chunk by chunk, and open it. An older file of that name is replaced.
+        """Tokenise pairs into a file, chunk by chunk, and open it. An older file is replaced.
 
         Raises:
             DataError: a pair cannot be read.
@@ -141,11 +136,7 @@ class TokenStore(TokenFile[PairFooter]):
         *,
         count: int,
     ) -> "TokenStore":
-        """Write pairs of lists of numbers below `count` to a file, and open it. Such are tokens, or places of tokens.
-
-        Raises:
-            OSError: the file cannot be written; an older one stays as it was.
-        """
+        """Write pairs of integer lists below `count` to a file, such as tokens or their positions, and open it."""
         dtype = dtype_below(count)
         with replacing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as starts:
             ends = np.zeros(1, np.int64)
@@ -169,7 +160,6 @@ class TokenStore(TokenFile[PairFooter]):
         return piece
 
     def _check_order(self, *places: Any) -> None:
-        """Check that places in the text come one after the other, and that the text has them."""
         ordered = all(bool(np.all(one <= next_one)) for one, next_one in pairwise(places))
         if not (ordered and bool(np.all(places[0] >= 0)) and bool(np.all(places[-1] <= len(self._tokens)))):
             raise RunFolderError(f"{self.path} is damaged: it has sentences that end before they begin; {ADVICE}")
@@ -183,12 +173,12 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _aligned(size_bytes: int) -> int:
-    """A size, rounded up to a multiple of 8, so that numbers of 8 bytes can follow."""
+    """A size rounded up to a multiple of 8, to align 8-byte integers."""
     return -(-size_bytes // 8) * 8
 
 
 def _finish(file: IO[bytes], starts: IO[bytes], dtype: str, made_with: list[str]) -> None:
-    """Write what follows the tokens: padding, the positions at which the sentences begin, the footer."""
+    """Write the rest after the tokens: padding, start positions, footer."""
     tokens_bytes = file.tell()
     pairs = (starts.tell() // 8 - 1) // 2
     file.write(bytes(_aligned(tokens_bytes) - tokens_bytes))

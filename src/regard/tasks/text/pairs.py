@@ -28,12 +28,11 @@ def read_pairs(
     """Pairs from files, gzipped or not, read line by line and brought to NFC.
 
     Args:
-        paths: one file, or several files of one format, which are read one after the other; or two files with
-            aligned lines, or several such twos. "-" is standard input. Each file is opened when its first
-            pair is needed.
-        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns, which are
-            ignored), "jsonl" ({"source": ..., "target": ...} on each line) or "aligned" (a.en a.de b.en b.de ...).
-            None decides by the number and the names of the files.
+        paths: one file, or several files of one format, read one after the other; or two files with aligned lines, or
+            several such twos. "-" is standard input. Each file is opened for its first pair.
+        format: "tsv" (source, tab, target), "tsv-extra" (the same, with further columns ignored), "jsonl" ({"source":
+            ..., "target": ...} on each line) or "aligned" (a.en a.de b.en b.de ...). None decides by the number and the
+            names of the files.
         bad_lines: "stop" at the first bad line, or "skip" and count them in the reader's `skipped`.
 
     Raises:
@@ -56,11 +55,8 @@ def read_pairs(
 
 
 def pair_records(files: Sequence[StrPath], format: PairFormat | None) -> tuple[Iterator[Any], Callable[[Any], Pair]]:
-    """What stands for each pair in files, before any decoding, and a function that makes the pair of it.
-
-    Raises:
-        ArgumentError: the format is unknown, cannot be decided, or needs another number of files.
-    """
+    """The raw record of each pair in files, and a function that decodes it; raises ArgumentError for an unknown or
+    ambiguous format, or a wrong number of files."""
     lines = chain.from_iterable(map(raw_lines, files))
     match _format(files, format):
         case "aligned":
@@ -95,7 +91,7 @@ def _format(files: Sequence[StrPath], format: PairFormat | None) -> PairFormat:
 
 
 def is_json_lines(path: StrPath) -> bool:
-    """Whether the name of a file says that each of its lines is a JSON object.
+    """True if the name of a file promises a JSON object on each line.
 
     >>> is_json_lines("pairs.jsonl.gz"), is_json_lines("pairs.tsv")
     (True, False)
@@ -138,7 +134,6 @@ def _from_json(line: Line) -> Pair:
 
 
 def _shape(record: object) -> str:
-    """A short description of a JSON value, without all of its content."""
     if not isinstance(record, dict):
         return f"a JSON {type(record).__name__}"
     held = ", ".join(f'"{key[:40]}": {type(value).__name__}' for key, value in list(record.items())[:5])

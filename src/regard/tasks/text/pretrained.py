@@ -14,16 +14,16 @@ from regard.tasks.text.tokenizers import REPLACEMENT, is_byte_level
 from regard.tasks.text.unicode import normalise
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character that SentencePiece writes for a space."""
+"""The character of SentencePiece for a space."""
 UNKNOWN = "<unk>"
 MOST_IDS = 2**31
 """How many ids a vocabulary may have."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-"""A byte, as a vocabulary with byte fallback writes it."""
+"""A byte in a vocabulary with byte fallback."""
 
 
 class SentencePieces:
-    """Marian's tokenizer: a SentencePiece model cuts the text, and a separate vocabulary numbers the pieces.
+    """Marian's tokenizer: a SentencePiece model splits the text, and a separate vocabulary maps pieces to ids.
 
     A language code such as `>>fra<<` at the beginning of a text stays one token.
 
@@ -47,7 +47,7 @@ class SentencePieces:
         return max(self._names) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, which is brought to NFC first. No special token is added."""
+        """The ids of each text after NFC, without special tokens."""
         return [self._encode(normalise(text)) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
@@ -60,7 +60,7 @@ class SentencePieces:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for pieces that the vocabulary lacks."""
+        """The token for pieces outside the vocabulary."""
         return self._ids[UNKNOWN]
 
     @property
@@ -69,11 +69,11 @@ class SentencePieces:
         return False
 
     def surfaces(self, text: str) -> list[str]:
-        """The piece of text that each token stands for. A piece that begins a word has a space before it."""
+        """The text of each token. A piece at the beginning of a word has a space before it."""
         return [piece.replace(SPACE, " ") for piece in self._cut(normalise(text))]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without special tokens. An unknown token is U+FFFD, or the text that `unknown` has for it."""
+        """The text of ids without special tokens. An unknown token is U+FFFD, or its text in `unknown`."""
         words = iter(unknown)
         pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
         text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
@@ -85,7 +85,7 @@ class SentencePieces:
 
 
 class TokenizerFile:
-    """A tokenizer.json, with the tokens that its template puts before a text. The batch adds the end token.
+    """A tokenizer.json, with its template's tokens before a text. The batch adds the end token.
 
     Args:
         path: the file.
@@ -110,7 +110,7 @@ class TokenizerFile:
         return max(self._backend.get_vocab().values()) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text, which is brought to NFC first, without the end token."""
+        """The ids of each text after NFC, without the end token."""
         batch = [normalise(text) for text in texts]
         with encoding():
             encoded = self._backend.encode_batch(batch)
@@ -119,7 +119,7 @@ class TokenizerFile:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for text that the vocabulary lacks; None if it writes any text, if necessary byte by byte."""
+        """The token for text outside the vocabulary; None with byte fallback."""
         if self._byte_level:
             return None
         model = parse_json(self._backend.to_str())["model"]
@@ -130,15 +130,12 @@ class TokenizerFile:
 
     @property
     def lowercases(self) -> bool:
-        """Whether all text is read in lower case, so that decoded text is in lower case too."""
+        """True if text is lowercased before it is tokenised, so that decoded text is in lower case too."""
         return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of the text that each token stands for; empty for tokens that the template adds.
-
-        If stretches overlap (a token for the beginning of a word includes the word's first letter), the later token
-        gets the whole overlap.
-        """
+        """The stretch of text of each token; empty for tokens of the template. Where stretches overlap (a token for the
+        beginning of a word includes the word's first letter), the later token gets the whole overlap."""
         text, found, next_first = normalise(text), [], len(text)
         with encoding():
             encoded = self._backend.encode(text)
@@ -164,7 +161,7 @@ class TokenizerFile:
         return {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
 
     def bytes_of(self, token: int) -> bytes:
-        """The UTF-8 bytes that a token adds to a text, perhaps only a part of a character; none for a special token."""
+        """The UTF-8 bytes a token adds to a text, perhaps only a part of a character; none for a special token."""
         piece = self._backend.id_to_token(token) or ""
         added = self._backend.get_added_tokens_decoder().get(token)
         if token in self.marks or (added is not None and added.special):
@@ -176,7 +173,7 @@ class TokenizerFile:
         return piece.replace(SPACE, " ").encode()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """One label for each token. Byte-level pieces that share a character get one label."""
+        """One label for each token. Byte-level pieces of one character share a label."""
         pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
         if not self._byte_level:
             return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""Sentences with the reference translations by which a translation of them is judged."""
+"""Sentences with reference translations."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest

@@ -1,4 +1,4 @@
-"""Running text: documents as one row of tokens in a memory-mapped file, and text that is made token by token."""
+"""Running text: documents as one row of tokens in a memory-mapped file, and text streamed token by token."""
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
-"""What counts as one document: the whole file, the text between blank lines, or each line."""
+"""The unit of a document: the whole file, the text between blank lines, or each line."""
 
 CHUNK_PIECES = 4096
-"""Pieces that are tokenised and written at a time: few enough for the memory, enough for the tokenizer's threads."""
+"""Pieces tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
 
 
 class TextPiece(NamedTuple):
@@ -30,7 +30,7 @@ class TextPiece(NamedTuple):
     text: str
     """The line with its line feed; without it if each line is a document."""
     begins: bool
-    """Whether a document begins with this line."""
+    """True if a document begins with this line."""
 
 
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
@@ -73,7 +73,6 @@ class TextFooter:
 
     @property
     def numbers_bytes(self) -> int:
-        """The bytes of the tokens."""
         return self.tokens * item_bytes(self.dtype)
 
 
@@ -83,6 +82,7 @@ class TextStore(TokenFile[TextFooter]):
     If the whole file is one document ("file"), there is no EOS: the text may have been cut, so it has no true end.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from regard.tasks.text.tokenizers import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -102,28 +102,26 @@ class TextStore(TokenFile[TextFooter]):
 
     @property
     def text_bytes(self) -> int:
-        """The bytes of the text in UTF-8. The separator of documents, for which EOS stands, counts as one byte."""
+        """The bytes of the text in UTF-8. The separator of documents, tokenised as EOS, counts as one byte."""
         return self.footer.text_bytes
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
         return self.footer.documents
 
     @property
     def unknown(self) -> int:
-        """How many tokens are the unknown token."""
         return self.footer.unknown
 
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
-        """Tokenise pieces into a file, chunk by chunk, and open it. An older file of that name is replaced.
+        """Tokenise pieces into a file, chunk by chunk, and open it. An older file is replaced.
 
         Args:
             path: the name of the file.
             pieces: the pieces in the order of the text.
-            tokenizer: makes tokens of them.
-            is_whole: whether documents are whole, so that each is followed by EOS.
+            tokenizer: tokenises them.
+            is_whole: True for whole documents, each followed by EOS.
 
         Raises:
             DataError: a piece cannot be read.
@@ -153,7 +151,7 @@ class TextStore(TokenFile[TextFooter]):
 
 
 class PieceBytes(Protocol):
-    """Says which bytes each token adds to a text."""
+    """The bytes each token adds to a text."""
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in UTF-8; they may be only a part of a character."""
@@ -163,13 +161,11 @@ class PieceBytes(Protocol):
         """The labels of the tokens on an axis, in the same order."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-        ...
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class TextStream:
-    """Text from tokens as they come. Half characters, and text that may become a stop string, are held back.
+    """Text from streamed tokens. Half characters and possible stop strings are held back.
 
     >>> from regard.tasks.text.tokenizers import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
@@ -186,14 +182,14 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
-        """Whether a stop string has come. It is not returned, and neither is anything after it."""
+        """True after a stop string. It is not returned, and neither is anything after it."""
 
     def add(self, token: int) -> str:
         """Add one more token, and return the text that is now certain."""
         return self._hand_out(self._decoder.decode(self._tokenizer.bytes_of(token)), is_last=False)
 
     def finish(self) -> str:
-        """Return the text that is still held back; a part of a character becomes U+FFFD."""
+        """Return the text still held back; a part of a character becomes U+FFFD."""
         return self._hand_out(self._decoder.decode(b"", final=True), is_last=True)
 
     def _hand_out(self, text: str, *, is_last: bool) -> str:
@@ -212,5 +208,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of a text with which a stop string begins."""
+    """The length of the longest end of a text that begins a stop string."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Large corpora in sections that fit into memory. Rows are shuffled, but read from the disk in runs of neighbours."""
+"""Large corpora in sections that fit into memory. Rows are shuffled, but read from disk in runs of neighbours."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ Indices = npt.NDArray[np.int64]
 SECTION_ROWS = 2**20
 """The rows of a section. They bound the memory: about 100 bytes per row while their batches are planned."""
 RUN_ROWS = 2**8
-"""The neighbouring rows that stay together, so that the disk reads them in one go."""
+"""Neighbouring rows of a run, read from disk together."""
 
 
 def sections(count: int, *, seed: int, epoch: int, most: int | None = None) -> Iterator[Indices]:

@@ -1,4 +1,4 @@
-"""Text that is read once from its source, and then from the disk as often as needed."""
+"""Text read once from its source, and then from disk as often as needed."""
 
 import json
 import tempfile
@@ -12,16 +12,16 @@ from regard.files.atomic import naming
 BLOCK_CHARACTERS = 2**20
 """A block is written when it has so many characters. This limits the memory and the number of calls of JSON."""
 _SIZE_BYTES = 8
-"""The bytes of the number before each block, which is its size."""
+"""The bytes of the size before each block."""
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Records of text in a file without a name; the system removes it when it is closed or the process dies.
+    """Records of text in an unnamed file, which the system removes when it is closed or the process dies.
 
-    A record is a text or a sequence of texts, which JSON can hold (a tuple comes back as a list).
+    A record is a text or a sequence of texts that JSON can hold (a tuple comes back as a list).
 
     Args:
-        records: they are read once, immediately.
+        records: read once, immediately.
         folder: the file is on the disk of this folder; it needs about as much space as the text.
 
     Raises:
@@ -46,7 +46,7 @@ class Spool(AbstractContextManager["Spool"]):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        """The records in their order. Several iterations may run at the same time."""
+        """The records in order. Several iterations may run at the same time."""
         at = 0
         while at < self._end:
             self._file.seek(at)

@@ -1,7 +1,5 @@
-"""Tokens in a memory-mapped file, so that a corpus may be larger than the memory; pairs and running text are such.
-
-The file holds the tokens in a row, perhaps what says where sentences begin, and a footer (`regard.files.mapped`).
-"""
+"""Tokens in a memory-mapped file, for corpora larger than memory: pairs and running text. The file holds the tokens in
+a row, optional positions of sentences, and a footer (`regard.files.mapped`)."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -18,13 +16,11 @@ class TokenFooter(Footer, Protocol):
     """The description of a file of tokens."""
 
     @property
-    def dtype(self) -> str:
-        """The dtype of the tokens."""
-        ...
+    def dtype(self) -> str: ...
 
     @property
     def fingerprints(self) -> list[str]:
-        """Those of the tokenizers that cut the text."""
+        """The fingerprints of the file's tokenizers."""
         ...
 
 
@@ -32,7 +28,7 @@ F = TypeVar("F", bound=TokenFooter)
 
 
 class TokenFile(Generic[F]):
-    """A file of tokens. Reading some of them loads only the pages of memory that hold them."""
+    """A file of tokens. Reading some loads only their pages of memory."""
 
     footer_type: ClassVar[type[Any]]
 
@@ -47,11 +43,8 @@ class TokenFile(Generic[F]):
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
-        """Open a file that was made with these tokenizers.
-
-        Raises:
-            RunFolderError: the file is absent, cut short, another program's, or made with other tokenizers.
-        """
+        """Open a file made with these tokenizers; raises RunFolderError if it is absent, cut short, another program's,
+        or made with others."""
         file = cls(path)
         if file.footer.fingerprints != fingerprints(*tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")
@@ -64,5 +57,5 @@ def fingerprints(*tokenizers: Tokenizer) -> list[str]:
 
 
 def dtype_below(count: int) -> np.dtype[Any]:
-    """The dtype for numbers below `count`."""
+    """The dtype for integers below `count`."""
     return np.dtype(np.uint16 if count <= 2**16 else np.int32)

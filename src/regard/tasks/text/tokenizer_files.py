@@ -1,4 +1,4 @@
-"""A tokenizer.json of anybody's: what it says is checked or switched off, so that it cannot end the process."""
+"""A tokenizer.json from outside: checked, with its dangerous settings off, so that it cannot end the process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from regard.errors import DataError, MissingExtraError
 from regard.files.untrusted import parse_json
 
 LONGEST_TEXT = 10_000
-"""The most characters that a step of a tokenizer may write by itself; more would run away on every text."""
+"""The most characters a step of a tokenizer may insert: more would explode on every text."""
 MOST_PARTS = 1_000
-"""The most parts of which a step may consist."""
+"""The most parts of a step."""
 SPARE_IDS = 1 << 20
 """How far the ids may reach beyond the number of tokens: a table of all ids is made from them."""
 STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -19,11 +19,7 @@ AFFIXES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 def tokenizers_library() -> ModuleType:
-    """The `tokenizers` package.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-    """
+    """The `tokenizers` package; raises MissingExtraError if it is not installed."""
     try:
         import tokenizers
     except ImportError as error:
@@ -32,12 +28,12 @@ def tokenizers_library() -> ModuleType:
 
 
 def read_tokenizer(text: str) -> Any:
-    """The library's tokenizer that a tokenizer.json describes, without its padding and truncation.
+    """The library's tokenizer of a tokenizer.json, without its padding and truncation.
 
-    Padding of a fixed length would take memory without limit, and truncation can end the thread that encodes.
+    Padding of a fixed length would allocate without limit, and truncation can end the encoding thread.
 
     Raises:
-        ValueError: the text describes no tokenizer, or one that would run away.
+        ValueError: the text describes no tokenizer, or one that would explode.
         MissingExtraError: tokenizers is not installed.
     """
     library = tokenizers_library()
@@ -57,7 +53,7 @@ def read_tokenizer(text: str) -> Any:
 
 
 def reads_lower_case(backend: Any) -> bool:
-    """Whether a tokenizer of the library brings all text to lower case before it cuts it."""
+    """True if a tokenizer of the library lowercases text first."""
     normalizers = tokenizers_library().normalizers
 
     def lowers(step: Any) -> bool:
@@ -71,12 +67,8 @@ def reads_lower_case(backend: Any) -> bool:
 
 @contextmanager
 def encoding() -> Iterator[None]:
-    """Name the tokenizer where the library gives up on a text.
-
-    Raises:
-        DataError: the library panicked, for which it raises no `Exception`: a pattern of a tokenizer.json can need
-            more steps for a text than the library takes.
-    """
+    """Turn a panic of the library, which is no `Exception`, into a DataError with the tokenizer's name: a pattern of a
+    tokenizer.json can need more steps for a text than the library's limit."""
     try:
         yield
     except BaseException as error:
@@ -96,12 +88,12 @@ def _as_value_errors() -> Iterator[None]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """The class is made inside the library's extension, and no name leads to it."""
+    """The class is made inside the library's extension and cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def _check(name: str, value: Any) -> None:
-    """Refuse texts and lists that no tokenizer has, but for the table of SentencePiece's normalisation."""
+    """Refuse oversized texts and lists, except the table of SentencePiece's normalisation."""
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         raise ValueError(f"its {name} holds a text of {len(value):,} characters, above the {LONGEST_TEXT:,} allowed")
     if isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Text to numbers and back: tokenizers trained on the user's text, on top of the `tokenizers` library."""
+"""Text to ids and back: tokenizers trained on the user's text, on top of the `tokenizers` library."""
 
 import hashlib
 import os
@@ -24,11 +24,11 @@ letters and punctuation, or between all characters."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BYTE_ALPHABET_SIZE = 256
 MOST_PIECES = 2**24
-"""The largest vocabulary of a byte-level BPE, for all of which its trainer takes room before it reads: 1.5 GiB."""
+"""The largest vocabulary of a byte-level BPE: its trainer allocates for all of it before it reads, here 1.5 GiB."""
 
 
 def is_byte_level(backend: Any) -> bool:
-    """Whether the pieces of a tokenizer of the library are bytes, written as printable characters."""
+    """True if the pieces of a tokenizer of the library are bytes, written as printable characters."""
     return isinstance(backend.decoder, tokenizers_library().decoders.ByteLevel)
 
 
@@ -49,8 +49,8 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        # The library forgets this switch when it saves. Without it, the name of a special token in the user's
-        # text would become that token.
+        # The library forgets this switch when it saves. Without it, the name of a special token in the user's text
+        # would become that token.
         backend.encode_special_tokens = True
         self._byte_level = is_byte_level(backend)
         self._has_words = isinstance(backend.normalizer, tokenizers_library().normalizers.Sequence)
@@ -68,7 +68,7 @@ class Tokenizer:
         return _from_json, (self._backend.to_str(),)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, which is brought to NFC first. No special token is added.
+        """The ids of a text after NFC, without special tokens.
 
         Raises:
             DataError: the text holds half of a surrogate pair, or a pattern of the tokenizer gives up on it.
@@ -85,12 +85,12 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for text that the vocabulary lacks; None for a byte-level tokenizer, which writes any text."""
+        """The token for text outside the vocabulary; None for a byte-level tokenizer, which has no gaps."""
         return None if self._byte_level else UNK
 
     @property
     def has_merges(self) -> bool:
-        """Whether it is a BPE, whose merges can be left out.
+        """True for a BPE, which supports dropout of merges.
 
         >>> ByteLevelBPE().train(["to be"]).has_merges, Words().train(["to be"]).has_merges
         (True, False)
@@ -99,7 +99,7 @@ class Tokenizer:
 
     @property
     def lowercases(self) -> bool:
-        """Whether all text is read in lower case, so that decoded text is in lower case too.
+        """True if text is lowercased before it is tokenised, so that decoded text is in lower case too.
 
         >>> tokenizer = Words(lowercase=True).train(["to be"])
         >>> tokenizer.lowercases, tokenizer.decode(tokenizer.encode("TO be"))
@@ -108,7 +108,7 @@ class Tokenizer:
         return self._lowercases
 
     def surfaces(self, text: str) -> list[str]:
-        """The stretch of the text that each token stands for; a word has the space before it.
+        """The stretch of text of each token; a word has the space before it.
 
         >>> tokenizer = Words().train(["to be"])
         >>> tokenizer.surfaces("to see, or be"), tokenizer.encode("to see, or be")
@@ -122,7 +122,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids, without padding, beginning and end. An unknown token is written as U+FFFD.
 
-        Bytes that form no character, which a model can produce, are also written as U+FFFD.
+        Byte sequences that form no character, possible in a model's output, also become U+FFFD.
 
         Args:
             ids: tokens.
@@ -147,7 +147,7 @@ class Tokenizer:
         return str(self._backend.decoder.decode(pieces))
 
     def bytes_of(self, token: int) -> bytes:
-        """The UTF-8 bytes that a token adds to a text. A byte-level token may be only a part of a character.
+        """The UTF-8 bytes a token adds to a text. A byte-level token may be only a part of a character.
 
         The bytes of several tokens together are the text of `decode`, except that words begin with a space.
 
@@ -172,8 +172,8 @@ class Tokenizer:
         """The labels of the tokens of a text on an axis, in order; no token is left out.
 
         Returns:
-            Labels without the spaces around them, each with the range of tokens that it stands for, both ends
-            inclusive. There is one label for each token, but one for byte-level pieces that share a character.
+            Labels without surrounding spaces, each with its range of tokens, both ends inclusive. There is one label
+            for each token, but one for byte-level pieces of one character.
 
         Raises:
             ArgumentError: an id is not in the vocabulary.
@@ -189,7 +189,7 @@ class Tokenizer:
         return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
 
     def piece(self, number: int) -> str:
-        """The token of an id as the vocabulary writes it. It is not text, but the name that other programs use.
+        """The token of an id as the vocabulary writes it: a name shared with other programs, not text.
 
         Raises:
             ArgumentError: the id is not in the vocabulary.
@@ -197,11 +197,11 @@ class Tokenizer:
         return str(self._backend.id_to_token(self._checked([number])[0]))
 
     def to_json(self) -> str:
-        """The content that `save` writes, on one line."""
+        """The content of `save`, on one line."""
         return str(self._backend.to_str())
 
     def fingerprint(self) -> str:
-        """64 hexadecimal digits that differ for different tokenizers."""
+        """64 hexadecimal digits, different for different tokenizers."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -211,7 +211,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read a tokenizer.json that `save` wrote.
+        """Read a tokenizer.json of `save`.
 
         Raises:
             RunFolderError: the file is absent, cut short, or written by another program.
@@ -247,9 +247,7 @@ def _from_json(text: str) -> Tokenizer:
 class Recipe(Protocol):
     """A method to make a tokenizer from text."""
 
-    def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn a vocabulary from texts, which are read once."""
-        ...
+    def train(self, texts: Iterable[str]) -> Tokenizer: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,7 +274,7 @@ class ByteLevelBPE:
             )
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn the merges from texts, which are read once.
+        """Learn the merges from texts, read once.
 
         Raises:
             DataError: there is no text.
@@ -299,7 +297,7 @@ class ByteLevelBPE:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """Words that are separated by spaces and punctuation. Several spaces count as one space.
+    """Words separated by spaces and punctuation. Several spaces count as one.
 
     A word includes the space before it, so that decoding restores the punctuation. For scripts without spaces
     (Chinese, Japanese, Thai), use another recipe.
@@ -321,7 +319,7 @@ class Words:
         _check_at_least("min_count", self.min_count, 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the words of texts, which are read once.
+        """Count the words of texts, read once.
 
         Raises:
             DataError: there is no text.
@@ -356,7 +354,7 @@ class Characters:
         _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the characters of texts, which are read once.
+        """Count the characters of texts, read once.
 
         Raises:
             DataError: there is no text.

@@ -1,4 +1,4 @@
-"""One form of Unicode for all text: NFC, so that different encodings of the same letter become the same text."""
+"""One form of Unicode for all text: NFC, so that different encodings of a letter become the same text."""
 
 import unicodedata
 
@@ -6,10 +6,10 @@ from regard.errors import DataError
 
 
 def normalise(text: str) -> str:
-    r"""Bring text into Unicode's composed form, NFC.
+    r"""Text in Unicode's composed form, NFC.
 
     Raises:
-        DataError: the text holds half of a surrogate pair, which cannot be written as UTF-8.
+        DataError: the text holds half of a surrogate pair, which UTF-8 cannot encode.
 
     >>> normalise("e\u0301") == "\u00e9"
     True

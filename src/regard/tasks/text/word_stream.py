@@ -12,7 +12,7 @@ SPACE = re.compile(rb"[ \t\r\n\v\f]")
 
 
 class HeardWord(NamedTuple):
-    """A word with the place of its line ("standard input:3"), or the end of that line."""
+    """A word with its line ("standard input:3"), or the end of that line."""
 
     place: str
     raw: bytes | None
@@ -20,11 +20,7 @@ class HeardWord(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The word in NFC.
-
-        Raises:
-            DataError: it is not UTF-8.
-        """
+        """The word in NFC; raises DataError if it is not UTF-8."""
         assert self.raw is not None
         try:
             return normalise(self.raw.decode())
@@ -36,11 +32,11 @@ class HeardWord(NamedTuple):
 
 
 def heard_words(read: Callable[[], bytes], name: str) -> Iterator[HeardWord]:
-    r"""The words of a stream and the ends of its lines, one by one; a word that is not yet complete is waited for.
+    r"""The words of a stream and the ends of its lines, one by one, each as soon as it is complete.
 
     Args:
-        read: returns the bytes that are there, at least one; none at the end of the stream.
-        name: of the stream, for places.
+        read: returns the available bytes, at least one; none at the end of the stream.
+        name: of the stream, for messages.
 
     Raises:
         DataError: a word is longer than 16 MiB: this is not text.

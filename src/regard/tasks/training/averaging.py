@@ -43,7 +43,7 @@ class MovingAverage:
             raise ArgumentError(f"decay must be above 0 and below 1, got {decay}")
         self._decay = decay
         self._values = {name: value.detach().clone() for name, value in model.named_parameters()}
-        # Tied weights have one average, which is known by all their names in the model.
+        # Tied weights have one average under all their names in the model.
         first = {id(value): name for name, value in model.named_parameters()}
         named = model.named_parameters(remove_duplicate=False)
         self._owners = {name: first[id(value)] for name, value in named}
@@ -68,11 +68,7 @@ class MovingAverage:
         return {name: self._values[owner] for name, owner in self._owners.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, source: Path) -> None:
-        """Continue with averages that were saved.
-
-        Raises:
-            RunFolderError: they do not belong to this model; the message names `source`.
-        """
+        """Continue with saved averages; raises RunFolderError, with `source`, if they do not belong to this model."""
         for name, value in self._values.items():
             if name not in state or state[name].shape != value.shape:
                 found = tuple(state[name].shape) if name in state else "absent"

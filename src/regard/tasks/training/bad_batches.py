@@ -9,7 +9,7 @@ from regard.errors import ArgumentError, NonFiniteError
 from regard.tasks.training.reporting.events import Skipped
 
 BadBatches = Callable[[Skipped], None]
-"""It is called with each update that cannot be made, before anything is changed. It raises an error to end the run."""
+"""Called with each impossible update, before anything changes. It raises an error to end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Skip:
     """
 
     most_in_a_row: int = 10
-    """The most updates that are skipped one after the other; one more ends the run."""
+    """The most consecutive skipped updates; one more ends the run."""
 
     def __post_init__(self) -> None:
         if self.most_in_a_row < 1:
             raise ArgumentError(f"most_in_a_row must be at least 1, got {self.most_in_a_row}")
 
     def __call__(self, bad: Skipped) -> None:
-        """Raise a NonFiniteError if too many bad batches came one after the other."""
+        """Raise a NonFiniteError after too many consecutive bad batches."""
         if bad.in_a_row > self.most_in_a_row:
             raise NonFiniteError(
                 f"{describe_bad(bad)}, and was not a number for the {self.most_in_a_row} updates before; "
@@ -56,7 +56,7 @@ class Skip:
 
 
 def bad_batches(name: Literal["stop", "skip"]) -> BadBatches:
-    """The answer to bad batches that has this name.
+    """The named policy for bad batches.
 
     >>> bad_batches("skip")
     Skip(most_in_a_row=10)
@@ -65,7 +65,7 @@ def bad_batches(name: Literal["stop", "skip"]) -> BadBatches:
 
 
 def what_is_wrong(loss: float, norm: float) -> str | None:
-    """Which of the two is not a finite number, in words; None if both are finite.
+    """The non-finite one of the two in words; None if both are finite.
 
     >>> what_is_wrong(2.5, float("inf")), what_is_wrong(2.5, 1.0)
     ("the gradient's length is inf", None)
@@ -76,6 +76,6 @@ def what_is_wrong(loss: float, norm: float) -> str | None:
 
 
 def describe_bad(bad: Skipped) -> str:
-    """A description of what is wrong, and of where the batches are in the data."""
+    """The fault and the position of the batches in the data."""
     where = f"batch {bad.first}" if bad.first == bad.last else f"batches {bad.first} to {bad.last}"
     return f"{bad.reason} at step {bad.step} (epoch {bad.epoch}, {where})"

@@ -1,13 +1,13 @@
-"""Checkpoints that cannot be lost: safetensors and JSON, which are complete before they get their names.
+"""Crash-safe checkpoints: safetensors and JSON, complete before they get their names.
 
     folder/best/  checkpoint.json  model-<checksum>.safetensors
     folder/last/  checkpoint.json  model-... optimizer-... random-... average-... (if one is kept)
     folder/kept/step-00000500/     like best: the model of a validation that is kept
 
-`checkpoint.json`, the manifest, names the files of one checkpoint with their sizes and checksums. It is replaced last.
-So it names whole files at any time at which a process may die: those of the old checkpoint or those of the new.
+`checkpoint.json`, the manifest, names the files of one checkpoint with their sizes and checksums. It is replaced last,
+so that a process may die at any time: the manifest names complete files, old or new.
 
-Of several ranks the first writes.
+With several ranks the first writes.
 """
 
 import re
@@ -37,9 +37,8 @@ class Position:
     """The progress of training. With the tensors it is enough to continue as if training had never stopped."""
 
     step: int = 0
-    """The number of updates so far."""
     epoch: int = 0
-    """The pass over the data that the next batch belongs to, from 0."""
+    """The pass over the data of the next batch, from 0."""
     batch: int = 0
     """The index of the next batch in that pass, from 0."""
     best_value: float | None = None
@@ -53,7 +52,7 @@ class Position:
     loss_count: int = 0
     """The number of tokens in that sum."""
     skipped_batches: int = 0
-    """Batches that were skipped because their loss or gradient was NaN or infinite."""
+    """Batches skipped because of a NaN or infinite loss or gradient."""
 
 
 class TrainingState(NamedTuple):
@@ -64,11 +63,11 @@ class TrainingState(NamedTuple):
     random: Tensors
     position: Position
     average: Tensors | None = None
-    """The moving average of the weights, if one is kept."""
+    """The moving average of the weights, or None."""
 
 
 class Checkpoints:
-    """The best and the last checkpoint under one folder, and the models of validations that are kept.
+    """The best and the last checkpoint under one folder, and the models kept after validations.
 
     >>> import tempfile
     >>> model = nn.Linear(2, 3)
@@ -95,12 +94,7 @@ class Checkpoints:
         _write_checkpoint(self._to_write("last"), parts, state.position, ranks)
 
     def save_model(self, which: str, model: Mapping[str, Tensor], position: Position, ranks: Ranks = ALONE) -> None:
-        """Replace a checkpoint that holds only the model: the best, or one that is kept. Every rank must call it.
-
-        Raises:
-            RunFolderError: there is a link in its place.
-            OSError: a rank could not write its part; the checkpoint before is still there.
-        """
+        """Replace a checkpoint of only the model: the best, or a kept one. Errors and ranks as in `save_last`."""
         _write_checkpoint(self._to_write(which), {"model": dict(model)}, position, ranks)
 
     def kept(self) -> list[str]:
@@ -108,61 +102,44 @@ class Checkpoints:
         return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
     def forget_kept(self, *, but: int) -> None:
-        """Remove the kept models except the `but` latest ones."""
+        """Remove the kept models except the latest `but`."""
         for name in self.kept()[: -but or None]:
             self.remove(name)
 
     def remove(self, which: str) -> None:
-        """Remove a checkpoint, if there is one. Files that we did not write stay, and with them their folder.
-
-        Raises:
-            RunFolderError: there is a link in its place.
-            OSError: a file cannot be removed.
-        """
+        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder. Raises RunFolderError
+        for a link in its place, OSError if a file cannot be removed."""
         folder = self._to_write(which)
         if not folder.is_dir():
             return
         named = _names_in_manifest(folder)
-        # This first, so that a checkpoint that is half removed does not count.
+        # The manifest first, so that a half-removed checkpoint does not count.
         (folder / "checkpoint.json").unlink(missing_ok=True)
         _remove_leftovers(folder, before=named)
         remove_empty(folder)
 
     def remove_all(self) -> None:
-        """Remove all checkpoints, as `remove` does.
-
-        Raises:
-            RunFolderError: there is a link in the place of one.
-            OSError: a file cannot be removed.
-        """
+        """Remove all checkpoints, as `remove` does."""
         for which in self._places():
             self.remove(which)
         remove_empty(self.folder / KEPT)
 
     def sweep(self) -> None:
-        """Remove what a process that died may have left: temporary files, and tensor files that no manifest names.
-
-        Raises:
-            RunFolderError: there is a link in the place of a checkpoint.
-            OSError: a file cannot be removed.
-        """
+        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests. Raises
+        like `remove`."""
         for which in self._places():
             folder = self.folder / which
             named = _names_in_manifest(folder)
             if named or (which.startswith(KEPT) and not self.has(which)):
                 _remove_leftovers(folder, but=named)
-            else:  # the manifest is damaged or absent, so that any tensor file may be needed
+            else:  # a damaged or absent manifest: any tensor file may be needed
                 _remove_leftovers(folder, but=map(_name, folder.glob("*.safetensors")))
             if not self.has(which):
                 remove_empty(folder)
 
     def refuse_strangers(self) -> None:
-        """Check that all checkpoints are ours, before one is written or removed.
-
-        Raises:
-            RunFolderError: in the place of a checkpoint there is a link, a file, or a folder that holds something
-                else and no checkpoint of ours.
-        """
+        """Raise RunFolderError if a checkpoint's place holds a link, a file, or a folder with foreign content and no
+        checkpoint of ours: checked before one is written or removed."""
         for name in ("best", "last", TRAINED, KEPT):
             path = self.folder / name
             refuse_links_in(path)
@@ -172,7 +149,6 @@ class Checkpoints:
             _refuse_stranger(self.folder / which)
 
     def _to_write(self, which: str) -> Path:
-        """The folder of a checkpoint, in which something will be written or removed."""
         folder = self.folder / which
         refuse_links(*(self.folder / above for above in list(Path(which).parents)[:-1]), folder)
         return folder
@@ -183,15 +159,12 @@ class Checkpoints:
         return [name for name in names if (self.folder / name).is_dir()]
 
     def has(self, which: str) -> bool:
-        """Whether the checkpoint of this name exists."""
         return (self.folder / which / "checkpoint.json").is_file()
 
     def has_better(self, position: Position, *, by: str = "loss") -> bool:
-        """Whether the best checkpoint is better than a model at `position`, although that is the best of its run.
-
-        This happens if the process died after it had saved the best checkpoint and before it saved the last one, and
-        if the run then resumed with other settings: the step of the best checkpoint may not be validated again.
-        """
+        """True if the best checkpoint beats a model at `position`, the best of its run. This happens if the process
+        died between saving the best checkpoint and the last one, and the run then resumed with other settings: the step
+        of the best checkpoint may not be validated again."""
         try:
             kept = self.position("best")
         except RunFolderError:  # there is no best checkpoint, or it cannot be read
@@ -201,11 +174,7 @@ class Checkpoints:
         return kept.best_value < position.best_value if by == "loss" else kept.best_value > position.best_value
 
     def load_last(self) -> TrainingState:
-        """Read the last checkpoint.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
-        """
+        """Read the last checkpoint; raises RunFolderError if it is absent, cut short, altered, or another program's."""
         folder = self.folder / "last"
         manifest = _read_manifest(folder)
         files = manifest["files"]
@@ -215,28 +184,21 @@ class Checkpoints:
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
     def load_model(self, which: str) -> Tensors:
-        """Read the model of a checkpoint on the CPU; the moving average if it has one.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, altered, or another program's.
-        """
+        """Read the model of a checkpoint on the CPU, the moving average if it has one; raises RunFolderError as
+        `load_last`."""
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
         model = read_part(folder, "model", files.get("model"))
         return model | (read_part(folder, "average", files["average"]) if "average" in files else {})
 
     def position(self, which: str) -> Position:
-        """The position of training at which the checkpoint was written.
-
-        Raises:
-            RunFolderError: the checkpoint is absent, cut short, or another program's.
-        """
+        """The position of training in a checkpoint; raises RunFolderError as `load_last`."""
         folder = self.folder / which
         return _read_position(folder, _read_manifest(folder))
 
 
 def kept_name(step: int) -> str:
-    """The name under which the model of a validation is kept.
+    """The name of a kept model.
 
     >>> kept_name(500)
     'kept/step-00000500'
@@ -245,21 +207,13 @@ def kept_name(step: int) -> str:
 
 
 def fill_model(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
-    """Copy a checkpoint's tensors into a model.
-
-    Raises:
-        RunFolderError: names or shapes differ; the message shows the first difference.
-    """
+    """Copy a checkpoint's tensors into a model; raises RunFolderError as `check_fit`."""
     check_fit(model, tensors, source=source)
     model.load_state_dict(tensors)
 
 
 def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
-    """Check that a checkpoint's tensors are those of a model.
-
-    Raises:
-        RunFolderError: names or shapes differ; the message shows the first difference.
-    """
+    """Raise RunFolderError, with the first difference, if a checkpoint's names or shapes differ from a model's."""
     ours = model.state_dict()
     for name in [*ours, *tensors]:
         if name not in tensors or name not in ours or ours[name].shape != tensors[name].shape:
@@ -270,13 +224,8 @@ def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
-    """The state of an optimizer, from its `state_dict`, as tensors named 'parameter:quantity'.
-
-    The hyper-parameters are left out.
-
-    Raises:
-        ArgumentError: a parameter's state is not made of tensors, or the parameters have no names.
-    """
+    """The state of an optimizer without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity';
+    raises ArgumentError for a state other than tensors, or unnamed parameters."""
     names = _parameter_names(state)
     flat = {f"{names[i]}:{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
     for key, value in flat.items():
@@ -286,14 +235,9 @@ def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
 
 
 def unflatten_optimizer(tensors: Tensors, current: Mapping[str, Any], *, source: Path) -> dict[str, Any]:
-    """The `state_dict` from the tensors that `flatten_optimizer` made, with the hyper-parameters of `current`.
-
-    The tensors are copied. An optimizer keeps them, and those that were read are parts of a file that is mapped: it
-    could not be removed on Windows as long as the optimizer lives.
-
-    Raises:
-        RunFolderError: the tensors belong to parameters that this optimizer does not have.
-    """
+    """The `state_dict` from the tensors of `flatten_optimizer`, with the hyper-parameters of `current`. The tensors are
+    copied: an optimizer keeps them, and Windows does not remove a memory-mapped file in use. Raises RunFolderError for
+    tensors of parameters outside this optimizer."""
     indices = {name: index for index, name in _parameter_names(current).items()}
     state: dict[int, Tensors] = {}
     for key, value in tensors.items():
@@ -314,7 +258,7 @@ def _parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 def _write_checkpoint(
     folder: Path, parts: Mapping[str, Mapping[str, Tensor]], position: Position, ranks: Ranks
 ) -> None:
-    """Let the first rank write the parts and then the manifest. All ranks raise the error that it meets."""
+    """Let the first rank write the parts and then the manifest. All ranks raise its error."""
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -327,11 +271,9 @@ def _write_checkpoint(
 
 
 def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Container[str] = ()) -> None:
-    """Remove the files that we wrote in a folder, but not those of these names. Files of others stay.
-
-    What the manifest before named is ours, and so is what is named after the checksum of its content. Windows does not
-    let a file be removed that another process is reading: it stays, and the next checkpoint removes it.
-    """
+    """Remove our files in a folder, except these names. Foreign files stay. Ours are the files of the last manifest,
+    and those named after the checksum of their content. Windows keeps a file that another process is reading: the next
+    checkpoint removes it."""
     spared = {"checkpoint.json", *but}
     for path in [path for path in folder.iterdir() if path.name not in spared and not path.is_symlink()]:
         is_half_written = _is_own_name(temporary_of(path) or "")
@@ -349,7 +291,7 @@ def _name(path: Path) -> str:
 
 
 def _names_in_manifest(folder: Path) -> set[str]:
-    """The tensor files that the manifest in a folder names; none if it is absent, damaged or has no checksum."""
+    """The tensor files of a folder's manifest; none if it is absent, damaged or without checksum."""
     try:
         if SEAL not in read_json(folder / "checkpoint.json"):
             return set()
@@ -359,15 +301,15 @@ def _names_in_manifest(folder: Path) -> set[str]:
 
 
 def _refuse_stranger(folder: Path) -> None:
-    """Check that the folder of a checkpoint holds one of ours, or what a process left of one that it began to write."""
+    """Check that a checkpoint's folder holds one of ours, or the leftovers of an unfinished one."""
     path = folder / "checkpoint.json"
     try:
         manifest = read_json(path) if path.exists() else None
     except RunFolderError:
-        return  # it is damaged, as only ours can be: whoever needs it says so
+        return  # damaged, as only ours can be: its readers raise
     if manifest is not None and not {"format", "files"} <= set(manifest):
         raise RunFolderError(f"{path} is not a list of files that regard wrote: move {folder} away")
-    if manifest is None and folder.parent.name != KEPT:  # the models that are kept are added to, and never begun with
+    if manifest is None and folder.parent.name != KEPT:  # kept models are only added
         for one in sorted(folder.iterdir()):
             if not _is_own_name(temporary_of(one) or "") and not is_own_file(one):
                 raise RunFolderError(f"{folder} holds {one.name} and no checkpoint of regard's: move it away")
@@ -386,7 +328,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_position(folder: Path, manifest: dict[str, Any]) -> Position:
-    """The position in a manifest. Fields that an older version did not write have their values of the start."""
+    """The position in a manifest. Fields missing from older versions have their initial values."""
     position, known = manifest.get("position"), {field.name: field.default for field in fields(Position)}
     if not isinstance(position, dict) or not position or not set(position) <= set(known):
         raise RunFolderError(f"{folder / 'checkpoint.json'}: the position has not the fields {sorted(known)}")

@@ -17,7 +17,7 @@ class FitConfig:
     accumulate: int = 1
     """The number of batches whose gradients are summed for one update."""
     clip_norm: float = 1.0
-    """A gradient that is longer than this is shortened to this length; 0 never shortens it."""
+    """A longer gradient is shortened to this length; 0 never shortens it."""
     validate_every: int = 500
     """Steps between two validations."""
     save_every: int = 500

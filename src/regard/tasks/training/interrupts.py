@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM become a request to stop, which the training loop reads between two steps."""
+"""Ctrl-C and SIGTERM become a request to stop, read by the training loop between two steps."""
 
 import signal
 import threading
@@ -23,7 +23,7 @@ class TrainingInterrupted(Interrupted):
     """Training was stopped by a signal after its state was saved.
 
     Attributes:
-        step: the last step that was made and saved.
+        step: the last completed and saved step.
     """
 
     def __init__(self, step: int, signal_number: int) -> None:
@@ -33,7 +33,7 @@ class TrainingInterrupted(Interrupted):
 
 
 class StopWish:
-    """The signal that asked to stop, or 0."""
+    """The signal of a request to stop, or 0."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -63,7 +63,7 @@ def listening() -> Iterator[StopWish]:
 def ending_at_once() -> Iterator[None]:
     """Turn SIGTERM into an `Interrupted` while the block runs, as Python turns SIGINT into a KeyboardInterrupt.
 
-    The error lets the program undo half-done work on its way out, and say what happened.
+    The error lets the program undo half-done work on its way out, and report the reason.
 
     >>> try:
     ...     with ending_at_once():

@@ -63,27 +63,26 @@ def fit(
 ) -> Position:
     """Train a model in place, from the last checkpoint if there is one.
 
-    An update uses the gradient of (sum of the losses) / (number of tokens), both over all accumulated
-    batches and all ranks. So the way in which batches are divided among steps and ranks changes only rounding.
+    An update uses the gradient of (sum of the losses) / (number of tokens), both over all accumulated batches and all
+    ranks. So the division of batches among steps and ranks changes only rounding.
 
     Args:
         model: trained in place; moved to the device of `fabric`.
         batches: this rank's share of the data.
-        loss: computes the summed loss and the count of one batch; it must call the model that it is given.
+        loss: computes the summed loss and the count of one batch; it must call the model in its arguments.
         optimizer: over the model's parameters, given as (name, parameter) pairs.
         schedule: the learning rate as a function of the step, counted from 1.
         config: when to stop, validate and save.
         fabric: a launched `lightning_fabric.Fabric`.
-        validate: scores the model. The model is then in evaluation mode, without gradients, and has the averaged
-            weights if there are any.
-        best_by: the metric of `validate` that decides which model is the best: lower is better for "loss", higher is
-            better for all others.
-        checkpoints: where the best and the last checkpoint are kept; training resumes from the last one.
+        validate: scores the model, in evaluation mode, without gradients, and with any averaged weights.
+        best_by: the metric of `validate` that decides the best model: lower is better for "loss", higher for all
+            others.
+        checkpoints: the best and the last checkpoint; training resumes from the last one.
         callbacks: called with every event, on rank 0 only.
         bad_batches: called when the loss or the gradient is NaN or infinite; see `regard.tasks.training.bad_batches`.
 
     Returns:
-        The position at which training ended.
+        The position at the end of training.
 
     Raises:
         NonFiniteError: the loss or the gradient is NaN or infinite; the message names the step and the batches.
@@ -93,7 +92,7 @@ def fit(
     """
     wrapped = fabric.setup_module(model)
     average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
-    # The optimizer is used without Fabric's wrapper, because that keeps the parameter groups that it saw first.
+    # Without Fabric's wrapper, which keeps the parameter groups it saw first.
     run = _Run(
         wrapped,
         model,
@@ -128,7 +127,7 @@ class _Sums:
 
 @dataclass
 class _Run:
-    """One call of `fit`: its arguments, and how far it has come."""
+    """One call of `fit`: its arguments, and its progress."""
 
     wrapped: nn.Module
     model: nn.Module
@@ -187,7 +186,7 @@ class _Run:
             epoch, start = epoch + 1, 0
 
     def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float | None]:
-        """Add up the gradients of a group of batches over all ranks, and make one step with their mean.
+        """Sum the gradients of a group of batches over all ranks, and make one step with their mean.
 
         Returns:
             The sums, and the gradient's length before clipping; the length is None if the batches were skipped.
@@ -225,7 +224,7 @@ class _Run:
         return _Sums(*Ranks.of(self.fabric).sum(totals).tolist())
 
     def passes_over(self, group: "_Group", wrong: str | None) -> bool:
-        """Whether these batches are skipped. All ranks know the same sums, so they all give the same answer."""
+        """True if these batches are skipped. All ranks know the same sums, so they agree."""
         if wrong is None:
             self.bad_in_a_row = 0
             return False
@@ -289,11 +288,10 @@ class _Run:
             self.tell(Validated(step=self.position.step, metrics=metrics, is_best=is_best, patience_used=used))
             if self.config.keep:
                 self.save_model(kept_name(self.position.step))
-            if is_best:  # it is written before the last checkpoint, because that says that a best one exists
+            if is_best:  # before the last checkpoint, which refers to the best one
                 self.save_model("best")
 
     def judge(self, metrics: Mapping[str, float]) -> bool:
-        """Whether this validation is the best so far; the position is updated accordingly."""
         by = self.best_by
         if by not in metrics:
             raise ArgumentError(f"best_by must be one of the metrics {sorted(metrics)}, got {by!r}")
@@ -310,15 +308,14 @@ class _Run:
         return is_best
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model with its averaged weights, if an average is kept."""
+        """The model with its averaged weights, if there is an average."""
         return nullcontext() if self.average is None else self.average.in_place_of(self.model)
 
     def save_model(self, which: str) -> None:
-        """Keep the model, as it is now, under a name."""
         if self.checkpoints is None:
             return
         checkpoints, ranks = self.checkpoints, Ranks.of(self.fabric)
-        # The first rank looks and tells the others: what each would see itself changes while the ranks write.
+        # The first rank looks and broadcasts: the files change while ranks write.
         has_better = (
             which == "best"
             and ranks.gather(lambda: ranks.rank == 0 and checkpoints.has_better(self.position, by=self.best_by))[0]
@@ -354,7 +351,6 @@ class _Run:
         return torch.stack(parts).cpu()
 
     def resume(self) -> None:
-        """Go back to the last checkpoint, if there is one."""
         if self.checkpoints is None or not self.checkpoints.has("last"):
             return
         state, source = self.checkpoints.load_last(), self.checkpoints.folder / "last"
@@ -363,7 +359,7 @@ class _Run:
         if self.average is not None:
             self.average.load_state_dict(state.average or {}, source=source)
         self.position, self.saved_step = state.position, state.position.step
-        # A different number of ranks cannot continue the same random numbers: they keep those of their seed.
+        # A different number of ranks cannot continue the same random state: they keep those of their seed.
         if len(state.random["torch"]) == self.fabric.world_size:
             mine = {name: value[self.fabric.global_rank] for name, value in state.random.items()}
             set_random_state(mine, self.fabric.device)
@@ -396,7 +392,7 @@ class _Run:
 
 
 class _Group(NamedTuple):
-    """The batches of one update, and where they stand in the data."""
+    """The batches of one update, and their position in the data."""
 
     epoch: int
     start: int

@@ -1,4 +1,4 @@
-"""Losses as a sum and a count, so that a step can take the mean over all its tokens on any number of ranks."""
+"""Losses as a sum and a count, for the mean over all tokens of a step on any number of ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import regard.call  # noqa: F401 (so that the first exponential is made by one t
 from regard.errors import ArgumentError, ShapeError
 
 ROWS_AT_A_TIME = 64
-"""Rows of logits that are processed at a time: 64 rows of 8,000 numbers in float32 are 2 MB and stay in the cache."""
+"""Rows of logits processed at a time: 64 rows of 8,000 elements in float32 are 2 MB and stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ def cross_entropy(
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> LossSum:
-    """Summed cross-entropy with label smoothing, in nats, over the targets that are not `ignore_index`.
+    """Summed cross-entropy with label smoothing, in nats, over all targets except `ignore_index`.
 
     loss = sum over rows of lse(z) - (1 - e) * z[target] - e * mean(z)
 
-    This is the cross-entropy against the target (1 - e) * onehot(target) + e / V, but that target is never built.
-    The sums are taken in float32 (float64 for float64 logits), block by block. So there are no dense targets and no
-    second copy of bf16 logits in float32.
+    This is the cross-entropy against the target (1 - e) * onehot(target) + e / V, without building that target. The
+    sums are taken in float32 (float64 for float64 logits), block by block, without a second copy of bf16 logits in
+    float32.
 
     Args:
         logits: scores before the softmax, V of them for each target.
-        targets: indices in 0..V-1, or `ignore_index` where there is nothing to predict.
+        targets: indices in 0..V-1, or `ignore_index` for no prediction.
         ignore_index: the padding index, which has no loss and no gradient.
-        label_smoothing: the share e in 0..1 of the target's mass that is spread over all V.
+        label_smoothing: the share e in 0..1 of the target's mass spread over all V.
 
     Raises:
         ArgumentError: `label_smoothing` is outside 0..1.

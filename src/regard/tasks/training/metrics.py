@@ -7,7 +7,7 @@ from regard.errors import ArgumentError, MissingExtraError
 
 
 class CorpusScore(NamedTuple):
-    """A score in 0..100 and the signature that says exactly how it was computed."""
+    """A score in 0..100 and the signature of its exact computation."""
 
     value: float
     signature: str
@@ -22,7 +22,7 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
         lowercase: whether case does not count.
 
     Raises:
-        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+        ArgumentError: hypotheses and references differ in number, or there are none.
 
     >>> exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"])
     75.0
@@ -44,7 +44,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
         lowercase: whether case does not count; the signature says so.
 
     Raises:
-        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+        ArgumentError: hypotheses and references differ in number, or there are none.
         MissingExtraError: sacrebleu is not installed.
 
     Source: Papineni et al. 2002; Post 2018 (arXiv 1804.08771).
@@ -60,7 +60,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
 
 
 class BleuCounts:
-    """The counts from which corpus BLEU is computed. They can be summed over sentences, batches and ranks.
+    """The counts of corpus BLEU, which can be summed over sentences, batches and ranks.
 
     >>> counts = BleuCounts()
     >>> counts.add(["the cat sat on the mat"], ["the cat sat on the mat"])
@@ -69,7 +69,6 @@ class BleuCounts:
     """
 
     SIZE = 10
-    """How many counts there are."""
 
     def __init__(self, values: Sequence[float] | None = None) -> None:
         self.values = [0.0] * self.SIZE if values is None else list(values)
@@ -102,7 +101,7 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
         lowercase: whether case does not count; the signature says so.
 
     Raises:
-        ArgumentError: the numbers of hypotheses and references differ, or there are none.
+        ArgumentError: hypotheses and references differ in number, or there are none.
         MissingExtraError: sacrebleu is not installed.
 
     Source: Popović 2015 (W15-3049).

@@ -10,21 +10,21 @@ from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, TokenEmbedding, LearnedPositions)
-"""Modules whose weights are embeddings, so that they do not decay."""
+"""Modules with embedding weights, which do not decay."""
 RATE = "rate"
-"""The key of a group of parameters under which the factor of its learning rate stands, if it is not 1."""
+"""The key of a parameter group for the factor of its learning rate, if not 1."""
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
-"""Devices on which torch has a fused AdamW."""
+"""Devices with torch's fused AdamW."""
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
     """Split the trainable parameters by kind: matrices decay; embeddings, gains and offsets do not.
 
-    A matrix that an embedding and a linear layer share counts as an embedding. Each group is a list of
-    (name, parameter) pairs, which optimizers accept, so that a checkpoint can name its tensors.
+    A matrix shared by an embedding and a linear layer counts as an embedding. Each group is a list of (name, parameter)
+    pairs, which optimizers accept, so that a checkpoint can name its tensors.
 
     Raises:
-        ArgumentError: the model has no parameter that can be trained.
+        ArgumentError: the model has no trainable parameter.
 
     >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
@@ -47,7 +47,7 @@ def adamw(
     The learning rate comes from the schedule: the training loop sets it at every step.
 
     Raises:
-        ArgumentError: the model has no parameter that can be trained.
+        ArgumentError: the model has no trainable parameter.
 
     Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); betas and eps of Vaswani et al. 2017, section 5.3.
 
@@ -58,11 +58,7 @@ def adamw(
 
 
 def require_muon() -> None:
-    """Refuse a torch that has no Muon.
-
-    Raises:
-        TorchVersionError: it is older than 2.9.
-    """
+    """Raise TorchVersionError if torch is older than 2.9, and so without Muon."""
     if not hasattr(torch.optim, "Muon"):
         raise TorchVersionError(
             f"torch {torch.__version__} has no Muon, and torch 2.9 has it: pip install -U torch, or take "
@@ -86,15 +82,15 @@ def muon(
     weight decay of AdamW fit.
 
     Args:
-        model: its embeddings, and all that is no matrix, are for AdamW.
+        model: its embeddings, and all parameters other than matrices, are for AdamW.
         aside: modules whose matrices are for AdamW too, such as the output layer.
-        rate: the learning rate of Muon, as a multiple of that of AdamW.
-        weight_decay: the decay of all matrices that are no embeddings.
+        rate: the learning rate of Muon, as a multiple of AdamW's.
+        weight_decay: the decay of all matrices except embeddings.
         betas: as for `adamw`.
         eps: as for `adamw`.
 
     Raises:
-        ArgumentError: the model has no parameter that can be trained, or no hidden matrix.
+        ArgumentError: the model has no trainable parameter, or no hidden matrix.
         TorchVersionError: torch is older than 2.9, and has no Muon.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
@@ -160,11 +156,7 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float)
 
 
 def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-    """The trainable parameters by name: the matrices that are no embeddings, and all others.
-
-    Raises:
-        ArgumentError: the model has no parameter that can be trained.
-    """
+    """The trainable parameters by name: matrices except embeddings, and all others."""
     embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if not named:

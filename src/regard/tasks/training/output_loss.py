@@ -1,4 +1,4 @@
-"""Cross-entropy from the input of the output layer, so that the logits of a batch never exist all at once."""
+"""Cross-entropy from the input of the output layer, without a batch's logits in memory all at once."""
 
 from typing import Any
 
@@ -26,26 +26,26 @@ def output_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy(output(hidden), targets, ...)` as the pair (total, count), in less time and memory.
 
-    Only rows that have a target are multiplied, 512 at a time. If a gradient is needed, the gradients of `hidden` and
-    of the layer are computed together with the loss, while the logits are still in the cache; the backward pass only
-    scales them. Under autocast the products are in its dtype. The softmax is in float32 (float64 for float64), and so
-    is the sum of the weight's gradient.
+    Only rows with a target are multiplied, 512 at a time. If needed, the gradients of `hidden` and of the layer are
+    computed together with the loss, while the logits are still in the cache; the backward pass only scales them. Under
+    autocast the products are in its dtype. The softmax and the sum of the weight's gradient are in float32 (float64 for
+    float64).
 
     This function can be passed to a model as its `loss`: the model calls it with the output of its last layer and
     with its output layer.
 
     Args:
         hidden: the input of the output layer.
-        output: the layer that computes the logits.
-        targets: indices in 0..V-1, or `ignore_index` where there is nothing to predict.
+        output: the layer of the logits.
+        targets: indices in 0..V-1, or `ignore_index` for no prediction.
         ignore_index: the padding index, which has no loss and no gradient.
-        label_smoothing: the share e in 0..1 of the target's mass that is spread over all V.
+        label_smoothing: the share e in 0..1 of the target's mass spread over all V.
 
     Raises:
         ArgumentError: `label_smoothing` is outside 0..1.
         ShapeError: `hidden` without its last dimension and `targets` differ in shape.
 
-    Source: the order of the work is that of Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
+    Source: the order of operations is from Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
 
     >>> hidden, output, targets = torch.randn(2, 3, 4), nn.Linear(4, 7), torch.tensor([[3, 4, 1], [5, 0, 0]])
     >>> total, count = output_cross_entropy(hidden, output, targets=targets, ignore_index=0, label_smoothing=0.1)
@@ -59,7 +59,7 @@ def output_cross_entropy(
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"
         )
-    if torch.compiler.is_compiling():  # the number of rows with a target depends on values, which a graph cannot read
+    if torch.compiler.is_compiling():  # the number of rows with a target depends on values, opaque to a graph
         loss = cross_entropy(output(hidden), targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
         return loss.total, loss.count
     flat, live = hidden.reshape(-1, hidden.shape[-1]), (targets != ignore_index).reshape(-1)
@@ -83,7 +83,7 @@ def loss_of_rows(
 
 
 class _LossOfRows(torch.autograd.Function):
-    """The sum over rows. Its forward also computes the gradients, for a sum whose own gradient is 1."""
+    """The sum over rows. Its forward also computes the gradients, for an upstream gradient of 1."""
 
     @staticmethod
     def forward(
@@ -127,7 +127,7 @@ class _LossOfRows(torch.autograd.Function):
 
 
 def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: torch.dtype, wanted: bool) -> Tensor:
-    """The summed loss of rows of logits, which are overwritten. If `wanted`, they become its gradient."""
+    """The summed loss of rows of logits, overwritten in-place, by the gradient if `wanted`."""
     total = logits.new_zeros((), dtype=precise)
     for rows in _blocks(len(logits), ROWS_AT_A_TIME):
         z = logits[rows].to(precise)
@@ -138,10 +138,10 @@ def _to_gradient(logits: Tensor, targets: Tensor, smoothing: float, precise: tor
 
 
 def _smoothed(z: Tensor, targets: Tensor, smoothing: float, wanted: bool) -> Tensor:
-    """The sum over rows; z is overwritten, if `wanted` by its gradient softmax(z) - (1 - e) * onehot - e / V."""
+    """The sum over rows; overwrites z, if `wanted` by its gradient softmax(z) - (1 - e) * onehot - e / V."""
     top, hit = z.amax(1), z.gather(1, targets)
     mean = z.mean(1) if smoothing else 0.0
-    # The softmax overwrites z. The lse then follows from the largest weight, which is exp(max - lse) >= 1 / V.
+    # The softmax overwrites z. The lse then follows from the largest weight, exp(max - lse) >= 1 / V.
     weights = torch.softmax(z, -1, out=z)
     lse = top - weights.amax(1).log()
     total = (lse - (1 - smoothing) * hit[:, 0] - smoothing * mean).sum()
@@ -160,14 +160,14 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
-    """The product, in the memory of an earlier one: new pages would take a third of the time of a product."""
+    """The product in the buffer of an earlier one: new pages would take a third of the time of a product."""
     if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or count_dispatch_modes():
         return _product(x, y)
     return torch.mm(x, y, out=memory[: len(x)])
 
 
 def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Add x @ y to what was summed so far, in its memory. A sum of many products is at least in float32."""
+    """Add x @ y to the sum so far, in-place. A sum of many products is at least in float32."""
     if total is None:
         return _product(x, y).to(dtype)
     if total.dtype != x.dtype:

@@ -1,4 +1,4 @@
-"""The interfaces of what the training loop is given: batches, a loss, a validation."""
+"""The interfaces of the training loop's arguments: batches, a loss, a validation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -24,9 +24,7 @@ class Batches(Protocol[B]):
         """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
         ...
 
-    def size(self, batch: B) -> BatchSize:
-        """How large a batch is."""
-        ...
+    def size(self, batch: B) -> BatchSize: ...
 
 
 Loss = Callable[[nn.Module, Any], LossSum]

@@ -19,35 +19,34 @@ from regard.tensors.precision import widest_dtype
 from regard.watching.watch import Seen, watch
 
 PAIRS = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("to_q", "to_k"), ("q", "k"))
-"""The names that models of Hugging Face and others give to the projections of queries and keys."""
+"""The names of query and key projections in models of Hugging Face and others."""
 NORMS = ("q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm", "qk_norm", "norm_q", "norm_k")
 """The names of norms between a projection and the product of queries and keys."""
 
 
 class QKClip:
-    r"""Bounds the logits of attention in training: after a step, each head that had one above $\tau$ is scaled down.
+    r"""Bounds the logits of attention in training: after a step, each head with one above $\tau$ is scaled down.
 
     With $S^h$ the largest logit of head h in the forward passes since the step before, and $\gamma = \tau / S^h < 1$,
 
         W_q^h, W_k^h become sqrt(gamma) W_q^h, sqrt(gamma) W_k^h;
 
     biases of the projections too, so that the head's logits are multiplied by $\gamma$. Heads at or below $\tau$ keep
-    their bits. If several query heads share a key head, the keys stay as they are and W_q^h becomes gamma W_q^h: this
-    is what the paper does to the part of a head whose keys are shared, and it leaves the other heads alone. The state
-    of the optimizer is not changed.
+    their bits. If several query heads share a key head, the keys stay and W_q^h becomes gamma W_q^h, as in the paper
+    for shared keys: the other heads are unaffected. The optimizer's state stays.
 
     Args:
         model: contains attention of `regard.nn.MultiHeadAttention`, `torch.nn.MultiheadAttention`, or modules with
             projections of queries and keys under one of the names of Hugging Face's models (`q_proj` and `k_proj`,
             `query` and `key`, `q` and `k`, `q_lin` and `k_lin`, GPT-2's `c_attn`, Phi-3's `qkv_proj`).
         tau: the bound, above 0; 100 in the paper.
-        names: which modules to bound, as in `regard.watch`; None means all.
+        names: the modules to bound, as in `regard.watch`; None means all.
 
-    Only passes in training mode count. Logits that are NaN or infinite do not: no factor mends these, and the loss
-    is NaN then. Under `torch.distributed` the largest logit is that of all ranks, so that their copies of the model
-    stay the same; every rank must call `step`, and a module that only some of them ran is scaled by all.
+    Only passes in training mode count. NaN and infinite logits do not: no factor mends these, and the loss is NaN then.
+    Under `torch.distributed` the largest logit is taken over all ranks, so that their copies of the model stay equal;
+    every rank must call `step`, and all scale a module even if only some ran it.
 
-    With `attach` it works by itself, in `regard.tasks.training.loop.fit` and in any loop that calls `optimizer.step()`:
+    With `attach` it runs automatically, in `regard.tasks.training.loop.fit` and in any loop with `optimizer.step()`:
 
     >>> model = MultiHeadAttention(8, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
@@ -64,14 +63,14 @@ class QKClip:
     Source: Kimi Team 2025 (arXiv:2507.20534), algorithm 1.
 
     Raises:
-        ArgumentError: tau is not a number above 0; no module is attention with projections that it knows; or queries
-            are normalized after their projection, so that a factor would change nothing.
+        ArgumentError: tau is not a number above 0; no module is attention with known projections; or queries are
+            normalized after their projection, so that a factor would change nothing.
     """
 
     def __init__(self, model: nn.Module, tau: float = 100.0, names: Any = None) -> None:
         if not (isinstance(tau, int | float) and 0 < tau < math.inf):
             raise ArgumentError(f"tau is the largest logit that a head may have, a number above 0; got {tau!r}")
-        watch(model, names)  # refuses names that no module has
+        watch(model, names)  # refuses names without a module
         if not any(_known(module) for module in model.modules()):
             raise ArgumentError(
                 f"QKClip found no projections of queries and keys in {type(model).__name__}: it knows those of "
@@ -125,11 +124,10 @@ class QKClip:
 
     @torch.no_grad()
     def step(self) -> Mapping[str, Tensor]:
-        """Scale the heads whose largest logit was above tau, and forget the logits.
+        """Scale the heads with a largest logit above tau, and forget the logits.
 
         Returns:
-            The factors gamma (H,) of the logits, 1 for heads that stay, by module; those of modules that all stay are
-            left out.
+            The factors gamma (H,) of the logits by module, 1 for unchanged heads; modules without change are left out.
         """
         factors = {}
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -161,7 +159,6 @@ Fresh = dict[str, tuple[Tensor, "HeadProjections"]]
 
 
 def _of_all_ranks(model: nn.Module, fresh: Fresh) -> Fresh:
-    """The largest logits of all ranks; all of them know every module that any of them ran."""
     device = next(model.parameters()).device
     ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
     each = ranks.gather(lambda: {name: heads.sizes for name, (_, heads) in fresh.items()})
@@ -178,7 +175,7 @@ def _of_all_ranks(model: nn.Module, fresh: Fresh) -> Fresh:
 
 @dataclass(frozen=True, slots=True)
 class HeadBlock:
-    """The part of a parameter that makes the queries, or the keys, of all heads: rows or columns from `start` on."""
+    """The rows or columns from `start` of a parameter that project to the queries, or keys, of all heads."""
 
     parameter: Tensor
     start: int = 0
@@ -202,7 +199,7 @@ class HeadProjections:
 
     @property
     def shares_keys(self) -> bool:
-        """Whether several query heads share a key head."""
+        """True if several query heads share a key head."""
         return self.sizes[1] < self.sizes[0]
 
     def scale(self, gamma: Tensor) -> None:
@@ -214,7 +211,6 @@ class HeadProjections:
 
 
 def _known(module: nn.Module) -> bool:
-    """Whether a module has projections of queries and keys under a known name."""
     return (
         isinstance(module, MultiHeadAttention | nn.MultiheadAttention)
         or any(isinstance(getattr(module, q, None), nn.Linear) and hasattr(module, k) for q, k in PAIRS)
@@ -223,11 +219,7 @@ def _known(module: nn.Module) -> bool:
 
 
 def _heads_of(name: str, module: nn.Module, weights: AttentionMap) -> HeadProjections:
-    """The projections of the module that made a call.
-
-    Raises:
-        ArgumentError: they are not known, or do not fit the call.
-    """
+    """The projections of a call's module."""
     call = source_of_call(weights.source, "QKClip").call
     where = name or "the model"
     norms = [norm for norm in NORMS if getattr(module, norm, None) is not None]
@@ -239,11 +231,7 @@ def _heads_of(name: str, module: nn.Module, weights: AttentionMap) -> HeadProjec
 
 
 def _projections(name: str, module: nn.Module, heads: int, key_heads: int, head_dim: int) -> HeadProjections:
-    """The projections of a module with so many heads of queries and of keys.
-
-    Raises:
-        ArgumentError: they are not known, or are smaller.
-    """
+    """The projections of a module with so many heads of queries and of keys."""
     query, key = _blocks(module, heads * head_dim, key_heads * head_dim)
     for blocks, wanted in ((query, heads), (key, key_heads)):
         if not blocks or any(b.parameter.shape[b.dim] < b.start + wanted * head_dim for b in blocks):
@@ -255,7 +243,6 @@ def _projections(name: str, module: nn.Module, heads: int, key_heads: int, head_
 
 
 def _blocks(module: nn.Module, queries: int, keys: int) -> tuple[tuple[HeadBlock, ...], tuple[HeadBlock, ...]]:
-    """The parts of parameters that make queries, and those that make keys."""
     match module:
         case MultiHeadAttention():
             return _packed([*module.in_weights], module.in_bias, module.sizes[0])
@@ -279,7 +266,7 @@ def _blocks(module: nn.Module, queries: int, keys: int) -> tuple[tuple[HeadBlock
 def _packed(
     weights: list[Tensor], bias: Tensor | None, start: int
 ) -> tuple[tuple[HeadBlock, ...], tuple[HeadBlock, ...]]:
-    """Queries and keys of one matrix, or of two, with a bias that holds both."""
+    """Queries and keys of one matrix, or of two, with a bias for both."""
     query = [HeadBlock(weights[0])]
     key = [HeadBlock(weights[0], start) if len(weights) == 1 else HeadBlock(weights[1])]
     if bias is not None:

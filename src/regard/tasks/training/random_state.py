@@ -1,4 +1,4 @@
-"""The states of all random generators that training may use, as tensors that a checkpoint can hold."""
+"""The states of all random generators of training, as tensors for a checkpoint."""
 
 import random
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import RunFolderError
 
 _NONE = float("nan")
-"""It means that no second Gaussian number is waiting: a tensor cannot hold None."""
+"""Marks the absence of a second Gaussian value: a tensor cannot hold None."""
 
 
 def seed_everything(seed: int, *, rank: int = 0) -> None:
@@ -45,11 +45,7 @@ def get_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states that `get_random_state` returned.
-
-    Raises:
-        RunFolderError: they are not what `get_random_state` returns.
-    """
+    """Restore the states of `get_random_state`; raises RunFolderError for others."""
     try:
         _set(state, device)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:

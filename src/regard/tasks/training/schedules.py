@@ -1,7 +1,5 @@
-"""Learning rates as pure functions of the step. They have no state, so a resumed run gets the same rates again.
-
-Steps count from 1: the first update of the parameters is step 1.
-"""
+"""Learning rates as pure functions of the step. They have no state, so a resumed run gets the same rates again. Steps
+count from 1: the first update of the parameters is step 1."""
 
 import math
 from collections.abc import Callable

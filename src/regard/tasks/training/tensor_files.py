@@ -21,20 +21,15 @@ from regard.files.sealed import checksum_of_file
 from regard.files.untrusted import safetensors_library, tensor_errors
 
 Tensors = dict[str, Tensor]
-"""Tensors by name."""
 
 READ_BYTES = 2**20
-"""The bytes of a file that are read at a time to check it."""
+"""The bytes of a file read at a time to check it."""
 
 _OWN_NAME = re.compile(r"[a-z]+-([0-9a-f]{8})\.safetensors")
 
 
 def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write some tensors, and describe the file for the manifest. Equal names of files have equal content.
-
-    Raises:
-        OSError: the file could not be written.
-    """
+    """Write some tensors, and describe the file for the manifest. Equal names of files have equal content."""
     owners, aliases = _without_aliases(tensors)
     whole = {name: value.detach().cpu().contiguous() for name, value in owners.items()}
     content = safetensors_library().torch.save(whole)
@@ -45,27 +40,19 @@ def write_part(folder: Path, part: str, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def is_own_name(name: str) -> bool:
-    """Whether `write_part` gives names like this one."""
+    """True for names in the form of `write_part`."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether `write_part` wrote a file: its name ends in the checksum of its content.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """True if `write_part` wrote a file: its name ends in the checksum of its content."""
     named = _OWN_NAME.fullmatch(path.name)
     return named is not None and path.is_file() and checksum_of_file(path)["crc32"] == named[1]
 
 
 def read_part(folder: Path, part: str, entry: Any) -> Tensors:
-    """Read the tensors of a part.
-
-    Raises:
-        RunFolderError: the file is absent, cut short, altered, or another program's; or the entry of the manifest has
-            another form.
-    """
+    """Read the tensors of a part; raises RunFolderError if the file is absent, cut short, altered or foreign, or its
+    entry in the manifest invalid."""
     try:
         file = _open_checked(folder, entry)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)

@@ -18,11 +18,11 @@ KINDS = {"f16": "<f2", "f32": "<f4", "u8": "u1", "u16": "<u2", "u32": "<u4"}
 HALF_LARGEST = 60_000.0
 """Half precision ends a little above."""
 ENTRY_BYTES = 100
-"""What an array takes in the JSON of a page beside its bytes, and where it is named, at most."""
+"""The most bytes of an array's JSON entry, without the data."""
 
 
 def halves(values: Floats) -> tuple[Floats, float]:
-    """Numbers that half precision holds, and the power of two that they are to be multiplied by.
+    """Values as half precision, and the power of two to multiply them by.
 
     >>> halves(np.array([1.0, 90_000.0]))
     (array([5.0e-01, 4.5e+04]), 2.0)
@@ -33,20 +33,20 @@ def halves(values: Floats) -> tuple[Floats, float]:
 
 
 def as_text(value: Any) -> str:
-    """JSON that can stand in an element of HTML: "<", which could end the element, is escaped."""
+    """JSON inside an HTML element: "<" could end the element and is escaped."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 class PackedArray(NamedTuple):
-    """An array as it stands in a page."""
+    """An array of a page."""
 
     kind: str
     length: int
     raw: bytes
-    """Deflated, or as it is for a program that sends bytes itself."""
+    """Deflated bytes; plain bytes for a kernel, which sends them as buffers."""
 
     def as_json(self) -> dict[str, Any]:
-        """What decodeArray in page_codec.js reads."""
+        """The input of decodeArray in page_codec.js."""
         return {"kind": self.kind, "length": self.length, "data": b64encode(self.raw).decode()}
 
     @property
@@ -56,7 +56,7 @@ class PackedArray(NamedTuple):
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> PackedArray:
-    """Put all first bytes of the numbers before all second bytes, which deflate makes smaller, and deflate them.
+    """Group the first bytes of all elements before the second bytes, which deflates better, and deflate.
 
     >>> packed(np.zeros(1000), "f16").size < 150
     True
@@ -67,7 +67,7 @@ def packed(values: npt.NDArray[Any], kind: str) -> PackedArray:
 
 
 class Arrays:
-    """The arrays of a page, and what is left of its budget.
+    """The arrays of a page, and the rest of its budget.
 
     >>> arrays = Arrays(200)
     >>> arrays.offer(packed(np.zeros(10), "f16")), arrays.offer(packed(np.random.rand(100), "f32"))
@@ -77,16 +77,15 @@ class Arrays:
     def __init__(self, budget_bytes: float) -> None:
         self.budget_bytes = budget_bytes
         self.held: list[PackedArray | None] = []
-        """None stands where there was an array that another has replaced."""
+        """None marks the place of a replaced array."""
         self.used_bytes = 0.0
 
     @property
     def left_bytes(self) -> float:
-        """What can still be spent."""
         return self.budget_bytes - self.used_bytes
 
     def offer(self, *given: PackedArray, instead: range | None = None) -> int | None:
-        """Take the arrays, all or none, in place of others; the place of the first, or None if they do not fit."""
+        """Add the arrays in place of others, all or none; the first index, or None if they do not fit."""
         gone = [one for place in instead or () if (one := self.held[place]) is not None]
         cost = sum(one.size for one in given) - sum(one.size - ENTRY_BYTES for one in gone)
         if cost > self.left_bytes:
@@ -98,11 +97,7 @@ class Arrays:
         return len(self.held) - len(given)
 
     def need(self, what: str, one: PackedArray) -> int:
-        """Take an array that every page has, or name the place of an equal one.
-
-        Raises:
-            TooLargeError: it does not fit.
-        """
+        """Add an array that every page needs, or return the index of an equal one; raises TooLargeError if full."""
         if one in self.held:
             return self.held.index(one)
         self.spend(what, one.size)
@@ -110,11 +105,7 @@ class Arrays:
         return len(self.held) - 1
 
     def spend(self, what: str, size: float) -> None:
-        """Spend bytes on what every page has.
-
-        Raises:
-            TooLargeError: they do not fit.
-        """
+        """Spend bytes on a required part; raises TooLargeError if they do not fit."""
         self.used_bytes += size
         if self.left_bytes < 0:
             raise TooLargeError(

@@ -1,7 +1,5 @@
-"""What a page carries of a map beyond its small pictures: the strongest keys of each query, tiles, weights, factors.
-
-Each function spends what is left of the budget on one map, and stops where the next part of it does not fit.
-"""
+"""The optional content of a page for one map: strongest keys, tiles, weights, factors. Each function spends the rest of
+the budget on one map, and stops at the first part that does not fit."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,10 +24,7 @@ TILE = 128
 
 @dataclass
 class Carried:
-    """What a page carries of one map, in heads; the mean of the heads counts as one more.
-
-    `print` it.
-    """
+    """The content of a page for one map, counted in heads, with the mean of the heads as one more. `print` it."""
 
     example: str
     name: str
@@ -57,7 +52,7 @@ class Work(NamedTuple):
     """A map on its way into the page."""
 
     entry: dict[str, Any]
-    """What the page's script reads of the map."""
+    """The map's entry for the page's script."""
     carried: Carried
     heads: AttentionMap
     mean: AttentionMap | None
@@ -67,7 +62,7 @@ class Work(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its small pictures hold every weight."""
+        """True if the small pictures hold every weight."""
         return self.found[0].cells.grid.is_whole
 
     @property
@@ -76,7 +71,7 @@ class Work(NamedTuple):
         return sorted(range(self.carried.heads), key=lambda head: head != len(self.heads))
 
     def one(self, head: int) -> AttentionMap:
-        """The map (1, T, S) of a head; that of the mean comes after the last head."""
+        """The map (1, T, S) of a head; the mean follows the last head."""
         if head == len(self.heads):
             assert self.mean is not None
             return self.mean
@@ -101,7 +96,7 @@ class Work(NamedTuple):
 
 
 def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
-    """The k strongest keys of each query of as many heads as fit, in place of fewer that were carried before."""
+    """Carry the k strongest keys of each query for as many heads as fit, replacing shorter lists."""
     if work.is_whole:
         return
     for head in work.order:
@@ -125,7 +120,7 @@ def carry_strongest(work: Work, arrays: Arrays, k: int) -> None:
 
 
 def _strongest_of(top: Top, k: int) -> Top:
-    """The k strongest of those that are known, in the order of the keys."""
+    """The k strongest of the carried keys, in the order of the keys."""
     if k >= top.keys.shape[-1]:
         return top
     order = np.argsort(-top.weights, axis=-1, kind="stable")
@@ -138,10 +133,8 @@ def _strongest_of(top: Top, k: int) -> Top:
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
-    """All weights of a head if they fit, else a pyramid of tiles as far as it fits; then those of the next head.
-
-    A head of which either is carried already is passed over.
-    """
+    """Carry all weights of a head if they fit, else a pyramid of tiles as far as it fits; then the next head. Heads
+    with weights or tiles are skipped."""
     if work.is_whole or not work.heads.source.has_blocks:
         return
     for head in work.order:
@@ -152,7 +145,7 @@ def carry_tiles(work: Work, arrays: Arrays) -> None:
 
 
 def _carry_weights(work: Work, arrays: Arrays, head: int) -> bool:
-    # Weights of a causal map deflate to about half; no attempt is made where even that is too large.
+    # Weights of a causal map deflate to about half; a head beyond that cannot fit.
     if work.seen_pairs() * 2 * 4 / 3 * 0.6 > arrays.left_bytes:
         return False
     weights = work.one(head).dense(limit_bytes=2**40)[0].cpu().double().numpy() / work.entry["scale"]
@@ -166,7 +159,7 @@ def _carry_weights(work: Work, arrays: Arrays, head: int) -> bool:
 
 @torch.no_grad()
 def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
-    """Pictures of more and more blocks, each of them whole; whether there is one."""
+    """Carry complete pictures of more and more blocks; True if one fits."""
     _, queries, keys = work.heads.shape
     grids, least = [], 0.0
     for side in SIDES:
@@ -195,20 +188,20 @@ def _carry_pyramid(work: Work, arrays: Arrays, head: int) -> bool:
 
 
 def _least_bytes(work: Work, grid: Grid) -> float:
-    """Less than a picture of this grid has ever taken."""
+    """A lower bound on the bytes of a picture of this grid, from experience."""
     seen = work.seen_pairs() / (work.heads.shape[1] * work.heads.shape[2])
     return grid.rows.count * grid.columns.count * seen * 2 * 2 * 4 / 3 * 0.3
 
 
 def _level(largest: Floats, mass: Floats, scale: float, arrays: Arrays) -> dict[str, Any] | None:
-    """One picture of a head, cut into tiles: the largest weight and the sum of each block; None if it does not fit."""
+    """One picture of a head in tiles: the largest weight and the sum of each block; None if it does not fit."""
     scaled, mass_scale = halves(mass)
     parts: list[PackedArray] = []
     places: list[int | None] = []
     for top in range(0, len(largest), TILE):
         for left in range(0, largest.shape[1], TILE):
             tile = np.s_[top : top + TILE, left : left + TILE]
-            # A tile of zeros, such as one that the mask hides, needs no array.
+            # A tile of zeros, such as a masked one, needs no array.
             places.append(len(parts) if largest[tile].any() else None)
             if places[-1] is not None:
                 parts += [packed(largest[tile] / scale, "f16"), packed(scaled[tile], "f16")]
@@ -228,11 +221,7 @@ def _array(values: torch.Tensor) -> Floats:
 
 
 def carry_factors(work: Work, arrays: Arrays) -> None:
-    """The queries and keys of as many heads as fit, compared with the map.
-
-    Raises:
-        ArgumentError: the map has none, or they do not give its weights.
-    """
+    """The queries and keys of as many heads as fit; raises ArgumentError if they do not reproduce the map."""
     found = factors_of(work.carried.name, work.heads, work.spans)
     parts = {}
     for head in range(len(work.heads)):

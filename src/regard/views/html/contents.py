@@ -1,13 +1,11 @@
-"""What a page carries: a budget of bytes, spent in a fixed order on what is most useful first.
+"""The content of a page: a budget of bytes, spent in a fixed order.
 
-1. Labels, a picture of at most 64 x 64 blocks of each head, and a few numbers of it. These always come.
+1. Labels, a picture of at most 64 x 64 blocks of each head, and statistics of it: always.
 2. For each query the strongest key of every head; then its 16 strongest keys, and the sum of the others.
-3. Of the maps that the caller chooses, or of those that are shown first: all weights of a head, or where these do not
-   fit a pyramid of tiles, up to the finest picture that fits.
-4. The factors of the maps that the caller names, from which every weight can be computed.
+3. All weights of the chosen maps or of those shown first, or a pyramid of tiles where these do not fit.
+4. The queries and keys of the maps in `factors`, from which the page computes every weight.
 
-What is left goes to the weights and tiles of the other maps. What is not carried is named; nothing is made up in its
-place.
+The rest of the budget goes to the weights and tiles of the other maps. The page names everything left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from regard.views.labels import axis_labels, printable
 
 MEGABYTE = 1e6
 LINE_BYTES = 300
-"""What the page says of a map that it carries, at most."""
+"""The most bytes of a map's entry in the page."""
 
 
 class Map(NamedTuple):
@@ -35,23 +33,23 @@ class Map(NamedTuple):
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
     alternatives: Sequence[Sequence[tuple[str, float]]] | None = None
-    """For each query the tokens that would have been written in its place, with their probabilities, best first."""
+    """Each query's alternative tokens with their probabilities, best first."""
 
 
 class Example(NamedTuple):
-    """One sentence or pair of sentences, and all of its maps that the page shows."""
+    """A sentence or a pair of sentences, with its maps."""
 
     title: str
     maps: Mapping[str, Map]
-    """Maps by name. The numbers in a name are the layer, and the words are the kind: "decoder.0.cross"."""
+    """Maps by name, such as "decoder.0.cross": digits are the layer, words the sort of attention."""
     show: str = ""
-    """The name of the map that is shown first; "" for the last map."""
+    """The map shown first; "" for the last map."""
 
 
 def contents(
     examples: Sequence[Example], arrays: Arrays, exact: Sequence[str] | None, factors: Sequence[str]
 ) -> tuple[dict[str, Any], list[Carried]]:
-    """The examples as the page's script reads them, and what was carried; their arrays are put into `arrays`.
+    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`.
 
     Raises:
         TooLargeError: the labels and small pictures alone are above the budget.
@@ -87,7 +85,7 @@ def contents(
     return {"examples": shown}, [work.carried for work in flat]
 
 
-# -- 1: labels, pictures, numbers ------------------------------------------------------------------------
+# -- 1: labels, pictures, statistics ---------------------------------------------------------------------
 
 
 def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]]:
@@ -116,12 +114,8 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
 def alternatives_of(
     name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
 ) -> list[list[tuple[str, float]]]:
-    """The alternatives of each query, as they are printed.
-
-    Raises:
-        ShapeError: there are not as many as queries.
-        ArgumentError: a probability is not in [0, 1].
-    """
+    """The printed alternatives of each query; raises ShapeError for a wrong count, ArgumentError for a probability
+    outside [0, 1]."""
     if len(given) != queries:
         raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
     found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]
@@ -168,7 +162,7 @@ def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Ar
 
 
 def _picture(of: HeadNumbers, scale: float, arrays: Arrays) -> dict[str, Any]:
-    """The small pictures of heads: the largest weight and the sum of each block. Of single weights one is enough."""
+    """The small pictures of heads: the largest weight and the sum of each block; one picture for single weights."""
     cells, sizes = of.cells, (of.cells.grid.rows, of.cells.grid.columns)
     largest, mass, mass_scale = cells.largest, None, 1.0
     if cells.grid.is_whole:

@@ -1,7 +1,7 @@
-"""The factors of a map: the queries and keys from which a page computes any weight itself.
+"""The factors of a map: queries and keys from which a page computes any weight.
 
-They are carried only where the weights are exactly exp(scale * q . k - lse) under a mask that gives each query one
-range of keys, and only after the weights that the page will compute were compared with those of the map.
+They are carried only where the weights are exactly exp(scale * q . k - lse), under a mask of one key range per query,
+and after a comparison of the page's arithmetic with the map.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ CHECKED_ROWS = 1024
 """Queries whose weights are compared before factors are written: all of a shorter map."""
 KNOWN = (Causal, Lengths, Padding, Window)
 TOLERANCE = 2e-5
-"""The largest difference that is taken for rounding."""
+"""The largest difference taken for rounding."""
 
 
 class PageFactors(NamedTuple):
@@ -38,7 +38,7 @@ class PageFactors(NamedTuple):
 
 
 def why_none(heads: AttentionMap) -> str:
-    """Why a map has no factors that a page could use; "" if it has some."""
+    """Why a page cannot use the factors of a map; "" if it can."""
     source = heads.source
     if not isinstance(source, CallSource):
         return f"it is {source}, not one call"
@@ -54,11 +54,7 @@ def why_none(heads: AttentionMap) -> str:
 
 @torch.no_grad()
 def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any]] | None) -> PageFactors:
-    """The factors of a map (H, T, S), compared with the map.
-
-    Raises:
-        ArgumentError: the map has none, or they do not give the weights of the map.
-    """
+    """The factors of a map (H, T, S); raises ArgumentError if they do not reproduce it, or are missing."""
     reason = why_none(heads)
     source = heads.source
     if reason or not isinstance(source, CallSource):
@@ -78,7 +74,6 @@ def factors_of(name: str, heads: AttentionMap, spans: npt.NDArray[np.integer[Any
 
 
 def _apart(heads: AttentionMap, found: PageFactors, spans: npt.NDArray[np.integer[Any]] | None) -> float:
-    """The largest difference between the weights of the map and those that a page computes."""
     queries, keys = heads.shape[-2:]
     rows = np.unique(np.linspace(0, queries - 1, min(queries, CHECKED_ROWS)).round().astype(np.int64))
     places, worst = np.arange(keys), 0.0

@@ -1,5 +1,5 @@
-"""What a page needs to know of a map: a small picture of each head, numbers of each head, the strongest keys of each
-query, the mean of the heads. Everything comes from the map in one pass over its tiles, and one over the mean's."""
+"""The statistics of a map for a page: a small picture and statistics of each head, the strongest keys of each query,
+the mean of the heads. One pass over the map's tiles, and one over the mean's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ from regard.views.html.arrays import Floats
 from regard.watching.analysis.head_table import induction_score
 
 THUMBNAIL = 64
-"""The most cells on a side of the picture that is carried of every head."""
+"""The most cells on a side of a head's small picture."""
 KEPT = 512
-"""The same of a map of which only statistics were kept: its pictures are taken as they are."""
+"""The same for maps with statistics only, whose pictures are taken as recorded."""
 STRONGEST = 16
 """How many keys of a query are carried."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCells:
-    """A picture of heads (H, rows, columns): the largest weight and the mean weight of each block; None if not kept."""
+    """A picture of heads (H, rows, columns): the largest and the mean weight of each block; None if not recorded."""
 
     grid: Grid
     largest: Floats | None
@@ -53,7 +53,7 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class HeadNumbers:
-    """What is known of some heads."""
+    """Statistics of some heads."""
 
     cells: HeadCells
     top: Top | None
@@ -65,12 +65,8 @@ class HeadNumbers:
 
 
 def as_heads(name: str, weights: Any) -> AttentionMap:
-    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S).
-
-    Raises:
-        ShapeError: it has another shape, or is not made of real numbers.
-        ArgumentError: a weight is below 0.
-    """
+    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S); raises ShapeError for other shapes and dtypes,
+    ArgumentError for negative weights."""
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) not in (2, 3) or 0 in shape:
         raise ShapeError(f"map {name!r} must have shape (heads, queries, keys), none of them 0; got {shape}")
@@ -88,7 +84,7 @@ def _tensor(name: str, weights: Any) -> Tensor:
         array = np.asarray(weights)
         if array.dtype.kind not in "fiub":
             raise ShapeError(f"map {name!r} must be made of real numbers; got dtype {array.dtype}")
-        # torch reads no numbers wider than float64 and no negative strides, and warns of arrays that are read-only.
+        # torch rejects floats wider than float64 and negative strides, and warns of read-only arrays.
         wide = array.dtype.kind != "f" or array.dtype.itemsize > 8
         tensor = torch.from_numpy(np.array(array, np.float64 if wide else array.dtype, order="C"))
     if tensor.is_complex():
@@ -98,17 +94,17 @@ def _tensor(name: str, weights: Any) -> Tensor:
 
 @torch.no_grad()
 def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, strongest: bool = True) -> HeadNumbers:
-    """The numbers of every head of a map (H, T, S).
+    """Statistics of every head of a map (H, T, S).
 
     Args:
         name: of the map, for messages.
         heads: the map.
-        labels: of the keys: where some repeat, there is an induction score.
+        labels: of the keys; repeated labels add an induction score.
         strongest: whether to look for the strongest keys of each query.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite.
-        NotKeptError: only statistics were kept of the map, and neither picture is among them.
+        NotKeptError: the recording holds only statistics of the map, without a picture.
     """
     queries, keys = heads.shape[-2:]
     wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)
@@ -139,7 +135,7 @@ def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
 
 
 def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:
-    """The largest weights on other keys than the first; the largest of all where that is not known."""
+    """The largest weights without the first key; with it where only the overall maximum was recorded."""
     if cells.grid.is_whole and cells.grid.columns.count > 1:
         values = cells.largest if cells.largest is not None else cells.mean
         return [float(one[:, 1:].max()) for one in cast(Floats, values)]
@@ -154,7 +150,6 @@ def _numpy(values: Tensor) -> Floats:
 
 
 def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
-    """The finest pictures, the strongest keys and the numbers that a summary holds."""
     source, (queries, keys) = heads.source, heads.shape[-2:]
     found: dict[str, Floats] = {}
     grids = {}
@@ -165,7 +160,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
         if source.keeps(pooled(rows, columns, queries, keys, how)):
             found[how] = _numpy(heads.pooled(rows, columns, how))
     if not found:
-        heads.pooled(THUMBNAIL, THUMBNAIL, "max")  # says what was kept
+        heads.pooled(THUMBNAIL, THUMBNAIL, "max")  # the error lists the recorded pictures
     grid = grids["max" if "max" in found else "mean"]
     if len(found) == 2 and grids["max"] != grids["mean"]:
         del found["mean"]
@@ -196,7 +191,7 @@ def _refuse_what_is_not_finite(name: str, cells: HeadCells) -> None:
 
 
 def _top(heads: AttentionMap, found: TopKeys) -> Top:
-    """The strongest keys in the order of the keys; places without a key are at the end, with weight 0."""
+    """The strongest keys in the order of the keys; missing keys are at the end, with weight 0."""
     weights, keys = found.values.cpu().double(), found.indices.cpu()
     keys = keys.where(weights > 0, heads.shape[-1] - 1)
     keys, order = keys.sort(dim=-1, stable=True)
@@ -210,14 +205,13 @@ def _top(heads: AttentionMap, found: TopKeys) -> Top:
             known = (heads @ ones)[..., 0]
         sums = known.reshape(weights.shape[:-1]).cpu().double()
     rest = (sums - weights.sum(-1)).clamp_min(0.0)
-    # What float32 leaves of a sum is no weight.
+    # A float32 rounding residue of a sum is no weight.
     rest = rest.where(rest > 1e-6 * sums, 0.0)
     return Top(keys.numpy(), weights.numpy(), rest.numpy())
 
 
 def _known_sums(source: Source) -> Tensor | None:
-    """The sum of the weights of each query where no pass over them is needed: a softmax without a sink gives 1 to every
-    query that has a key. None for other maps."""
+    """Sums of weights known without a pass: 1 for every query with a key under softmax without a sink. Else None."""
     if isinstance(source, AverageSource) and source.shares is None:
         sums = _known_sums(source.of)
         return None if sums is None else sums.mean(-2)
@@ -233,7 +227,7 @@ def _known_sums(source: Source) -> Tensor | None:
 def _statistics(
     heads: AttentionMap, found: dict[str, Any], labels: Sequence[str] | None
 ) -> dict[str, list[float | None]]:
-    """Means over the queries that have a key: nats, positions, shares."""
+    """Means over the queries with keys: nats, positions, shares."""
     queries, keys = heads.shape[-2:]
     live = found["pooled_mean"].new_ones(len(heads), queries, dtype=torch.bool)
     if "top_keys" in found:
@@ -253,12 +247,12 @@ def _statistics(
 
 
 def _mean_of(values: Tensor, counted: Tensor) -> Tensor:
-    """The mean of values (H, T) over those that count; NaN if none does."""
+    """The mean of values (H, T) over the counted queries; NaN without any."""
     return values.where(counted, 0.0).sum(-1) / counted.expand_as(values).sum(-1)
 
 
 def spans(heads: AttentionMap) -> npt.NDArray[np.integer[Any]] | None:
-    """For each query, the range of keys that the mask allows, (T, 2); None if all may be seen, or if nobody knows."""
+    """The key range of each query under the mask, (T, 2); None if all are allowed, or the mask is unknown."""
     queries, keys = heads.shape[-2:]
     if not heads.source.has_blocks:
         return None

@@ -1,5 +1,5 @@
-// Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document, so
-// that a saved page and a notebook widget can share it.
+// Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document,
+// so that a saved page and a notebook widget can share it.
 
 import { download, element, styleOf } from "./page_dom.js";
 import { csvOf, pharaohOf, svgOf } from "./page_export.js";
@@ -19,13 +19,13 @@ const STEP_MS = 600;
 
 /**
  * Draw the examples of `data` into `root`. Options, all of them optional:
- *   start      what is shown first, as in a link (texts by name)
- *   onLink     called with the link's text when what is shown has changed
+ *   start      the initial selection, as in a link (texts by name)
+ *   onLink     called with the link's text when the selection has changed
  *   onDrawn    called when a state has been drawn
- *   bytesOf    gives the bytes of an array that the data do not hold
- *   reader     makes what reads the weights of heads, of the data and of a reader of arrays; in place of `weightReader`
+ *   bytesOf    returns the bytes of an array outside the data
+ *   reader     makes the reader of the heads' weights from the data and a reader of arrays; in place of `weightReader`
  * Returns { ready, remove, renew, ... }: a promise of the first picture, a function that removes everything again, and
- * one that draws again because more is known of the weights.
+ * one that redraws after new weights.
  */
 export function render(root, data, options = {}) {
   const read = arrayReader(data.arrays, options.bytesOf);
@@ -43,7 +43,7 @@ export function render(root, data, options = {}) {
     return show();
   }
 
-  /** Show the state: at once if the weights are known already, else when they are. */
+  /** Show the state: at once if the weights are loaded, else when they are. */
   function show() {
     const mine = (turn += 1);
     const needs = needed();
@@ -57,7 +57,7 @@ export function render(root, data, options = {}) {
     })).then((all) => (mine === turn ? draw(all) : undefined));
   }
 
-  /** What is to be read for the state: the chosen heads, and what they are compared with; then labels' orders. */
+  /** The arrays the state needs: the chosen heads and their comparison; then the orders of labels. */
   function needed() {
     const { maps } = data.examples[state.example], map = maps[state.map];
     const what = state.temperature !== 1 || state.mask !== "own" ? { temperature: state.temperature, mask: state.mask } : null;
@@ -81,7 +81,7 @@ export function render(root, data, options = {}) {
     return needs;
   }
 
-  /** What can be drawn at once, while arrays are still read: the controls, the heads, and a text in its own order. */
+  /** Draw the controls, the heads, and a text in its own order while arrays are still loading. */
   function begin() {
     const example = data.examples[state.example], map = example.maps[state.map];
     root.dataset.theme = state.theme;
@@ -95,7 +95,7 @@ export function render(root, data, options = {}) {
     }
   }
 
-  /** Everything that drawing needs, computed from the state. */
+  /** All inputs of drawing, computed from the state. */
   function view([rowOrder, columnOrder, ...read_]) {
     const example = data.examples[state.example], map = example.maps[state.map], isDark = state.theme === "dark";
     const colours = { ...data.colours[state.theme], card: styleOf(root, "--card"), ink: styleOf(root, "--ink") };
@@ -129,7 +129,7 @@ export function render(root, data, options = {}) {
     };
   }
 
-  /** The colours of numbers: of weights from 0 up, or of differences on both sides of 0. */
+  /** The colours of values: of weights from 0 up, or of differences on both sides of 0. */
   function painter(now, { signed = false, top = now.top } = {}) {
     return (cells) => {
       const { state: { scale, threshold, withoutSink } } = now;
@@ -185,11 +185,11 @@ export function render(root, data, options = {}) {
     drawLegend(parts, now, filled.low);
     if (isFirst) globalThis.performance?.mark("regard-drawn");
     options.onDrawn?.();
-    // In the frame after the next one the panes have their sizes, and the lines of the text are those that stay.
+    // Two frames later the panes have their sizes, and the lines of the text are final.
     if (isFirst && state.pinned) requestAnimationFrame(() => requestAnimationFrame(() => state.pinned && revealFocus(last)));
   }
 
-  /** Bring what a link has chosen into view. */
+  /** Scroll a link's selection into view. */
   function revealFocus(now) {
     const { row, column } = state.focus;
     if (row !== undefined) (now.same ? parts.keys : parts.queries).reveal(row);
@@ -198,7 +198,7 @@ export function render(root, data, options = {}) {
 
   // -- the text ------------------------------------------------------------------------------------------
 
-  /** The weights of the tokens of one side that the focus is joined with, by head; null if it is joined with none. */
+  /** The weights between the focus and the tokens of one side, by head; null without any. */
   function partnersOf(now, side) {
     const { row, column } = state.focus ?? {};
     if ((row === undefined) === (column === undefined)) return null;
@@ -236,14 +236,14 @@ export function render(root, data, options = {}) {
     }
   }
 
-  /** While a reader goes through the queries one by one, the token after which none has been written yet. */
+  /** In a replay query by query, the last written token. */
   function lastShown(now, side) {
     const { row } = state.focus ?? {};
     if (!state.stepping || row === undefined) return Infinity;
     return side === "row" ? row : now.weights.span(row)[1] - 1;
   }
 
-  /** The token of a side that has the focus: in one text for both, a query stands at its own place among the keys. */
+  /** The focused token of a side: in one text for both, a query is at its own position among the keys. */
   function focusOn(now, side) {
     const { row, column } = state.focus ?? {};
     if (side === "both") return row ?? column ?? null;
@@ -310,7 +310,7 @@ export function render(root, data, options = {}) {
     return readTiles([parts.matrix, parts.second, ...(other.difference ? [parts.third] : [])]);
   }
 
-  /** Read the tiles that maps lack in their windows, and draw again when they have come. */
+  /** Load the tiles missing in the maps' windows, and redraw. */
   function readTiles(matrices) {
     for (const matrix of matrices) {
       const { cells } = matrix;
@@ -322,7 +322,7 @@ export function render(root, data, options = {}) {
     }
   }
 
-  /** What the other side of a comparison says of the same focus. */
+  /** The other side of a comparison at the same focus. */
   function comparedReading(now) {
     const { compared: other } = now;
     const quiet = (text) => element("p", { class: "quiet" }, text);
@@ -341,7 +341,7 @@ export function render(root, data, options = {}) {
     return [...said, ...readings];
   }
 
-  // -- what the reader does ------------------------------------------------------------------------------
+  // -- events --------------------------------------------------------------------------------------------
 
   function actions() {
     const point = (focus) => !state.pinned && changed({ focus });
@@ -409,7 +409,7 @@ export function render(root, data, options = {}) {
     parts.keys.reveal(place);
   }
 
-  /** The next query: a generation token by token. */
+  /** The next query: a replay of a generation token by token. */
   function step(by) {
     const rows = data.examples[state.example].maps[state.map].shape[1];
     const row = Math.min(rows - 1, Math.max(0, (state.focus?.row ?? -1) + by));
@@ -458,7 +458,7 @@ export function render(root, data, options = {}) {
     cells: () => parts.matrix.cells,
     changed,
     decodedIn: read.where,
-    /** Draw again, because more is known; `numbers` says that it is numbers by which heads are sorted. */
+    /** Redraw after new weights; `numbers` marks statistics that sort heads. */
     renew({ numbers = false } = {}) {
       if (!last) return;
       filled.matrix = null;
@@ -469,14 +469,14 @@ export function render(root, data, options = {}) {
   };
 }
 
-/** The largest distance of two edges that follow one another. */
+/** The largest distance between consecutive edges. */
 function widest(edges) {
   let most = 0;
   for (let at = 1; at < edges.length; at++) most = Math.max(most, edges[at] - edges[at - 1]);
   return most;
 }
 
-/** The largest number of each row of a picture; without the first key if so wished. */
+/** The largest value of each row of a picture; without the first key on request. */
 function rowTops(values, across, withoutSink) {
   const tops = new Float32Array(values.length / across);
   for (let at = 0; at < values.length; at++) {
@@ -487,7 +487,7 @@ function rowTops(values, across, withoutSink) {
   return tops;
 }
 
-/** The weights that are known, by place. */
+/** The loaded weights, by position. */
 function placesOf(known) {
   const found = new Map();
   known.weights.forEach((weight, at) => found.set(known.kind === "all" ? at : known.places[at], weight));
@@ -515,7 +515,7 @@ function slider(label, options, chosen) {
 
 const button = (text, act, title = false) => element("button", { type: "button", onclick: act, title }, text);
 
-/** Make the elements that stay. The parts that depend on the example are filled in later. */
+/** Make the permanent elements. The parts that depend on the example are filled in later. */
 function build(root, data, act) {
   const { changed } = act;
   const parts = {
@@ -580,7 +580,7 @@ function build(root, data, act) {
   return parts;
 }
 
-/** What the page carries; a notebook's kernel carries nothing, and is asked. */
+/** The page's content; a notebook's kernel sends it on request. */
 function carriedLines({ carried }) {
   if (!carried) return [];
   return [

@@ -1,8 +1,8 @@
 """The page: attention in one HTML file that opens in every browser, offline, without any installation.
 
-Point at a token, and you see the tokens that it attended to, or that attended to it, for every sentence, kind of
-attention, layer and head. A page has a budget of bytes. What it carries within that, and how exactly, it says itself,
-and what it does not carry it draws as "not carried". The browser has the fonts, so that every script is readable.
+Point at a token to see its attention, or the attention that it received, for every sentence, sort of attention, layer
+and head. A page has a budget of bytes. It states its content and precision, and draws the rest as "not carried". The
+browser brings the fonts, so that every script is readable.
 """
 
 import html
@@ -29,14 +29,14 @@ MODULES = (
 )  # fmt: skip
 """The files of the JavaScript; each uses only those before it."""
 NOT_CARRIED = ("#f1f1f4", "#c9ccd6"), ("#22242e", "#3d4152")
-"""The stripes of what is not carried, on light and on dark paper."""
+"""The stripes of "not carried", on light and on dark paper."""
 PRECISION = "Weights are kept in half precision: within 0.05 % of their value, or 3e-8."
 """The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, and what it carries.
+    """A page, and a report of its content.
 
     >>> import torch
     >>> from regard.views import Example, Map
@@ -47,16 +47,14 @@ class Page:
     """
 
     text: str
-    """The document."""
     carried: list[Carried]
-    """What it carries of each map."""
+    """The content for each map."""
     used_bytes: int
-    """The bytes of the document."""
     budget_bytes: float
-    """The most that it was to have."""
+    """The requested bound."""
 
     def report(self) -> str:
-        """What it carries, a line a map."""
+        """The content, a line per map."""
         head = f"the page has {self.used_bytes / MEGABYTE:.1f} of {self.budget_bytes / MEGABYTE:.1f} MB"
         return "\n".join([head, *map(str, self.carried)])
 
@@ -79,22 +77,20 @@ def page(
     exact: Sequence[str] | None = None,
     factors: Sequence[str] = (),
 ) -> Page:
-    """One HTML document that shows the examples.
+    """One HTML document of the examples.
 
     Args:
         examples: sentences with their maps; the reader of the page chooses one.
         title: the heading, and the title of the window.
-        budget_mb: the most that the document may have, in millions of bytes. It is spent on a small picture and a few
-            numbers of every head; on the strongest keys of each query; on the weights of the `exact` maps, or where
-            these do not fit on a pyramid of tiles; on `factors`; then on the weights and tiles of the other maps.
-        exact: names of the maps whose weights come first; None for the map of each example that is shown first, if it
-            is not in `factors`.
-        factors: names of maps of which queries and keys are carried, so that every weight is exact at every length.
-            A head takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window
-            masks.
+        budget_mb: the most millions of bytes of the document. It is spent on a small picture and statistics of every
+            head; on the strongest keys of each query; on the weights of the `exact` maps, or a pyramid of tiles where
+            these do not fit; on `factors`; then on the weights and tiles of the other maps.
+        exact: names of the maps whose weights come first; None for each example's first shown map outside `factors`.
+        factors: names of maps with queries and keys in the page, so that every weight is exact at every length. A head
+            takes 4 (T + S) D bytes. Only for a softmax of scaled dot products under causal, length and window masks.
 
     Returns:
-        The document, and what it carries. It loads nothing else, so it works from a file and offline.
+        The document with its report. It loads nothing else, so it works from a file and offline.
 
     Raises:
         ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
@@ -102,7 +98,7 @@ def page(
         TooLargeError: the page's script, labels and small pictures alone exceed the budget.
         ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or
             a map in `factors` has none.
-        NotKeptError: only statistics were kept of a map, and no picture is among them.
+        NotKeptError: the recording holds only statistics of a map, without a picture.
 
     >>> import torch
     >>> from regard.views import Example, Map
@@ -140,7 +136,7 @@ def page_data(
     factors: Sequence[str],
     document_bytes: int = 0,
 ) -> tuple[dict[str, Any], list[PackedArray | None], list[Carried]]:
-    """What the page's script reads, without the arrays; the arrays; and what they are. See `page`.
+    """The input of the page's script without its arrays; the arrays; and the report. See `page`.
 
     Args:
         examples: see `page`, as the other arguments.
@@ -148,7 +144,7 @@ def page_data(
         budget_mb: for everything together.
         exact: names of maps.
         factors: names of maps.
-        document_bytes: what the document has beside the data.
+        document_bytes: the bytes of the document without the data.
     """
     chosen = list(examples)
     if not chosen or not all(example.maps for example in chosen):
@@ -173,7 +169,6 @@ def page_colours() -> dict[str, Any]:
 
 
 def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
-    """The colours of a page: of weights, of differences, of heads, and of what is masked or not carried."""
     return {
         "ramp": [hexadecimal(one) for one in theme.colours()],
         "diverging": [hexadecimal(one) for one in theme.signed_colours()],
@@ -186,14 +181,14 @@ def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
 
 
 def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **options: Any) -> Page:
-    """Write `page(examples, **options)` to a file, either all of it or nothing.
+    """Write `page(examples, **options)` to a file atomically.
 
     Args:
         path: the file to write or replace.
         options: the keyword arguments of `page`.
 
     Returns:
-        The page; `.report()` says what it carries.
+        The page; `.report()` lists its content.
 
     Raises:
         FileError: the file cannot be written; an older one stays as it was.

@@ -5,7 +5,7 @@ export function decodeBase64(text) {
   return Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 }
 
-/** The number that 16 bits mean in IEEE half precision. */
+/** The value of 16 bits in IEEE half precision. */
 export function halfToNumber(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;
@@ -16,7 +16,7 @@ export function halfToNumber(bits) {
 
 let halves;
 
-/** Numbers of half precision as a Float32Array. */
+/** Half-precision values as a Float32Array. */
 export function fromHalves(bits) {
   halves ??= Float32Array.from({ length: 65536 }, (_, pattern) => halfToNumber(pattern));
   const values = new Float32Array(bits.length);
@@ -24,12 +24,12 @@ export function fromHalves(bits) {
   return values;
 }
 
-/** Inflated bytes. No Blob and no Response stand between, which wait for other processes of the browser. */
+/** Inflated bytes, without Blob and Response, which wait for other processes of the browser. */
 export async function inflate(bytes) {
   const { readable, writable } = new DecompressionStream("deflate");
   const writer = writable.getWriter(), reader = readable.getReader(), parts = [];
   const written = writer.write(bytes).then(() => writer.close());
-  written.catch(() => null); // what is wrong with the bytes is told by the reader
+  written.catch(() => null); // the reader reports the fault
   let length = 0;
   for (let next = await reader.read(); !next.done; next = await reader.read()) {
     parts.push(next.value);
@@ -46,7 +46,7 @@ export async function inflate(bytes) {
 
 export const WIDTH = { f16: 2, f32: 4, u8: 1, u16: 2, u32: 4 };
 
-/** Numbers from the planes of their bytes: all first bytes stand before all second ones. */
+/** Values from the planes of their bytes: all first bytes, then all second ones. */
 export function fromPlanes(planes, kind, length) {
   const width = WIDTH[kind];
   if (planes.length !== width * length) throw new Error(`an array of ${length} ${kind} has ${planes.length} bytes`);
@@ -60,7 +60,7 @@ export function fromPlanes(planes, kind, length) {
   return new { f32: Float32Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32Array }[kind](buffer);
 }
 
-/** The numbers of an array: `data` are deflated bytes, or these in base64. */
+/** The values of an array: `data` are deflated bytes, or these in base64. */
 export async function decoded({ kind, length, data }) {
   const bytes = typeof data === "string" ? decodeBase64(data) : data;
   return fromPlanes(await inflate(bytes), kind, length);

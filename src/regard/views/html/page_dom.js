@@ -1,6 +1,6 @@
-// Helpers for every part of the page: making elements, canvases of the screen's own dots, directions.
+// Helpers for every part of the page: elements, canvases at device resolution, directions.
 
-/** An element with attributes (names that begin with "on" are listeners) and children. */
+/** An element with attributes (names with "on" are listeners) and children. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -27,12 +27,12 @@ export function styleOf(root, name) {
   return getComputedStyle(root).getPropertyValue(name).trim();
 }
 
-/** The name of a token: its label, or its position where there are no labels. */
+/** The name of a token: its label, or its position without labels. */
 export function labelOf(labels, place) {
   return labels.texts ? labels.texts[place] : String(place);
 }
 
-/** The text, cut to a width. */
+/** The text, truncated to a width. */
 export function shortened(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let parts = [...text];
@@ -40,7 +40,7 @@ export function shortened(context, text, width) {
   return `${parts.join("")}…`;
 }
 
-/** Save what the reader sees as a file of theirs. */
+/** Save the view as a file of the reader. */
 export function download(name, blob) {
   const address = URL.createObjectURL(blob);
   const link = element("a", { href: address, download: name });

@@ -1,17 +1,17 @@
-// What is seen, as a file: CSV of the numbers, PNG and SVG of the picture, Pharaoh's i-j of an alignment.
+// The view as a file: CSV of the values, PNG and SVG of the picture, Pharaoh's i-j of an alignment.
 
 import { labelOf } from "./page_dom.js";
 import { alignment } from "./page_links.js";
 
-// In two parts: a page that loads nothing holds no address of the web, which a test looks for.
+// In two parts: a test checks that an offline page holds no address of the web.
 const NAMESPACE = ["http" + ":", "", "www.w3.org", "2000", "svg"].join("/");
 
-/** A line of CSV (RFC 4180): quotes around what needs them. */
+/** A line of CSV (RFC 4180), with quotes where needed. */
 export function csvLine(fields) {
   return fields.map((field) => (/[",\n\r]/.test(String(field)) ? `"${String(field).replaceAll('"', '""')}"` : String(field))).join(",");
 }
 
-/** The single weights of the focus, or of the window if the map is zoomed to single cells: what is known of them, no more. */
+/** The loaded weights of the focus, or of the window if the map is zoomed to single cells. */
 export function csvOf(now, cells) {
   const lines = [], { row, column } = now.state.focus ?? {};
   const entry = (head, i, j, weight) =>
@@ -53,12 +53,12 @@ export function csvOf(now, cells) {
   return [csvLine(["head", "first_query", "last_query", "first_key", "last_key", "what", "value"]), ...lines, ""].join("\r\n");
 }
 
-/** A number with the digits that half precision has. */
+/** A value with the digits of half precision. */
 function digits(value) {
   return String(Number(value.toPrecision(6)));
 }
 
-/** i-j for each query j and the key i that it looks at most: source-target, as aligners write it. */
+/** i-j for each query j and its strongest key i: source-target, as aligners write it. */
 export function pharaohOf(weights, threshold) {
   return alignment(weights, threshold).map(([query, key]) => `${key}-${query}`).join(" ");
 }

@@ -1,4 +1,4 @@
-// Every head of every layer as a small picture, in an order that the reader chooses.
+// Every head of every layer as a small picture, in the reader's order.
 
 import { element } from "./page_dom.js";
 import { readable } from "./page_numbers.js";
@@ -11,7 +11,7 @@ export const SORT_NAMES = {
 const AT_ONCE = 16;
 const SIDE = 46;
 
-/** The heads of a kind in the order of a number, the largest first; those without the number come last. */
+/** The heads of a kind ordered by a statistic, the largest first; those without it come last. */
 export function sortedHeads(maps, kind, sort) {
   const all = [];
   for (const { index } of kinds(maps).get(kind)) {
@@ -28,7 +28,7 @@ function valueOf(map, head, sort) {
   return (sort === "largest" ? map.largest : map.statistics[sort])?.[at] ?? null;
 }
 
-/** The numbers that some head of the kind has. */
+/** The statistics of at least one head of the kind. */
 export function knownSorts(maps, kind) {
   const layers = kinds(maps).get(kind).map(({ index }) => maps[index]);
   return Object.keys(SORT_NAMES).filter((sort) => sort === "layer" || sort === "largest" ||
@@ -59,7 +59,7 @@ export function markHeads(holder, now) {
   }
 }
 
-/** Draw some thumbnails between two frames, in their order, so that a page of many heads reacts meanwhile. */
+/** Draw some thumbnails between two frames, in order, so that a page of many heads stays responsive. */
 export function drawHeads(holder, now, weightsOf, painterOf) {
   const waiting = [...holder.children];
   holder.drawing = waiting;

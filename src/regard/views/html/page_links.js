@@ -1,4 +1,4 @@
-// Two columns of tokens, joined by lines: who looks left, what is looked at right. For alignments and short texts.
+// Two columns of tokens joined by lines: queries on the left, keys on the right. For alignments and short texts.
 
 import { element, labelOf, shortened, sized, styleOf } from "./page_dom.js";
 import { clamp } from "./page_numbers.js";
@@ -8,7 +8,7 @@ const ROW = 22;
 const LINK_FONT = "13px system-ui, 'Noto Sans', sans-serif";
 const MOST_LINES = 400;
 
-/** Each query's strongest key, where that weight is at least the threshold: [query, key, weight]. */
+/** Each query's strongest key with a weight of at least the threshold: [query, key, weight]. */
 export function alignment(weights, threshold = 0) {
   const keys = weights.strongestKeys() ?? [], found = [];
   for (let query = 0; query < keys.length; query++) {
@@ -19,7 +19,7 @@ export function alignment(weights, threshold = 0) {
   return found;
 }
 
-/** The keys that are no query's strongest. */
+/** The keys that are strongest for no query. */
 export function unaligned(weights, threshold = 0) {
   const taken = new Set(alignment(weights, threshold).map(([, key]) => key));
   return Array.from({ length: weights.columns }, (_, key) => key).filter((key) => !taken.has(key));
@@ -139,7 +139,7 @@ export function linksPane(act) {
     pane.scroll = clamp(pane.scroll + by, 0, overflow());
     pane.draw(pane.now);
   });
-  /** Bring a token of a side into view. */
+  /** Scroll a token of a side into view. */
   pane.reveal = (side, place) => {
     if (!pane.y) return;
     const at_ = pane.y[side](place);

@@ -1,4 +1,4 @@
-// The map as a picture: from blocks of tokens down to single cells, with what is not carried drawn as such.
+// The map as a picture: from blocks of tokens down to single cells, with missing parts marked as "not carried".
 
 import { element, labelOf, shortened, sized, styleOf } from "./page_dom.js";
 import { clamp } from "./page_numbers.js";
@@ -12,9 +12,9 @@ const SIDES = [64, 128, 256, 512, 1024, 2048, 4096];
 const SINGLE = 160;
 
 /**
- * What is drawn of the weights from row r0 to before r1 and so on, if there are so many dots: the edges of its rows and
- * columns in tokens, the numbers (NaN: not carried), and what they are ("weight", "largest" or "mean"). Weights that
- * have `cells` say it themselves.
+ * The drawing of the weights from row r0 to before r1 and so on, for so many dots: the edges of rows and columns in
+ * tokens, the values (NaN: not carried), and their meaning ("weight", "largest" or "mean"). Weights with a `cells`
+ * method answer this themselves.
  */
 export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const [top, bottom, left, right] = [Math.floor(r0), Math.ceil(r1), Math.floor(c0), Math.ceil(c1)];
@@ -25,7 +25,7 @@ export function cellsOf(weights, [r0, r1, c0, c1], down, across) {
   const wide = finest ? Math.max(weights.rows / finest[0], weights.columns / finest[1]) : 1;
   const few = bottom - top <= Math.min(SINGLE, 4 * wide + 8) && right - left <= Math.min(SINGLE, 4 * wide + 8);
   if (!weights.knowsAll && weights.knowsRows && few) return singles(weights, top, bottom, left, right);
-  // As many blocks of the whole map as there are dots for those of the window.
+  // Blocks of the whole map, at the window's resolution.
   const fits = SIDES.filter((side) => side * ((bottom - top) / weights.rows) <= down && side * ((right - left) / weights.columns) <= across);
   const most = fits.at(-1) ?? SIDES[0];
   const picture = weights.picture(most, most, [top, bottom, left, right]);
@@ -54,7 +54,7 @@ function singles(weights, top, bottom, left, right) {
   return { what: "weight", rows: edges(top, down), columns: edges(left, across), values, load: null };
 }
 
-/** The block of tokens [r0, r1, c0, c1] and the number at a query and a key, of what is drawn. */
+/** The block of tokens [r0, r1, c0, c1] and the drawn value at a query and a key. */
 export function blockAt(cells, row, column) {
   const find = (edges, place) => {
     let low = 0, high = edges.length - 1;
@@ -71,14 +71,14 @@ export function blockAt(cells, row, column) {
   };
 }
 
-/** A picture of a map that can be zoomed. `act` tells what the reader does: point, choose, leave, zoom. */
+/** A zoomable picture of a map. `act` receives events: point, choose, leave, zoom. */
 export function matrixOf(name, act) {
   const canvas = element("canvas", { tabindex: 0, role: "img", "aria-label": name });
   const cross = element("canvas", { class: "cross", "aria-hidden": "true" });
   const frame = element("div", { class: "matrix" }, canvas, cross);
   const matrix = { frame, canvas, place: null, cells: null, drag: null };
 
-  /** Draw into the room there is. `pane` has the weights, labels, orders, and colours of this picture. */
+  /** Draw into the available space. `pane` has the weights, labels, orders, and colours of this picture. */
   matrix.draw = (now, pane) => {
     Object.assign(matrix, { now, pane });
     const { weights } = pane;
@@ -115,7 +115,7 @@ export function matrixOf(name, act) {
     context.restore();
   };
 
-  /** The query and the key under a point of the canvas; on a margin only one of them; null beside. */
+  /** The query and the key under a point of the canvas; on a margin only one of them; null outside. */
   matrix.at = (event) => {
     const box = canvas.getBoundingClientRect(), { place } = matrix;
     if (!place) return null;
@@ -195,7 +195,7 @@ export function matrixOf(name, act) {
   return matrix;
 }
 
-/** Where the cells are in the canvas, and which token is where. */
+/** The positions of cells in the canvas, and of tokens. */
 function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, window, width, height) {
   const [r0, r1, c0, c1] = window;
   const widest = (labels, from, to) => {
@@ -209,11 +209,11 @@ function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, win
   const left = Math.min(width / 3, widest(rowLabels, r0, r1) + 10);
   const fitted = (top) => {
     const most = [(width - left - 8) / (c1 - c0), (height - top - 6) / (r1 - r0)].map((cell) => Math.min(LARGEST_CELL, cell));
-    // Square cells, unless that would leave most of the room empty.
+    // Square cells, unless most of the space would be empty.
     const square = Math.min(...most);
     return Math.max(...most) / square < 3 ? [square, square] : most;
   };
-  // Labels stand upright where each fits above its cell as it is drawn; else all have room to be turned.
+  // Labels are upright if each fits above its drawn cell; else all have space to be turned.
   const columnWidth = widest(columnLabels, c0, c1);
   let top = Math.min(height / 3, 26), [cellWidth, cellHeight] = fitted(top);
   if (columnWidth + 4 > cellWidth) {
@@ -222,7 +222,7 @@ function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, win
   }
   const mirrored = columnLabels.direction === "rtl";
   const size = c1 - c0;
-  // The order of single tokens is that of the script; blocks of them stand in a row, from the right in such a script.
+  // Single tokens follow the order of the script; blocks form a row, from the right in such a script.
   const ranks = ranksWithin(columnOrder, Math.floor(c0), Math.ceil(c1), weights.columns, cellWidth);
   const shift = c0 - Math.floor(c0);
   const along = (column) => (ranks ? ranks.of(column) - shift : mirrored ? size - 1 - (column - c0) : column - c0);
@@ -239,7 +239,7 @@ function placeOf(context, { rowLabels, columnLabels, columnOrder, weights }, win
   };
 }
 
-/** The places of the tokens of a window among themselves; null if they stand in the order of the sequence or as blocks. */
+/** The order of a window's tokens; null for that of the sequence, or for blocks. */
 function ranksWithin(order, from, to, count, cellWidth) {
   if (!order || cellWidth < 2) return null;
   const shown = order.filter((place) => place >= from && place < Math.min(to, count));

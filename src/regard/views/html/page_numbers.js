@@ -1,18 +1,18 @@
-// Numbers for readers, and the rule by which tokens are put in blocks. This file does not use the DOM.
+// Values for readers, and the rule for blocks of tokens. This file does not use the DOM.
 
-/** Where bin `index` of `count` begins: the first length % count bins have one place more, as in Python. */
+/** The start of bin `index` of `count`: the first length % count bins have one position more, as in Python. */
 export function edge(length, count, index) {
   const size = Math.floor(length / count);
   return index * size + Math.min(index, length % count);
 }
 
-/** The bin that a place is in. */
+/** The bin of a position. */
 export function binOf(length, count, place) {
   const size = Math.floor(length / count), extra = length % count, big = extra * (size + 1);
   return place < big ? Math.floor(place / (size + 1)) : extra + Math.floor((place - big) / size);
 }
 
-/** A weight as text: three decimals, or three digits that count, but never a zero for a weight that is not zero. */
+/** A weight as text: three decimals, or three significant digits, and never zero for a weight above zero. */
 export function readable(weight) {
   if (weight === 0) return "0";
   if (!Number.isFinite(weight)) return String(weight);
@@ -21,7 +21,7 @@ export function readable(weight) {
   return size >= 0.01 ? weight.toFixed(3) : size >= 1e-6 ? String(Number(weight.toPrecision(3))) : weight.toExponential(1);
 }
 
-/** "token 3", or "tokens 3 to 9", of the places from start to before stop. */
+/** "token 3", or "tokens 3 to 9", of the positions from start to before stop. */
 export function tokensOf(start, stop) {
   return stop - start === 1 ? `token ${start}` : `tokens ${start} to ${stop - 1}`;
 }
@@ -32,7 +32,7 @@ export function blockText([r0, r1, c0, c1]) {
   return `${r1 - r0} × ${c1 - c0} (tokens ${range(r0, r1)} × ${range(c0, c1)})`;
 }
 
-/** The places of the largest `count` numbers, in order; of equals the first. */
+/** The positions of the largest `count` values, in order; of equals the first. */
 export function largestPlaces(values, count) {
   const best = [];
   for (let i = 0; i < values.length; i++) {

@@ -1,4 +1,4 @@
-// The reading: numbers in words. Each is one exact weight with its tokens, or is named as what it is of a block.
+// The reading: values in words. Each is one exact weight with its tokens, or a named statistic of a block.
 
 import { element, labelOf } from "./page_dom.js";
 import { blockText, readable } from "./page_numbers.js";
@@ -8,7 +8,7 @@ import { strongest } from "./page_weights.js";
 const SHOWN = 9;
 const LOOKERS = 200;
 
-/** What is read of a focus: plain data, which the page draws, the live region says in short, and a file can hold. */
+/** The reading of a focus: plain data for the page, the live region, and files. */
 export function readingOf(now, cells, blockOf) {
   const { row, column } = now.state.focus ?? {};
   const name = (labels, place) => labelOf(labels, place);
@@ -27,7 +27,7 @@ export function readingOf(now, cells, blockOf) {
       if (what !== "none" && what !== "weight" && Number.isFinite(value)) {
         const named = { largest: "largest", mean: now.signed ? "difference of the means" : "mean" }[what];
         found.block = { value, text: `${named} of ${blockText(block)}` };
-        // A weight says how much of its query lies there; in a block that is the sum, shared by its queries.
+        // A weight is a share of its query; in a block the sum is shared by its queries.
         if (what === "largest" && mean !== undefined) found.block.share = mean * (block[3] - block[2]);
       }
     }
@@ -68,7 +68,7 @@ export function readingOf(now, cells, blockOf) {
   return found;
 }
 
-/** The queries whose strongest key this is; null if that is not known. */
+/** The queries with this strongest key; null if unknown. */
 export function lookersOf(weights, key) {
   const found = [], keys = weights.knowsRows ? weights.strongestKeys() : null;
   if (keys === null) return null;

@@ -2,17 +2,17 @@
 
 import { clamp } from "./page_numbers.js";
 
-/** How many powers of ten the logarithmic scale shows at most below its largest weight. */
+/** The most powers of ten on the logarithmic scale. */
 const DECADES = 4;
 
-/** The low limit of the logarithmic scale: the smallest number above 0, but at most so many decades under the largest. */
+/** The low limit of the logarithmic scale: the smallest positive value, at most so many decades under the largest. */
 export function lowOf(values, top) {
   let lowest = top;
   for (const value of values) if (value > 0 && value < lowest) lowest = value;
   return lowest < top ? Math.max(lowest, top * 10 ** -DECADES) : top / 10;
 }
 
-/** The share of the ramp, from 0 to 1, at which a weight stands if `top` is the largest; the rule of Python's views. */
+/** The position of a weight on the ramp, from 0 to 1, if `top` is the largest; the rule of Python's views. */
 export function shareOf(weight, top, scale, low = top * 10 ** -DECADES) {
   if (!(weight > 0) || !(top > 0)) return 0;
   const share = weight / top;
@@ -37,7 +37,7 @@ export function luminance(hex) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-/** Black or white, whichever can be read better on a colour: never under 4.5 : 1. */
+/** Black or white, whichever is more legible on a colour: never under 4.5 : 1. */
 export function inkOn(hex) {
   const light = luminance(hex);
   return (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) ? "#000000" : "#ffffff";

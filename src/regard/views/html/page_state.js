@@ -1,4 +1,4 @@
-// The state says what is shown. It is one plain object; every change is settled, so that whatever it names exists.
+// The state of the view: one plain object; every change is completed to existing maps, heads and tokens.
 
 import { clamp } from "./page_numbers.js";
 
@@ -18,7 +18,7 @@ export function kinds(maps) {
   return found;
 }
 
-/** The state at the start, with those wishes of `start` (texts, as in a link) that exist in the data. */
+/** The initial state, with the existing selections of `start` (texts, as in a link). */
 export function initial(data, start = {}) {
   const prefersDark = globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches;
   const text = (name, known, otherwise) => (known.includes(start[name]) ? start[name] : otherwise);
@@ -73,13 +73,13 @@ function partsOf(text) {
   return { example: number(example, 0), map: number(map, 0), head: head ?? "mean" };
 }
 
-/** A number from a text; what is none is the other. */
+/** A number from a text, or the default. */
 export function number(text, otherwise) {
   const found = text === "" || text === null || text === undefined ? NaN : Number(text);
   return Number.isFinite(found) ? found : otherwise;
 }
 
-/** Completes a change so that whatever it names exists, since another example may have fewer layers or tokens. */
+/** Complete a change to existing names: another example may have fewer layers or tokens. */
 export function settled(data, state, change) {
   const next = { ...state, ...change };
   next.example = index(next.example, data.examples.length);
@@ -108,7 +108,7 @@ export function settled(data, state, change) {
   if (next.window) next.window = windowWithin(next.window, rows, columns);
   next.threshold = clamp(next.threshold, 0, 1);
   next.temperature = clamp(next.temperature, 0.05, 20);
-  // No head is said to be recomputed that is not.
+  // Only recomputed heads are marked as recomputed.
   if (!next.heads.every((head) => canRecompute(map, head))) Object.assign(next, { temperature: 1, mask: "own" });
   if (next.other) {
     const example = index(next.other.example, data.examples.length);
@@ -119,7 +119,7 @@ export function settled(data, state, change) {
   return next;
 }
 
-/** What a map is compared with at first: the same map of the next sentence, or of the next layer. */
+/** The initial comparison of a map: the same map of the next sentence, or of the next layer. */
 function comparable(data, state) {
   const { maps } = data.examples[state.example];
   const { name } = maps[state.map];
@@ -133,12 +133,12 @@ function comparable(data, state) {
   return { example: state.example, map, head: headsOf([state.heads[0]], maps[map])[0] };
 }
 
-/** The heads that can be chosen of a map: their mean, if the page has it, and each of them. */
+/** The heads of a map to choose from: their mean, if the page has it, and each of them. */
 export function namesOfHeads(map) {
   return [...(map.mean ? ["mean"] : []), ...Array(map.shape[0]).keys()];
 }
 
-/** Whether weights of a head can be computed for another temperature and mask; for the mean, of all heads. */
+/** True if a head's weights can be computed for another temperature and mask; for the mean, of all heads. */
 export function canRecompute(map, head) {
   if (!map.factors) return false;
   const { heads } = map.factors;
@@ -167,7 +167,7 @@ function index(wanted, count) {
   return Number.isFinite(wanted) ? clamp(Math.trunc(wanted), 0, count - 1) : 0;
 }
 
-/** The change that a key of the keyboard means, wherever in the page the focus is; null if it means nothing. */
+/** The change for a key of the keyboard, wherever the page's focus is, or null. */
 export function shortcut(event, data, state) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("select, input, textarea")) return null;
   const { maps } = data.examples[state.example];

@@ -1,4 +1,4 @@
-// The text: its tokens in lines, of which only those on the screen are elements, and beside them a small map of all lines.
+// The text: its tokens in lines, with elements only for the visible ones, and a small map of all lines.
 
 import { element, labelOf, sized, styleOf } from "./page_dom.js";
 import { clamp } from "./page_numbers.js";
@@ -11,7 +11,7 @@ const MINIMAP = 14;
 const MARK = 2;
 let panesOfText = 0;
 
-/** The lines that tokens fill: where each begins, and the line of each token. A sign of a line's end ends one. */
+/** The lines of tokens: the start of each, and the line of each token. A newline token ends one. */
 export function linesOf(labels, widths, width) {
   const starts = [0], line = new Uint32Array(labels.count);
   let used = 0;
@@ -27,7 +27,7 @@ export function linesOf(labels, widths, width) {
   return { starts, line };
 }
 
-/** A list of tokens for queries, for keys, or for both. `act` tells what the reader does: point, choose, leave. */
+/** A list of tokens for queries, for keys, or for both. `act` receives events: point, choose, leave. */
 export function textOf(name, act) {
   const id = `regard-text-${(panesOfText += 1)}`;
   const inner = element("div", { class: "lines", role: "presentation" });
@@ -48,7 +48,7 @@ export function textOf(name, act) {
     });
   }
 
-  /** Show labels; tokens stay as they are while neither labels nor width change. */
+  /** Show labels; tokens stay while neither labels nor width change. */
   text.fill = (labels, order) => {
     const width = scroller.clientWidth - 8;
     if (text.labels === labels && text.width === width) return false;
@@ -65,8 +65,8 @@ export function textOf(name, act) {
   };
 
   /**
-   * Draw the tokens that can be seen. `what` has paintOf(place), which gives the colours of a token or null; marks for the
-   * small map; the focus; the tokens that are found; and the last token that is written yet.
+   * Draw the visible tokens. `what` has paintOf(place), the colours of a token or null; marks for the small map; the
+   * focus; the found tokens; and the last token written so far.
    */
   text.draw = (now, what) => {
     const { focus } = Object.assign(text, { now, what }, what);
@@ -141,7 +141,7 @@ export function textOf(name, act) {
     if (text.focus !== null && text.focus !== undefined) context.fillRect(0, y(text.focus) - 0.5, MINIMAP, 3);
   }
 
-  /** Bring a token into view. */
+  /** Scroll a token into view. */
   text.reveal = (place) => {
     const top = text.layout.line[place] * LINE;
     if (top < scroller.scrollTop || top + LINE > scroller.scrollTop + scroller.clientHeight) {
@@ -174,7 +174,7 @@ export function textOf(name, act) {
   return text;
 }
 
-/** The token to which a key of the keyboard leads, in the order on the screen; null if it leads nowhere. */
+/** The token for a key of the keyboard, in the order on the screen, or null. */
 function step(key, { labels, layout, focus, rank, order }) {
   const from = focus ?? null;
   if (key === "Home") return 0;

@@ -1,5 +1,5 @@
-// A pyramid of one head: pictures of more and more blocks, cut into tiles that are read when they come into view. This
-// file does not use the DOM.
+// A pyramid of one head: pictures of more and more blocks, in tiles that are loaded when visible. This file does not
+// use the DOM.
 
 import { binOf, edge } from "./page_numbers.js";
 
@@ -8,7 +8,7 @@ export function edgesOf(length, count, first = 0, last = count) {
   return Uint32Array.from({ length: last - first + 1 }, (_, at) => edge(length, count, first + at));
 }
 
-/** The sums of blocks, which begin and end at those tokens, as means. */
+/** The sums of blocks with these edges, as means. */
 export function meansOf(sums, rows, columns, scale) {
   const across = columns.length - 1;
   return sums.map((sum, at) => {
@@ -18,8 +18,8 @@ export function meansOf(sums, rows, columns, scale) {
 }
 
 /**
- * The levels of a head's pyramid, which the page carries as { grid, tile, places, massScale }. A place is that of the
- * largest weights of a tile, which its sums follow; null stands for a tile of zeros.
+ * The levels of a head's pyramid, in the page as { grid, tile, places, massScale }. A place is that of the largest
+ * weights of a tile, followed by its sums; null marks a tile of zeros.
  */
 export function pyramidOf(entries, rows, columns, scale, read) {
   const known = new Map();
@@ -39,7 +39,7 @@ export function pyramidOf(entries, rows, columns, scale, read) {
       if (!known.has(place)) known.set(place, await Promise.all([read(place), read(place + 1)]));
     }));
 
-    /** The picture of the tiles in a window; null until they are read. */
+    /** The picture of the tiles in a window; null until they are loaded. */
     function picture(window) {
       const tiles = within(window);
       if (tiles.some(([place]) => place !== null && !known.has(place))) return null;

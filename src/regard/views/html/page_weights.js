@@ -1,21 +1,22 @@
-// The weights of one head, as far as they are known: rows, columns, cells, pictures. Nothing is made up: what is not
-// known is said to be not known. This file does not use the DOM.
+// The loaded weights of one head: rows, columns, cells, pictures. Missing ones are marked as unknown. This file does
+// not use the DOM.
 
 import { clamp, largestPlaces } from "./page_numbers.js";
 import { edgesOf, meansOf, pyramidOf } from "./page_tiles.js";
 
-/** The most products from which strongest keys are computed; with more a reader would wait. */
+/** The most products for strongest keys, a matter of latency. */
 const MOST_PRODUCTS = 2 ** 30;
-/** The side of the small picture that every head has. */
+/** The side of every head's small picture. */
 const SMALL = 64;
 
 /**
  * A row, a column or a cell is one of
  *   { kind: "all", weights }            every weight of it
- *   { kind: "some", places, weights, rest, bound }   single weights; the sum of the others (rows), the largest that any other can be
+ *   { kind: "some", places, weights, rest, bound }   single weights; the sum of the others (rows), a bound on each
+ *   other
  *   { kind: "none" }                    not carried
- * Pictures are { rows, columns, largest, mean }: the edges of their blocks in tokens, and numbers; largest or mean may be
- * null.
+ * Pictures are { rows, columns, largest, mean }: the edges of their blocks in tokens, and values; largest or mean may
+ * be null.
  */
 
 /** Reads the weights of heads of the maps of a page. */
@@ -29,7 +30,7 @@ export function weightReader(data, read) {
     }
     return known.get(name);
   }
-  /** The small picture of a head, of which every map has one. */
+  /** The small picture of a head, present in every map. */
   weightsOf.thumbnail = async (map, head) => {
     const [entry, place] = entryOf(map, head);
     return { ...await pictureOf(map, read, entry, place), rows: entry.grid[0], columns: entry.grid[1] };
@@ -37,7 +38,7 @@ export function weightReader(data, read) {
   return weightsOf;
 }
 
-/** Where the small picture of a head stands: that of the mean of the heads is a picture of its own. */
+/** The place of a head's small picture: the mean of the heads has a picture of its own. */
 function entryOf(map, head) {
   return head === "mean" ? [map.pictures[1], 0] : [map.pictures[0], head];
 }
@@ -81,7 +82,7 @@ async function readWeights(map, head, read, weightsOf, what) {
   return weightsFrom(base);
 }
 
-/** All numbers multiplied, in a new array unless the factor is 1. */
+/** All values multiplied, in a new array unless the factor is 1. */
 function times(values, factor) {
   return factor === 1 ? values : values.map((value) => value * factor);
 }
@@ -102,9 +103,9 @@ async function factorsOf(map, head, read, what) {
 }
 
 /**
- * The weights of a head from what is known of it: `rows`, `columns`, `span(row)`, whether it is `masked`, another `mask` that
- * it is computed with ("none", "causal"), a `small` picture and `levels` of finer ones, and one of `dense`, `factors`, `parts`
- * (of a mean), `top`, or none.
+ * The weights of a head from its loaded parts: `rows`, `columns`, `span(row)`, `masked`, another `mask` for recomputing
+ * ("none", "causal"), a `small` picture and `levels` of finer ones, and one of `dense`, `factors`, `parts` (of a mean),
+ * `top`, or none.
  */
 export function weightsFrom(base) {
   const { rows, columns, dense, top, factors, parts, small = null, levels = [] } = base;
@@ -197,7 +198,7 @@ export function weightsFrom(base) {
     return found;
   }
 
-  /** { weight } of a pair; { atMost } if it is not among those that are carried; null if nothing is known of it. */
+  /** { weight } of a pair; { atMost } if it is not among the carried ones; null if unknown. */
   function cell(row_, column_) {
     const [start, stop] = span(row_);
     if (column_ < start || column_ >= stop) return { weight: 0, masked: true };
@@ -210,7 +211,7 @@ export function weightsFrom(base) {
     return known.rest === 0 ? { weight: 0 } : { atMost: known.bound };
   }
 
-  /** The strongest key of each query, -1 where it has none; null if they are not known. */
+  /** The strongest key of each query, -1 without one; null if unknown. */
   function strongestKeys() {
     return remember("strongest", () => {
       const found = new Int32Array(rows).fill(-1);
@@ -232,14 +233,14 @@ export function weightsFrom(base) {
     });
   }
 
-  /** Whether rows are known, wholly or in part. */
+  /** True if rows are loaded, wholly or in part. */
   const knowsAll = dense !== null || factors !== null || parts !== undefined;
   const products = factors ? rows * columns * factors.dim : 0;
   const knowsStrongest = top !== null || (knowsAll && (parts ? parts.every((part) => part.knowsStrongest) : products <= MOST_PRODUCTS));
 
   /**
-   * The finest picture of at most so many blocks of the whole map that is known in a window of tokens. If there is a finer
-   * one whose tiles are not read yet, `load` reads them.
+   * The finest loaded picture of at most so many blocks of the whole map in a window of tokens. `load` loads the tiles
+   * of a finer one.
    */
   function picture(down, across, window) {
     if (knowsAll && (dense || !small || rows * columns <= 2 ** 22)) {
@@ -254,7 +255,7 @@ export function weightsFrom(base) {
     return small && { ...small, load: fits.length ? () => fits[0].load(window) : null };
   }
 
-  /** So many blocks of the weights. */
+  /** The weights in so many blocks. */
   function blocks(down, across) {
     const largest = new Float32Array(down * across), sums = new Float32Array(down * across);
     const edges = [edgesOf(rows, down), edgesOf(columns, across)];
@@ -276,7 +277,7 @@ export function weightsFrom(base) {
     rows, columns, row, column, cell, span, strongestKeys, picture, knowsAll, knowsStrongest,
     masked: base.mask && base.mask !== "own" ? base.mask === "causal" : base.masked,
     knowsRows: knowsAll || top !== null,
-    /** How many blocks the finest picture that is carried has. */
+    /** The number of blocks in the finest carried picture. */
     finest: levels.length ? [levels.at(-1).rows, levels.at(-1).columns] : small && [small.rows.length - 1, small.columns.length - 1],
     largest: base.largest,
   };
@@ -289,8 +290,8 @@ function averaged(several) {
 }
 
 /**
- * For each token of one list its counterpart in another, -1 where it has none: the tokens with which both begin, and those
- * with which both end. Without labels the positions are compared.
+ * The counterpart in another list of each token, -1 without one: the common prefix, and the common suffix. Without
+ * labels the positions are compared.
  */
 export function counterparts(one, other) {
   const found = new Int32Array(one.count).fill(-1), least = Math.min(one.count, other.count);
@@ -302,7 +303,10 @@ export function counterparts(one, other) {
   return found;
 }
 
-/** One map less another, where both are known: its "weights" may be below 0. `rowsTo` and `columnsTo` are counterparts. */
+/**
+ * The difference of two maps, where both are loaded: its "weights" may be below 0. `rowsTo` and `columnsTo` are
+ * counterparts.
+ */
 export function difference(one, other, rowsTo = null, columnsTo = null) {
   const { rows, columns } = one, rowOf = (row) => rowsTo?.[row] ?? row, columnOf = (column) => columnsTo?.[column] ?? column;
   const cell = (i, j) => {
@@ -311,7 +315,7 @@ export function difference(one, other, rowsTo = null, columnsTo = null) {
     if (a?.weight === undefined || b?.weight === undefined) return null;
     return { weight: a.weight - b.weight, masked: a.masked && b.masked };
   };
-  /** A line of each map: `to` gives the counterparts of its places, and `at` a cell of the difference. */
+  /** A line of each map: `to` gives the counterparts of its positions, and `at` a cell of the difference. */
   const line = (a, b, to, at) => {
     if (a.kind === "none" || b.kind === "none") return { kind: "none" };
     if (a.kind === "all" && b.kind === "all" && !to) return { kind: "all", weights: a.weights.map((weight, i) => weight - b.weights[i]) };
@@ -330,7 +334,7 @@ export function difference(one, other, rowsTo = null, columnsTo = null) {
     const load = a?.load || b?.load ? () => Promise.all([a.load?.(), b.load?.()]) : null;
     const differ = () => a && b && (String(a.rows) !== String(b.rows) || String(a.columns) !== String(b.columns));
     if (differ()) [a, b] = [one.picture(SMALL, SMALL, window), other.picture(SMALL, SMALL, window)];
-    // Of blocks only means have a difference that says something.
+    // Of blocks, only means have a meaningful difference.
     if (!a?.mean || !b?.mean || differ()) return null;
     return { rows: a.rows, columns: a.columns, largest: null, mean: a.mean.map((value, at) => value - b.mean[at]), load };
   };
@@ -352,7 +356,7 @@ function lessCells(a, b) {
   return { ...a, what: a.what === "weight" ? "weight" : "mean", values: x.map((value, at) => value - y[at]), means: null };
 }
 
-/** The strongest weights of a row or a column, in order, and what is left of it. */
+/** The strongest weights of a row or a column, in order, and the sum of the rest. */
 export function strongest(known, count) {
   const order = largestPlaces(known.weights.map(Math.abs), count);
   const top = order.map((at) => ({ place: known.kind === "all" ? at : known.places[at], weight: known.weights[at] }));

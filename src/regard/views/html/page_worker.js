@@ -1,13 +1,13 @@
-// Large arrays are decoded in a thread of their own, so that a large page is drawn and can be used meanwhile. Where the
-// browser allows no such thread, they are decoded in that of the page. So are small ones: a thread would answer only after
-// the page has loaded, and a program that takes a picture of a page, or prints it, when it has loaded would get empty maps.
+// Large arrays are decoded in a worker, so that a large page is responsive meanwhile, or in the page where workers are
+// not allowed. So are small ones: a worker would answer only after the page has loaded, and a program that takes a
+// picture of a page, or prints it, when it has loaded would get empty maps.
 
 import { decodeBase64, decoded, fromHalves, fromPlanes, halfToNumber, inflate, WIDTH } from "./page_codec.js";
 
-/** The bytes of the largest array that is decoded in the page: some milliseconds. */
+/** The largest array decoded in the page, in bytes: some milliseconds. */
 const SMALL_BYTES = 2 ** 18;
 
-/** The program of the thread: functions of the codec as they stand in this page, since a page loads nothing. */
+/** The worker's program: this page's codec functions, since a page loads nothing. */
 function program() {
   const parts = [decodeBase64, halfToNumber, fromHalves, inflate, fromPlanes, decoded];
   return `const WIDTH = ${JSON.stringify(WIDTH)}; let halves;
@@ -22,7 +22,7 @@ onmessage = async ({ data: [number, array] }) => {
 };`;
 }
 
-/** A thread that decodes; null where there can be none. `failed` is called if it turns out later that there is none. */
+/** A worker that decodes, or null. `failed` is called if it turns out later that there is none. */
 function threadOf(failed) {
   if (typeof Worker === "undefined") return null;
   try {
@@ -40,8 +40,8 @@ function threadOf(failed) {
 }
 
 /**
- * What decodes arrays: decode(array) is a promise of its numbers; `where()` says whether there is a thread for large ones,
- * which begins with the first of them; close() ends it.
+ * The decoder of arrays: decode(array) promises its values; `where()` tells if there is a worker for large ones,
+ * started by the first of them; close() ends it.
  */
 export function decoder() {
   const waiting = new Map();
@@ -73,7 +73,7 @@ export function decoder() {
   };
 }
 
-/** The arrays of a page, each decoded when it is first needed. `bytesOf(place)` gives deflated bytes that are not in the page. */
+/** The arrays of a page, each decoded on first use. `bytesOf(place)` gives deflated bytes from outside the page. */
 export function arrayReader(arrays, bytesOf) {
   const known = new Map(), { decode, where, close } = decoder();
   const start = async (place) => {

@@ -11,7 +11,7 @@ from regard.views.reading_order import visual_order
 
 
 class TokenLists:
-    """The lists of labels of an example; maps that have the same share one."""
+    """The label lists of an example, shared by maps with equal labels."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -19,11 +19,8 @@ class TokenLists:
         self._known: list[tuple[list[str], bool]] = []
 
     def place(self, texts: list[str], *, given: bool) -> int:
-        """The place of a list among the entries; `given` says that these are labels, and not positions.
-
-        Raises:
-            TooLargeError: the order of right-to-left tokens does not fit the budget.
-        """
+        """The index of a list among the entries, with `given` for labels and not positions; raises TooLargeError
+        without space."""
         if (texts, given) in self._known:
             return self._known.index((texts, given))
         self._known.append((texts, given))

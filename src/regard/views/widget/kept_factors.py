@@ -1,4 +1,4 @@
-"""Which maps of a view a page can compute anew by itself."""
+"""The maps of a view that a page can recompute without a kernel."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,6 @@ from regard.views.html.factors import factors_of, why_none
 from regard.views.html.numbers import as_heads, spans
 
 SHARE = 0.25
-"""The part of the budget that factors may take."""
 
 
 def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str]:
@@ -43,5 +42,5 @@ def maps_with_factors(examples: Sequence[Example], budget_mb: float) -> list[str
             else:
                 left -= cost
                 chosen[name] = None
-    # A name stands for the maps of all examples.
+    # A name covers the maps of all examples.
     return [name for name in chosen if name not in without]

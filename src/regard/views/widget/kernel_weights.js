@@ -1,5 +1,5 @@
-// The weights of heads as a kernel gives them: what was asked for is known, what is known is exact. The objects have the
-// form that the page reads. This file does not use the DOM.
+// The weights of heads from a kernel: every received value is exact. The objects have the form of the page's. This file
+// does not use the DOM.
 
 import { clamp, edge } from "../html/page_numbers.js";
 import { weightReader, weightsFrom } from "../html/page_weights.js";
@@ -10,13 +10,13 @@ const TILE_SIDES = [64, 128, 256, 512, 1024];
 const ANSWERS_HELD = 600;
 
 /**
- * Reads the weights of heads. `ask` asks the kernel; `arrived` is called when more is known: { numbers } says that it is
- * the numbers of heads. Maps that the data hold wholly are read from there.
+ * Reads the weights of heads. `ask` asks the kernel; `arrived` is called after an answer: { numbers } marks statistics
+ * of heads. Complete maps in the data are read from there.
  */
 export function kernelReader(data, read, ask, arrived) {
   const carried = weightReader(data, read), pictures = new Map(), known = new Map();
 
-  /** The numbers and the small picture of a head, which the kernel gives for several heads at once. */
+  /** The statistics and the small picture of a head, sent for several heads at once. */
   async function numbersOf(place, head, later) {
     const map = data.examples[place.example].maps[place.map], at = head === "mean" ? map.shape[0] : head;
     const name = (one) => `${place.example} ${place.map} ${one}`;
@@ -69,7 +69,7 @@ export function kernelReader(data, read, ask, arrived) {
   return weightsOf;
 }
 
-/** Put the numbers of heads where the page looks for them. */
+/** Store the statistics of heads in the page's format. */
 function take(map, content, buffers) {
   const [first, stop] = content.heads;
   for (let at = first; at < stop; at++) {
@@ -95,12 +95,12 @@ function spansOf({ keyRanges, shape: [, , columns] }) {
   return { masked: Boolean(keyRanges), span: (row) => (keyRanges ? [keyRanges[2 * row], keyRanges[2 * row + 1]] : [0, columns]) };
 }
 
-/** The weights of a head that is too large to be sent whole: rows, columns and tiles, each when it is first looked at. */
+/** The weights of a head too large to be sent whole: rows, columns and tiles, each on first use. */
 export function lazyWeights(base, question, ask, arrived) {
   const { rows, columns } = base, known = new Map(), tiles = [];
   let failed = null;
 
-  /** What the kernel answered, or undefined while it has not; it is asked once. */
+  /** The kernel's answer, or undefined before it; it is asked once. */
   function asked(name, more, decode) {
     if (!known.has(name)) {
       known.set(name, undefined);
@@ -130,7 +130,7 @@ export function lazyWeights(base, question, ask, arrived) {
     return base.span(at);
   };
 
-  /** { weight } of a pair, from whatever is known; else its row is asked for. */
+  /** { weight } of a pair from any loaded part; else its row is requested. */
   function cell(i, j) {
     const [start, stop] = span(i);
     if (j < start || j >= stop) return { weight: 0, masked: true };
@@ -142,7 +142,7 @@ export function lazyWeights(base, question, ask, arrived) {
     return null;
   }
 
-  /** The cells of a window: exact ones of those rows and columns; until they come, the finest that are known. */
+  /** The cells of a window: exact ones of those rows and columns; until they come, the finest loaded ones. */
   function cells([top, bottom, left, right], down, across) {
     const side = (size, dots) => (size <= Math.min(TILE_SIDES.at(-1), Math.max(8, dots)) ? size : TILE_SIDES.findLast((one) => one <= Math.min(dots, size)) ?? TILE_SIDES[0]);
     const wanted = [side(bottom - top, down), side(right - left, across)], name = `tile ${[top, bottom, left, right, ...wanted]}`;

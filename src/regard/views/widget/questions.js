@@ -4,9 +4,9 @@ const IN_FLIGHT = 2;
 const MOST_WAITING = 40;
 
 /**
- * Asks over the model of anywidget's protocol: `ask(question, later)` promises { content, buffers }. Of questions that
- * wait, the newest goes first, because the reader's hand has moved on; those that may come `later` go last, in order.
- * Each view has names of its own for its questions: other views of the same model hear the answers too.
+ * Asks over the model of anywidget's protocol: `ask(question, later)` promises { content, buffers }. Of pending
+ * questions, the newest goes first, because the reader has moved on; those marked `later` go last, in order. Each view
+ * prefixes its questions: other views of the same model receive the answers too.
  */
 export function asker(model) {
   const mine = Array.from(crypto.getRandomValues(new Uint32Array(2)), (part) => part.toString(36)).join("");
@@ -34,11 +34,11 @@ export function asker(model) {
   return {
     ask: (question, isLater = false) => new Promise((resolve, reject) => {
       (isLater ? later : soon).push({ question, resolve, reject });
-      // What has waited long is no longer looked at; whoever wants it still asks again.
+      // An old question is no longer visible; its view asks again if needed.
       if (soon.length > MOST_WAITING) soon.shift().reject(new Dropped());
       next();
     }),
-    /** Ask no more, and hear no more. */
+    /** Stop asking and listening. */
     stop() {
       model.off("msg:custom", heard);
       soon = [], later = [];
@@ -50,7 +50,7 @@ export function asker(model) {
 /** A question that was never sent. */
 export class Dropped extends Error {}
 
-/** The numbers of a buffer, which may stand anywhere in a message. */
+/** The values of a buffer, at any offset of a message. */
 export function numbersIn(view, Kind) {
   return new Kind(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }

@@ -12,13 +12,12 @@ from regard.maps.sources.call import CallSource, GivenFactors
 from regard.tensors.precision import widest_dtype
 
 MASK_CHOICES = ("own", "none", "causal")
-"""The masks that a reader can choose: that of the call, none, or the present and the past."""
+"""The reader's choice of mask: that of the call, none, or causal."""
 COLDEST, HOTTEST = 0.05, 20.0
-"""The range of temperatures."""
 
 
 def can_be_recomputed(heads: AttentionMap) -> bool:
-    """Whether a map (H, T, S) is one softmax of scaled dot products without a bias.
+    """True if a map (H, T, S) is one softmax of scaled dot products without a bias.
 
     >>> import torch, regard
     >>> can_be_recomputed(regard.map_of(torch.eye(3), torch.eye(3)).with_heads())
@@ -33,12 +32,12 @@ def can_be_recomputed(heads: AttentionMap) -> bool:
 
 
 def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionMap:
-    r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys; nothing is computed yet.
+    r"""The map $\mathrm{softmax}(c \, q_i \cdot k_j / \tau)$ of the same queries and keys, deferred until it is read.
 
     Args:
         heads: a map (H, T, S) that can be recomputed.
         temperature: $\tau$, from 0.05 to 20; 1 is the call's own.
-        mask: "own" for the mask of the call, "none", or "causal", where the last query stands at the last key.
+        mask: "own" for the mask of the call, "none", or "causal", with the last query at the last key.
 
     Raises:
         ArgumentError: the map cannot be recomputed, or an argument is out of its range.

@@ -1,7 +1,7 @@
-"""What a view asks of the kernel, and the answers: exact weights of any query, key or region, as bytes.
+"""The questions of a view to the kernel, and the answers: exact weights of any query, key or region, as bytes.
 
-A question is plain data; an answer is plain data and buffers of float32 or 32-bit integers. No question changes
-anything, and each is answered for itself, so that any number of views may ask.
+A question is plain data; an answer is plain data and buffers of float32 or 32-bit integers. Questions change nothing
+and are independent, so that several views may share a kernel.
 """
 
 from collections import OrderedDict
@@ -22,18 +22,17 @@ from regard.views.labels import axis_labels
 from regard.views.widget.recomputed import recomputed
 
 AT_ONCE = 2**24
-"""How many weights are looked at for one answer with the numbers of heads, but at least one head."""
+"""The most weights read for one answer with statistics of heads, but at least one head."""
 LARGEST_TILE = 1024
 """The most cells on a side of a tile."""
 OWN = 1.0, "own"
 """The temperature and the mask of the call."""
 HELD = 12
-"""How many heads are kept ready, with one number for each query; those that are computed anew have factors of their
-own."""
+"""The cached heads, with one value for each query; recomputed heads have factors of their own."""
 
 
 class Reply(NamedTuple):
-    """What is sent back."""
+    """A message to the view."""
 
     content: dict[str, Any]
     buffers: list[bytes]
@@ -72,8 +71,8 @@ class Replier:
     def to(self, question: Mapping[str, Any]) -> Reply:
         """The answer to a question.
 
-        The question names what it asks, an example, a map and a head (a number, or "mean"), and may name a
-        `temperature` and a `mask` that the weights are computed with.
+        The question has its sort, an example, a map and a head (an index, or "mean"), and may have a `temperature` and
+        a `mask` for recomputed weights.
 
         ==========  ===================================  ====================================================
         ask         and                                  answer
@@ -105,19 +104,19 @@ class Replier:
             raise ArgumentError(f"a view asks for one of {', '.join(tasks)}; got {asked!r}")
         return tasks[asked](question)
 
-    # -- which head ------------------------------------------------------------------------------------
+    # -- heads -----------------------------------------------------------------------------------------
 
     def _place(self, question: Mapping[str, Any]) -> tuple[int, int]:
         example = _index(question, "example", len(self.maps))
         return example, _index(question, "map", len(self.maps[example]))
 
     def _head(self, question: Mapping[str, Any]) -> AttentionMap:
-        """The map (1, T, S) of a head; it is kept, and with it what was computed for each query."""
+        """The map (1, T, S) of a head, cached with its values of each query."""
         (example, place), head = self._place(question), question.get("head")
         how = question.get("temperature", 1.0), question.get("mask", "own")
         heads = self.maps[example][place]
         at = head if head == "mean" else _index(question, "head", len(heads))
-        # Of each head the weights are kept under one temperature and mask beside the call's own.
+        # Of each head, one other temperature and mask is cached besides the call's own.
         key = (example, place, at, how == OWN)
         if key not in self._held or self._held[key][0] != how:
             chosen = heads if at == "mean" else heads.only(heads=slice(at, at + 1))
@@ -134,7 +133,7 @@ class Replier:
     # -- the answers -----------------------------------------------------------------------------------
 
     def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
-        """Of as many heads as are quickly looked at, the one that is asked for among them."""
+        """Statistics of the asked head, and of as many others as are quickly read."""
         example, place = self._place(question)
         heads, name = self.maps[example][place], self._names[example][place]
         if question.get("head") == "mean":
@@ -222,11 +221,7 @@ def _whole_numbers(question: Mapping[str, Any], name: str, count: int) -> list[i
 
 
 def _numpy_of(weights: Tensor | Any) -> npt.NDArray[np.floating[Any]]:
-    """Weights on their way out.
-
-    Raises:
-        NonFiniteError: one is NaN or infinite.
-    """
+    """Weights for the view."""
     values: npt.NDArray[np.floating[Any]] = weights.detach().cpu().float().numpy()
     if not np.isfinite(values).all():
         raise NonFiniteError(f"weights must be finite; {values[~np.isfinite(values)][0]} came")

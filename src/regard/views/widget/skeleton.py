@@ -1,4 +1,4 @@
-"""What a view is given at once: tokens, names and sizes. No weight is read for it."""
+"""The initial data of a view: tokens, names and sizes, without any weight."""
 
 import json
 import re
@@ -20,13 +20,8 @@ EXACTLY = "Weights come from the kernel in single precision."
 
 
 def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]], title: str) -> dict[str, Any]:
-    """What the page's script reads, with maps that a kernel is asked for.
-
-    Maps of which only statistics were kept are carried whole: there is nothing to ask for.
-
-    Raises:
-        ShapeError: a map has not one label for each token.
-    """
+    """The input of the page's script, with maps that request weights from a kernel; maps with statistics only are
+    carried whole. Raises ShapeError if a map has not one label for each token."""
     arrays = Arrays(float("inf"))
     shown = [_entry(example, heads, arrays) for example, heads in zip(examples, maps, strict=True)]
     return {
@@ -68,7 +63,6 @@ def _entry(example: Example, maps: Sequence[AttentionMap], arrays: Arrays) -> di
 
 
 def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
-    """The entry of a map of which only statistics were kept, with all of these."""
     found, _ = contents([Example("", {name: example.maps[name]})], arrays, None, ())
     entry: dict[str, Any] = found["examples"][0]["maps"][0]
     return entry

@@ -1,4 +1,4 @@
-// What is seen as one picture, for a notebook that is opened without its kernel.
+// The view as one picture, for a notebook opened without its kernel.
 
 import { styleOf } from "../html/page_dom.js";
 
@@ -6,7 +6,7 @@ const STILL_MARGIN = 14;
 const BESIDE = 260;
 const MOST_LINES_BESIDE = 14;
 
-/** A PNG of the map or the links that are seen, what they are, and what is read beside them; null if nothing is. */
+/** A PNG of the visible map or links, with a title and the reading beside them, or null. */
 export function stillOf(root, title) {
   const canvas = [...root.querySelectorAll(".matrix canvas, .links canvas")].find((one) => one.clientWidth > 0);
   if (!canvas) return Promise.resolve(null);

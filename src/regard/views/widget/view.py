@@ -24,18 +24,18 @@ LEAST_HEIGHT = 300
 
 
 class NotebookView(Protocol):
-    """What `regard.view` returns: an `anywidget.AnyWidget` with these."""
+    """The result of `regard.view`: an `anywidget.AnyWidget` with these."""
 
     link: str
-    """What is shown, as the part of a page's address after "#". It is kept up to date, and can be set."""
+    """The selection, as the part of a page's address after "#". It follows the view, and can be set."""
     still: bytes | None
-    """The last picture of what is shown, as PNG; None until there is one."""
+    """The last picture of the view as PNG, or None."""
 
     def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
-        """Write the page, which needs no kernel and carries what fits its budget; see `regard.views.page`.
+        """Write the page, without a kernel and within its budget; see `regard.views.page`.
 
-        The page opens with the same selection at its address, "#" and the link. Temperature and mask can be chosen
-        there too, if the maps are short.
+        The page opens with the same selection in its address ("#" and the link). Short maps keep the choice of
+        temperature and mask.
 
         Raises:
             FileError: the file cannot be written; an older one stays as it was.
@@ -43,7 +43,7 @@ class NotebookView(Protocol):
         """
 
     def close(self) -> None:
-        """Remove the view, and free what it holds."""
+        """Remove the view, and free its memory."""
 
 
 def view(
@@ -56,25 +56,25 @@ def view(
     link: str = "",
     height: int = 560,
 ) -> NotebookView:
-    """Show attention in a notebook: Jupyter, and whatever else shows widgets by the protocol of anywidget.
+    """Show attention in a notebook: Jupyter, or any other host of anywidget's protocol.
 
-    It is the page of `regard.views.page`, drawn by the same script. The kernel sends the weights when they are looked
-    at, so that every row and every region of every head is exact, at any length. Making the view computes nothing.
+    It is the page of `regard.views.page`, drawn by the same script. The kernel sends weights on request, so that every
+    row and every region of every head is exact, at any length. Making the view computes nothing.
 
     Args:
-        maps: what `regard.watch` saw, or attention maps (batch..., H, T, S), or examples of `regard.views`.
-        tokens: labels; they stand wherever there are as many queries or keys. Examples have labels of their own.
+        maps: the recording of `regard.watch`, attention maps (batch..., H, T, S), or examples of `regard.views`.
+        tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, such as an encoder's, likewise.
-        sequence: which of the batch, counted through all its dimensions.
+        sequence: the sequence of the batch, counted through all its dimensions.
         title: the heading.
-        link: what is shown first, as `link` of another view or of a page says it: "heads=2&query=7".
+        link: the first selection, as `link` of another view or of a page gives it: "heads=2&query=7".
         height: of the view, in CSS pixels, at least 300.
 
     Returns:
-        A widget, with what `NotebookView` says.
+        A widget; see `NotebookView`.
 
-    Temperature and mask can be chosen for a softmax of scaled dot products without a bias. The kernel computes these
-    weights anew, and the view says that they are not the model's.
+    Temperature and mask can be chosen for a softmax of scaled dot products without a bias. The kernel recomputes these
+    weights, and the view marks them as not the model's.
 
     Raises:
         MissingExtraError: anywidget is not installed.
@@ -116,7 +116,7 @@ def _examples(
 
 @cache
 def _view_class() -> Any:
-    """The class of views, made when anywidget is first needed."""
+    """The class of views, created on first use: anywidget is optional."""
     import anywidget
     import traitlets
     from IPython.display import display
@@ -155,7 +155,6 @@ def _view_class() -> Any:
             return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
 
         def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
-            """Answer a question, and keep the picture of what is seen."""
             if not isinstance(content, dict):
                 return
             if content.get("kind") == "still" and buffers:
@@ -173,7 +172,7 @@ def _view_class() -> Any:
                 self.send(reply | found, sent)
 
         def _still_bundle(self) -> dict[str, str]:
-            """The last picture as HTML, which a view that is there hides, and a notebook without its kernel shows."""
+            """The last picture as HTML, for notebooks without a kernel; a live view hides it."""
             inner = escape(repr(self))
             if self.still is not None:
                 source = f"data:image/png;base64,{b64encode(self.still).decode()}"
@@ -181,7 +180,7 @@ def _view_class() -> Any:
             return {"text/html": f'<div class="{self.place}">{inner}</div>', "text/plain": repr(self)}
 
         def _ipython_display_(self) -> None:
-            """Show the view, and after it, hidden, the last picture of it."""
+            """Show the view, and after it, hidden, its last picture."""
             bundle: Any = self._repr_mimebundle_()
             # Older anywidgets return the bundle alone, newer ones with its metadata.
             data, about = bundle if isinstance(bundle, tuple) else (bundle, {})

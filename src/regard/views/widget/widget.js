@@ -10,14 +10,14 @@ import { stillOf } from "./still.js";
 
 const STILL_MS = 700;
 
-/** Show the model in `el`; what comes back removes the view again. */
+/** Show the model in `el`; returns a function that removes the view. */
 function show({ model, el }) {
   const host = document.createElement("div"), shadow = host.attachShadow({ mode: "open" });
   const style = document.createElement("style"), root = document.createElement("div");
   style.textContent = PAGE_STYLE;
   root.className = "regard";
   Object.assign(host.style, { display: "block", containerType: "inline-size", height: `${model.get("height")}px` });
-  // JupyterLab takes no keys for its own commands that are pressed in here.
+  // JupyterLab ignores keys pressed in here.
   host.setAttribute("data-lm-suppress-shortcuts", "true");
   shadow.append(style, root);
   el.append(host);
@@ -27,7 +27,7 @@ function show({ model, el }) {
   function begin() {
     view?.remove();
     link = model.get("link");
-    // Each view fills in what it learns.
+    // Each view adds its data.
     const data = structuredClone(model.get("data"));
     const reader = (known, read) => kernelReader(known, read, questions.ask, (what) => { isNew = true; view?.renew(what); });
     const start = { theme: themeAround(el), ...Object.fromEntries(new URLSearchParams(link)) };
@@ -39,7 +39,7 @@ function show({ model, el }) {
     view.ready.catch((error) => { root.textContent = error.message; });
   }
 
-  /** Send a picture of what is seen when it has stayed for a while; what is only pointed at changes nothing. */
+  /** Send a picture of the view after a pause; pointing changes nothing. */
   function later() {
     clearTimeout(timer);
     timer = setTimeout(async () => {
@@ -52,13 +52,13 @@ function show({ model, el }) {
 
   const moved = () => model.get("link") !== link && begin();
   const resized = () => { host.style.height = `${model.get("height")}px`; };
-  // Keys that mean something here mean nothing else outside.
+  // Keys with a meaning here stop here.
   const keys = (event) => (event.defaultPrevented || event.composedPath()[0].matches?.("input, select")) && event.stopPropagation();
   host.addEventListener("keydown", keys);
   model.on("change:link", moved);
   model.on("change:height", resized);
   begin();
-  // For tests and for the curious: what is shown by this element.
+  // For tests and for debugging: the state of this element.
   host.regard = () => view;
   return () => {
     clearTimeout(timer);
@@ -71,7 +71,7 @@ function show({ model, el }) {
   };
 }
 
-/** Hide the pictures of the last view that stand in the notebook, while this view is there to be seen. */
+/** Hide the notebook's pictures of the last view while this view is live. */
 function hideStills(name) {
   const style = document.createElement("style");
   style.textContent = `.${name} { display: none }`;
@@ -79,7 +79,7 @@ function hideStills(name) {
   return style;
 }
 
-/** "dark" or "light", by the paper that an element stands on. */
+/** "dark" or "light", by the background of an element. */
 function themeAround(el) {
   for (let at = el; at; at = at.parentElement ?? at.getRootNode().host) {
     const [r, g, b, alpha = "1"] = getComputedStyle(at).backgroundColor.match(/[\d.]+/g) ?? [];

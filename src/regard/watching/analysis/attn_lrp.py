@@ -14,10 +14,8 @@ from regard.maps.sources.call import source_of_call
 
 
 class AttentionRelevance(NamedTuple):
-    """The relevance of weights and values, each in the shape of its tensor.
-
-    Heads that share keys and values have parts of their own, which add up to those of the shared ones.
-    """
+    """The relevance of weights and values, each in the shape of its tensor. Heads that share keys and values have
+    separate shares, whose sums belong to the shared tensors."""
 
     weights: AttentionMap
     """(batch..., H, T, S), a lazy map with signs: half of the output's relevance."""
@@ -30,16 +28,16 @@ class AttentionRelevance(NamedTuple):
 
 
 def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6) -> AttentionRelevance:
-    r"""Share the relevance of an attention's output out among its weights and vectors, by the rules of AttnLRP.
+    r"""Distribute the relevance of an attention's output among its weights and vectors, by the rules of AttnLRP.
 
     - of the product $O = P V$: $R(P_{ij}) = \sum_e P_{ij} V_{je} \frac{R(O_{ie})}{2 O_{ie} + \epsilon}$, and
       $R(V_{je}) = \sum_i$ of the same terms (the uniform rule for products of two factors);
     - of the softmax of scores s: $R(s_{ij}) = s_{ij} (R(P_{ij}) - P_{ij} \sum_k R(P_{ik}))$;
     - of the scores $c \, q_i \cdot k_j$: $R(q_{id}) = \frac12 \sum_j c \, q_{id} k_{jd} R(s_{ij}) / s_{ij}$; so for k.
 
-    It is one forward and one backward pass of attention, in linear memory. These rules are local: the input is the
-    relevance of the output, which the rules of all layers above have to make (layer norms, activations, linear layers:
-    the package `lxt` has them), and the output is for those below. The whole method is not offered here.
+    It is one forward and one backward pass of attention, in linear memory. The rules are local: the input is the
+    relevance of the output, from the rules of all layers above (layer norms, activations, linear layers: see the
+    package `lxt`), and the output is for those below.
 
     Args:
         weights: a map with values, of a softmax of scaled dot products; a bias takes its own part of a score.
@@ -47,7 +45,7 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
         epsilon: keeps small outputs from being divided by; it has the output's sign.
 
     Raises:
-        ArgumentError: the map has no values, is not that of one call, or its score or normalization is another.
+        ArgumentError: the map has no values, is not that of one call, or its score or normalization is unsupported.
         ShapeError: the relevance does not have the output's shape.
 
     Source: Achtibat et al. 2024 (arXiv:2402.05602), sections 3.3.1 and 3.3.2.

@@ -1,4 +1,4 @@
-"""Statistics of each head: how far it looks, how much it spreads its attention, and to which positions."""
+"""Statistics of each head: distance, entropy and positions of its attention."""
 
 from dataclasses import dataclass
 
@@ -19,16 +19,15 @@ from regard.watching.analysis.tables import HeadTable, Maps, named, table
 def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
     r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
 
-    Query i stands at position p = S - T + i, as under a causal mask with a cache.
+    Query i is at position p = S - T + i, as under a causal mask with a cache.
 
     - distance: $\sum_j P_{ij} |p - j|$ in positions
     - entropy: in nats
     - self: $P_{ip}$, the weight on the query's own position
     - previous: $P_{i,p-1}$, the weight on the position before it
-    - first: $P_{i0}$, the weight on the first position, over queries at other positions; a sink has much
-    - induction, if tokens are given: the weight that query i gives to keys j < p for which token j - 1 equals the
-      query's own token, over queries with such keys. A head has 1 if it always finds the token that followed last
-      time.
+    - first: $P_{i0}$, the weight on the first position, over queries at other positions; large for a sink
+    - induction, if tokens are given: the weight on keys j < p after an equal token (token j - 1 equals the query's
+      own), over queries with such keys. It is 1 for a head that always finds the token that followed last time.
 
     Args:
         maps: the result of `regard.watch`, or maps (batch..., H, T, S).
@@ -38,12 +37,12 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
         A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
-    If only statistics were kept of the maps, the table has distance and entropy, as far as these were kept. One of
-    "top_weight", "top_keys" and "participation_ratio" must be kept too, because it says which queries count.
+    For maps with statistics only, the table has distance and entropy where recorded. One of "top_weight", "top_keys"
+    and "participation_ratio" must be recorded too: it marks the queries with keys.
 
     Raises:
         ShapeError: the tokens fit none of the maps.
-        NotKeptError: a map's statistics give none of the columns, or do not say which queries count.
+        NotKeptError: a map's statistics give none of the columns, or do not mark the queries with keys.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
     (arXiv:1906.04341), for the others.
@@ -151,13 +150,13 @@ def _live(weights: AttentionMap) -> Tensor:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """The mean of values (batch..., H, T) over those that count, of each head (H,); NaN if none does."""
+    """The mean of values (batch..., H, T) over the counted queries, by head (H,); NaN without any."""
     values, counted = (t.expand_as(values).movedim(-2, 0).flatten(1) for t in (values, counted))
     return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
 
 def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
-    """The mean weight of one key for each query, over the queries for which that key exists."""
+    """The mean weight of one key for each query, over the queries with that key."""
     inside = (keys >= 0) & (keys < weights.shape[-1])
     return _mean(
         weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
@@ -169,7 +168,7 @@ def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _AfterTheSame(PerQuery):
-    """The weight (flat_heads, T) that each query gives to earlier keys which follow a token equal to its own."""
+    """The weight (flat_heads, T) of each query on earlier keys after a token equal to its own."""
 
     tokens: Tensor
     """(flat_heads, S)."""
@@ -186,7 +185,7 @@ class _AfterTheSame(PerQuery):
 
 
 def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight (batch..., H, T) of keys that followed the query's own token, and which queries have such keys."""
+    """The weight (batch..., H, T) on keys after an equal token, and the mask of queries with such keys."""
     queries, keys = weights.shape[-2:]
     of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
     found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_flat_heads, keys - queries))[0])
@@ -198,7 +197,7 @@ def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_place(tokens: Tensor) -> Tensor:
-    """For each place (S,), the first place of the same token."""
+    """For each position (S,), the first position of the same token."""
     kinds, which = tokens.unique(return_inverse=True)
     places = torch.arange(len(tokens), device=tokens.device)
     return places.new_full((len(kinds),), len(tokens)).scatter_reduce(0, which, places, "amin")[which]

@@ -26,7 +26,7 @@ class AttentionStep(NamedTuple):
     queries: str = "tokens"
     """The name of the stream of the queries,"""
     keys: str = "tokens"
-    """and of that of the keys. If both are the same it is self-attention, otherwise co-attention."""
+    """and of the keys' stream: equal for self-attention, different for co-attention."""
 
 
 Steps = Union["Seen", Iterable[AttentionMap | AttentionStep | tuple[AttentionStep, ...]]]
@@ -35,7 +35,7 @@ Layers = Sequence[tuple[AttentionStep, ...]]
 
 
 def relevance(steps: Steps) -> "Relevance":
-    r"""How relevant each input token is for each token of the last layer, given one backward pass.
+    r"""The relevance of each input token for each token of the last layer, from one backward pass.
 
     With $\bar A = \frac1H \sum_h (P_h \odot \partial L / \partial P_h)^+$ of each layer, from the first one up,
     beginning with $R^{ss} = I$ and $R^{sq} = 0$ for streams s, q:
@@ -48,17 +48,17 @@ def relevance(steps: Steps) -> "Relevance":
       here the row of $\bar R^{xx}$ is that of I.
 
     Args:
-        steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to
-            be explained, such as the logit of a class. A decoder and its encoder are told apart by the names of
-            modules. Or the layers in their order: maps of self-attention, or an `AttentionStep` for each. Steps in a
-            tuple happen at once: each of them reads R as it was before.
+        steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to be
+            explained, such as the logit of a class. Module names separate a decoder from its encoder. Or the layers in
+            order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous: each reads
+            the R before them.
 
     Returns:
-        A `Relevance`, of which rows are asked. Nothing is computed yet.
+        A `Relevance`, read by rows. Nothing is computed yet.
 
     Raises:
-        ArgumentError: there are no layers; the watch has seen several runs, or several stacks of which none attends to
-            the other.
+        ArgumentError: there are no layers; the watch has several runs, or several stacks without attention between
+            them.
         ShapeError: the layers do not fit one another.
 
     Source: Chefer et al. 2021 (arXiv:2103.15679), section 3.
@@ -80,12 +80,12 @@ def relevance(steps: Steps) -> "Relevance":
 
 
 class Relevance:
-    """The matrices R of a model, which are read row by row in linear memory, or whole under a limit."""
+    """The matrices R of a model, read row by row in linear memory, or whole under a limit."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
         self.lengths = _lengths(layers)
-        """The number of tokens of each stream, by its name, in the order in which they occur."""
+        """The length of each stream by name, in order of occurrence."""
 
     def rows(
         self,
@@ -100,18 +100,18 @@ class Relevance:
         Args:
             tokens: the position of one token, or of N tokens; a negative one counts from the end.
             to: the stream of these tokens; None is the last one, such as the decoder.
-            of: the stream whose relevance is asked; None is the first one, such as the encoder.
+            of: the queried stream; None is the first one, such as the encoder.
             limit_bytes: of R, if it has to be whole.
 
         Returns:
             (batch..., S) for one token, (batch..., N, S) for N. Each layer costs one pass over the tiles of its map, in
-            linear memory; each layer that attends to another stream costs in addition a pass over the layers before it,
-            for the normalisation. Only if two streams attend to each other, R is made whole.
+            linear memory; co-attention costs another pass over the layers before it, for the normalisation. R is dense
+            only if two streams attend to each other.
 
         Raises:
             ShapeError: a token does not exist.
-            ArgumentError: there is no such stream, or values or gradients were not kept.
-            TooLargeError: R has to be whole, and is too large.
+            ArgumentError: there is no such stream, or values or gradients were not recorded.
+            TooLargeError: R has to be dense, and is too large.
             GradientError: the maps have no gradients; the message says why.
         """
         to, of = self._stream(to, -1), self._stream(of, 0)
@@ -127,10 +127,10 @@ class Relevance:
         return found[..., 0, :] if places.dim() == 0 else found
 
     def dense(self, *, to: str | None = None, of: str | None = None, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """The whole R, (batch..., tokens of `to`, tokens of `of`); the map of no layer is stored.
+        """The dense R, (batch..., tokens of `to`, tokens of `of`), without storing any layer's map.
 
         Raises:
-            ArgumentError: there is no such stream, or values or gradients were not kept.
+            ArgumentError: there is no such stream, or values or gradients were not recorded.
             TooLargeError: the matrices R of all streams take more than `limit_bytes`.
             GradientError: the maps have no gradients; the message says why.
         """
@@ -161,10 +161,8 @@ class Relevance:
 
 class _RowsOfR:
     """Rows of R from the last layer back to the first: e^T R is a product of a row with each layer's (I + mean map).
-
-    The rules are linear in R^{x,of} for a fixed stream `of`, but for the normalised factors, which are products of
-    self-attention alone as long as no two streams attend to each other.
-    """
+    The rules are linear in R^{x,of} for a fixed stream `of`, except for the normalised factors, which are products of
+    self-attention alone unless two streams attend to each other."""
 
     def __init__(self, layers: Layers, lengths: dict[str, int], of: str) -> None:
         self.layers, self.lengths, self.of = layers, lengths, of
@@ -192,12 +190,12 @@ class _RowsOfR:
         return found + rows[self.of] if self.of in rows else found
 
     def _normalised(self, stream: str, number: int, x: Tensor) -> Tensor:
-        """The normalised R of a stream, as it is before a layer, times x."""
+        """The normalised R of a stream before a layer, times x."""
         sums = self._excess(stream, number, torch.ones_like(x[..., :1]))
         return _over(self._excess(stream, number, x), sums) + x
 
     def _excess(self, stream: str, number: int, x: Tensor) -> Tensor:
-        """(R - I) x of a stream, as it is before a layer."""
+        """(R - I) x of a stream before a layer."""
         start = x
         for steps in self.layers[:number]:
             for mean, queries, keys in steps:
@@ -207,7 +205,6 @@ class _RowsOfR:
 
 
 def _whole(layers: Layers, lengths: dict[str, int]) -> dict[tuple[str, str], Tensor]:
-    """All matrices R, by the streams of queries and keys."""
     like = layers[0][0].map
     found = {}
     for to, rows in lengths.items():
@@ -248,15 +245,11 @@ def _are_mutual(layers: Layers) -> bool:
     return any((keys, queries) in pairs for queries, keys in pairs)
 
 
-# -- which layers there are ------------------------------------------------------------------------------
+# -- layers ---------------------------------------------------------------------------------------------
 
 
 def _given(steps: Any) -> Layers:
-    """The layers a caller has listed.
-
-    Raises:
-        ArgumentError: something in the list is no layer, or there is none.
-    """
+    """The caller's list of layers."""
     found: list[tuple[AttentionStep, ...]] = []
     for one in [steps] if isinstance(steps, AttentionMap) else steps:
         several = one if isinstance(one, tuple) and not isinstance(one, AttentionStep) else (one,)
@@ -271,11 +264,7 @@ def _given(steps: Any) -> Layers:
 
 
 def _observed(record: Any) -> Layers:
-    """The layers a watch saw, told apart by the names of their modules.
-
-    Raises:
-        ArgumentError: nothing was seen, or several runs of the model, or stacks of layers that are not connected.
-    """
+    """The layers of a watch, separated by the names of their modules."""
     calls = [call for call in record.calls if call.map is not None]
     if len({call.run for call in calls}) > 1:
         raise ArgumentError(
@@ -304,7 +293,7 @@ def _observed(record: Any) -> Layers:
 
 
 def _stack(path: str) -> str:
-    """The path of the list of layers in which a module is; without a number in it, that of the module around it.
+    """The path of the list of layers around a module; without an index in it, that of the parent module.
 
     >>> _stack("decoder.layers.0.self_attn"), _stack("decoder.layers.1.encoder_attn"), _stack("first.attention")
     ('decoder.layers', 'decoder.layers', 'first')
@@ -319,11 +308,7 @@ def _batch(one: AttentionMap) -> tuple[int, ...]:
 
 
 def _lengths(layers: Layers) -> dict[str, int]:
-    """The number of tokens of each stream, the streams that are only attended to first.
-
-    Raises:
-        ShapeError: a stream has several lengths, or the layers have several batches.
-    """
+    """The length of each stream, purely attended streams first."""
     found: dict[str, int] = {}
     asking = {queries for steps in layers for _, queries, keys in steps if queries != keys}
     for is_asking in (False, True):

@@ -21,14 +21,14 @@ def rollout(
     r"""Attention rollout towards chosen tokens: rows of $A_L \cdots A_2 A_1$, without a T x T matrix.
 
     $A_l = D_l^{-1} (r I + (1 - r) \bar P_l)$, with $\bar P_l$ the mean of the layer's heads; the diagonal $D_l$ makes
-    the rows sum to 1. A query that attends to no key passes its own vector on unchanged.
+    rows sum to 1. A query without keys passes its own vector on.
 
     Args:
         maps: the self-attention of the layers, first to last: the result of `regard.watch`, or maps
             (batch..., H, T, T).
         tokens: the position of one token of the last layer, or of N tokens; a negative one counts from the end.
         residual: r, the share of the residual connection, in [0, 1].
-        heads: a weight for each head, which is divided by the sum of all; None gives all heads the same weight.
+        heads: a weight for each head, divided by the sum of all; None for equal weights.
 
     Returns:
         (batch..., T) for one token, (batch..., N, T) for N tokens: the elements of a row are at least 0 and sum to 1.

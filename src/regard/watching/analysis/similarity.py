@@ -111,13 +111,12 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """The divergence of the rows in the last dimension; results below 0 come from rounding and become 0."""
+    """The divergence of rows in the last dimension, clamped at 0 against rounding."""
     parts = torch.special.entr((p + q) / 2) - (torch.special.entr(p) + torch.special.entr(q)) / 2
     return parts.sum(-1).clamp_min(0.0)
 
 
 def _rows(source: Source, flat_heads: range, scratch: Scratch) -> Iterator[Tensor]:
-    """The weights (flat_heads, t, S) of some flat_heads, a few rows at a time."""
     step = fitting(TILE_ELEMENTS, len(flat_heads) * source.keys * source.width)
     part = source.part(flat_heads, scratch)
     for rows in ranges(source.queries, step):
@@ -125,7 +124,7 @@ def _rows(source: Source, flat_heads: range, scratch: Scratch) -> Iterator[Tenso
 
 
 def _side_by_side(one: Source, other: Source) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """The weights (flat_heads, t, S) of both maps, a few rows at a time, and the number of the first row."""
+    """The weights (flat_heads, t, S) of both maps, a few rows at a time, and the index of the first row."""
     row_size = one.keys * (one.width + other.width)
     few, _ = tile_shape(one.flat_heads, one.queries, row_size, budget=TILE_ELEMENTS, few_rows=TILE_ROWS)
     scratches = [(source, Scratch()) for source in (one, other)]

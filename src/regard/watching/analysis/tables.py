@@ -20,14 +20,13 @@ SHOWN = 24
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
-    """Give each map (batch..., H, T, S) a name: the path of the module that made it, the name the caller gave it,
-    or a number.
+    """Name each map (batch..., H, T, S): by the path of its module, the caller's name, or an index.
 
-    The dimension before queries and keys counts as the dimension of the heads; a map (T, S) gets one.
+    The dimension before queries and keys counts as heads; a map (T, S) gets one.
 
     Raises:
         ArgumentError: there are no maps, or one of them is not a map.
-        ShapeError: a model folded its heads into the batch of a map, in an order that is not known.
+        ShapeError: a model folded its heads into the batch of a map, in an unknown order.
     """
     items: Any = getattr(maps, "items", None)
     found: list[tuple[str, Any]]
@@ -75,11 +74,7 @@ class HeadTable:
     columns: dict[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The values (layers, heads) of a column.
-
-        Raises:
-            ArgumentError: there is no such column.
-        """
+        """The values (layers, heads) of a column; raises ArgumentError without such a column."""
         if name not in self.columns:
             raise ArgumentError(f"the table has the columns {', '.join(self.columns)}; got {name!r}")
         return self.columns[name]

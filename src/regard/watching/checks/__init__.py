@@ -1,7 +1,5 @@
-"""Checks: facts of the masks of watched calls, and trials that perturb inputs, with one kind of finding.
-
-`check` runs a model on made-up sequences in ways that must not change its results.
-"""
+"""Checks: facts of the masks of watched calls, and trials that perturb inputs, with one kind of finding. `check` runs a
+model on generated sequences, under changes without effect on a sound model."""
 
 from typing import TYPE_CHECKING
 

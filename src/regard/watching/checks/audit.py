@@ -20,11 +20,8 @@ TURNED = ("causal", "causal from the first key", "causal from a position", "wind
 
 
 def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = None) -> list[Finding]:
-    """Find the faults of the calls a watch has seen. See `Seen.audit`.
-
-    Raises:
-        ShapeError: `keep` is no bool tensor (B, S).
-    """
+    """Find the faults of the calls a watch has seen, see `Seen.audit`; raises ShapeError for `keep` other than bool (B,
+    S)."""
     if keep is not None and (keep.dtype != torch.bool or keep.dim() != 2):
         raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
     found: list[Finding] = []
@@ -92,7 +89,7 @@ def _of_call(
 
 
 def _future(call: Observed, facts: Facts, later: float) -> Finding:
-    """A causal model that sees later positions; prefixes and blocks of both directions are made on purpose."""
+    """A causal model with visible later positions; prefixes and blocks are bidirectional by design."""
     meant = facts.mask.pattern in ("prefix", "causal, with blocks of both directions")
     says = (
         f"{later:.1%} of the weight is on later positions, in a model that should be causal; the mask that arrived is "
@@ -104,7 +101,6 @@ def _future(call: Observed, facts: Facts, later: float) -> Finding:
 
 
 def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:
-    """Rows without a key: of padding that is so by design, of real tokens it is a mistake."""
     assert call.map is not None
     seen, (queries, keys) = facts.seen, call.map.shape[-2:]
     dead = (~seen.live).unflatten(0, seen.shape).any(1)
@@ -132,7 +128,7 @@ def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:
 
 
 def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]:
-    """Layers of one stack that see keys which the other layers hide as padding."""
+    """Layers of one stack with visible keys that other layers mask as padding."""
     stacks: dict[tuple[object, ...], list[tuple[Observed, Facts]]] = {}
     for call, facts in known:
         assert call.map is not None
@@ -159,7 +155,6 @@ def _keys(facts: Facts) -> Tensor:
 
 
 def _fitting(call: Observed, keep: Tensor | None) -> Tensor | None:
-    """The padding, if it is that of the call's keys."""
     if keep is None or call.map is None:
         return None
     sizes = call.sizes

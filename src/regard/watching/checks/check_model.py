@@ -1,4 +1,4 @@
-"""`check`: run a model on made-up sequences, in ways that must not change its results, and look at its kernels."""
+"""`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Checked:
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """The findings that are no mere facts: errors and warnings."""
+        """The errors and warnings among the findings."""
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def __str__(self) -> str:
@@ -38,20 +38,20 @@ class Checked:
 
 
 def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) -> Checked:
-    """Check a model's attention by its results on made-up sequences, and by the masks of its kernels.
+    """Check a model's attention by its results on generated sequences, and by the masks of its kernels.
 
     A short and a long sequence run alone and together, padded on either side, with a cache and without, under the
-    model's own kernel and written out. Nothing of this may change a result by more than rounding; a difference that
-    looks too large is measured again in float64 before it counts. Then the last positions are replaced, which must not
-    change earlier results of a causal model, and so is padding, which must not change any result.
+    model's own kernel and written out. None of this may change a result by more than rounding; a large difference is
+    measured again in float64 before it counts. Then the last positions are replaced, which must leave earlier results
+    of a causal model unchanged, and so is padding, which must leave all results unchanged.
 
     Args:
         model: a Hugging Face model, a model of `regard.models`, or any module if `batch` is given.
-        batch: the arguments for any other module: a mapping, a tuple or a tensor, with the batch first. A padding mask
-            (B, L) is known by its name: `attention_mask`, `padding_mask` and `keep` have True for real tokens,
+        batch: the arguments for any other module: a mapping, a tuple or a tensor, batch first. Padding masks (B, L) are
+            recognised by name: `attention_mask`, `padding_mask` and `keep` have True for real tokens,
             `key_padding_mask`, `src_key_padding_mask` and `tgt_key_padding_mask` have True for padding.
-        causal: whether the model should be causal. None asks the config of a Hugging Face model; of any other module
-            nothing is expected then.
+        causal: the expected causality. None takes it from the config of a Hugging Face model, and expects nothing of
+            other modules.
 
     Returns:
         The findings and the trials. `check(model).faults` is empty for a model without fault. The model runs in
@@ -94,7 +94,7 @@ def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradients; give the model its mode and its buffers back, and the random state."""
+    """Evaluate without gradients; restore the model's mode, its buffers and the random state."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():

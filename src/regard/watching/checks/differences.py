@@ -1,7 +1,7 @@
-"""Whether two runs of a model differ by more than rounding.
+"""Rounding or fault: the difference of two runs of a model.
 
-A difference that shrinks with the precision is rounding (a mixture of experts may even choose another expert by it);
-one that stays is a fault. So a difference that looks too large is measured again in float64.
+A difference that shrinks with the precision is rounding (even a mixture of experts may choose another expert by it); a
+persistent one is a fault. So a large difference is measured again in float64.
 """
 
 import math
@@ -24,8 +24,8 @@ def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before:
     Args:
         one: the outputs of some rows.
         other: the outputs of the same rows from another run; outputs of other shapes are not compared.
-        before: compare only positions before this one, and only outputs that have positions of the input `ahead`,
-            which is then the only one the rows have outputs of.
+        before: compare only earlier positions, and only outputs with positions of the input `ahead`, the rows' only
+            outputs then.
     """
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
@@ -53,7 +53,7 @@ def worst_of(found: Iterable[float]) -> float:
 
 
 class Judge:
-    """Decides whether a difference is more than rounding; it makes at most one copy of the model, in float64."""
+    """Decides between rounding and fault; makes at most one copy of the model, in float64."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -72,6 +72,6 @@ class Judge:
                 self._double = self.subject.in_double()
             again = measure(self._double)
         except Exception:
-            # A model that does not run in float64 gives no second opinion: only a large difference counts then.
+            # A model without float64 gives no second opinion: only a large difference counts then.
             return {"difference": found} if found > 1e-2 else None
         return {"difference": found, "in float64": again} if not again <= STAYS else None

@@ -1,4 +1,4 @@
-"""The mask that reached the kernel in one watched call, and where its weight went."""
+"""The mask of one watched call at the kernel, and the distribution of its weight."""
 
 import math
 from collections.abc import Sequence
@@ -27,25 +27,20 @@ from regard.watching.observed import Observed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """The mask that arrived, and shares of the weight: means over rows with a key, over heads and over the batch.
-
-    Shares are in [0, 1].
-    """
+    """The mask of a call, and shares of the weight: means over rows with a key, over heads and over the batch. Shares
+    are in [0, 1]."""
 
     mask: MaskKind
     later: float | None
-    """The share on keys after the query's own position; None if it is not known at which positions the queries stand,
-    as in cross-attention."""
+    """The share on keys after the query's own position; None for unknown query positions, as in cross-attention."""
     padding: float | None
-    """The share on keys of padding; None if there is none, or it is not known which keys are padding."""
+    """The share on keys of padding; None without padding or if it is unknown."""
     first: float | None
-    """The share on the first key that any row sees (a sink has much)."""
+    """The share on the first visible key (large for a sink)."""
     no_key: int
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
-    """How many rows all sequences have."""
     seen: Visible
-    """Who sees whom."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
@@ -57,15 +52,15 @@ class Facts:
 
 @torch.no_grad()
 def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = False) -> Facts:
-    """Compute the facts of a call. It takes at most two passes over the map, in linear memory.
+    """Compute the facts of a call, in at most two passes over the map, in linear memory.
 
     Args:
         call: a call of `seen.calls`.
-        keep: which keys are real tokens, bool (B, S); None if that is not known.
-        crosses: whether the keys are of another sequence than the queries.
+        keep: the real tokens among the keys, bool (B, S); None if unknown.
+        crosses: True if the keys are of another sequence than the queries.
 
     Raises:
-        NotKeptError: only statistics were kept of the call, or it could not be read.
+        NotKeptError: only statistics of the call were recorded, or it could not be read.
         OverwrittenError: the model has overwritten tensors of the map.
 
     >>> import regard
@@ -102,20 +97,20 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
 
 
 def _is_known(call: Observed, kind: MaskKind) -> bool:
-    """Whether it is known at which positions the queries stand: by the mask, or since there are as many as keys."""
+    """True if the query positions are known: from the mask, or from as many queries as keys."""
     assert call.map is not None
     queries, keys = call.map.shape[-2:]
     return queries == keys or (kind.pattern not in ("none", "dense of no known kind", "no key at all"))
 
 
 def _real_queries(call: Observed, keep: Tensor | None) -> Tensor | None:
-    """Which queries are real tokens, (B, T), if they are the tokens the keys are."""
+    """The real tokens among the queries, (B, T), if queries and keys are the same tokens."""
     assert call.map is not None
     return keep if keep is not None and call.map.shape[-2] == call.map.shape[-1] == keep.shape[-1] else None
 
 
 class _Counted:
-    """The shares of a call's weight, over the rows that count."""
+    """The shares of a call's weight, over the counted rows."""
 
     def __init__(self, call: Observed, seen: Visible, real: Tensor | None) -> None:
         assert call.map is not None
@@ -128,7 +123,7 @@ class _Counted:
         self.seen_keys = seen.keys.unflatten(0, seen.shape).any(1).expand(batch, self.keys)
 
     def mean(self, of_rows: Tensor) -> float | None:
-        """The mean of values (..., T) over the rows that count."""
+        """The mean of values (..., T) over the counted rows."""
         if not bool(self.counts.any()):
             return None
         counted = of_rows.reshape(*self.flat_heads, self.queries)[self.counts]
@@ -165,9 +160,7 @@ class _Counted:
 
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
     r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
-
-    None if the weights are not a softmax, or rows were lowered.
-    """
+    None if the weights are not a softmax, or rows were lowered."""
     call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
@@ -189,7 +182,7 @@ def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:
 
 
 def _percent(share: float) -> str:
-    """A share in percent, with two digits that count.
+    """A share in percent, with two significant digits.
 
     >>> _percent(0.0), _percent(0.12345), _percent(0.00001), _percent(1.0)
     ('0 %', '12 %', '0.001 %', '100 %')
@@ -198,14 +191,12 @@ def _percent(share: float) -> str:
 
 
 MOST_CALLS = 16
-"""How many calls of one module the report looks into: a generation makes thousands, which take milliseconds each."""
+"""The most calls of one module in the report: a generation makes thousands, of milliseconds each."""
 
 
 def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
-    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls.
-
-    Of many calls some are read, the first and the last among them, and the lines say how many.
-    """
+    """The facts of the calls of one module: a line for each kind of mask, with the means of its calls. Of many calls
+    some are read, the first and the last among them, and the lines say how many."""
     kinds: dict[tuple[object, ...], list[Facts]] = {}
     read = _spread(calls, MOST_CALLS)
     for call in read:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
-"""An error is wrong for certain; a warning is wrong unless it was meant; an info is a fact that may surprise."""
+"""An error is wrong for certain; a warning is wrong unless intended; an info is a surprising fact."""
 Reason = Literal[
     "future",
     "inverted mask",
@@ -41,7 +41,7 @@ class Finding:
     path: str = ""
     """The module; "" is the model itself."""
     call: int | None = None
-    """The number of the module's call, from 0; None if no single call is meant."""
+    """The index of the module's call; None for no single call."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Measurements by name; "calls" is the number of calls of the module with this finding."""
 

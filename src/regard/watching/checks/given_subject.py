@@ -16,9 +16,9 @@ from regard.errors import ArgumentError
 from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, tensors_of
 
 KEEPS = ("attention_mask", "padding_mask", "keep")
-"""Masks (B, L) in which True or 1 is a real token,"""
+"""Masks (B, L) with True or 1 for real tokens,"""
 DROPS = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask")
-"""and in which True is padding, as torch's modules have them."""
+"""and with True for padding, as in torch's modules."""
 
 
 class GivenSubject(Subject):
@@ -27,8 +27,7 @@ class GivenSubject(Subject):
     Args:
         model: any module.
         batch: its arguments; tensors have the batch first.
-        causal: whether it should be causal: then no output may depend on later positions of the last input that has
-            positions.
+        causal: expected causality: no output may depend on later positions of the last input with positions.
 
     Raises:
         ArgumentError: there is no tensor in the batch, or there are batches of several sizes.
@@ -64,7 +63,7 @@ class GivenSubject(Subject):
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         rows = [self._filled(row, filler) for row in rows]
         batch: dict[str, Any] = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        # A row that is alone is cut to its own length, and then no mask is needed.
+        # A row alone is cropped to its own length, and needs no mask.
         if len(rows) == 1 and self._masks:
             real = self._real(rows[0])
             batch = {name: one[:, real] if one.shape[1:2] == real.shape else one for name, one in batch.items()}
@@ -95,7 +94,6 @@ class GivenSubject(Subject):
         return sdpa_kernel([SDPBackend.MATH])
 
     def _real(self, row: Sample) -> Tensor:
-        """Which positions of a row are real, by the masks."""
         for name in self._masks:
             mask = row[name]
             if name in KEEPS:
@@ -104,7 +102,6 @@ class GivenSubject(Subject):
         return torch.ones(0, dtype=torch.bool)
 
     def _filled(self, row: Sample, filler: int) -> Sample:
-        """The row with other values where a mask says padding."""
         real = self._real(row)
         if not filler or not len(real) or bool(real.all()):
             return row
@@ -120,7 +117,7 @@ class GivenSubject(Subject):
 
 
 def _has_batch(name: str, value: object) -> bool:
-    """Whether an argument has a batch: a tensor, but no mask (T, T) for all sequences."""
+    """True for tensors with a batch, except masks (T, T) for all sequences."""
     if not isinstance(value, Tensor) or not value.dim():
         return False
     is_square = value.dim() == 2 and value.shape[0] == value.shape[1]

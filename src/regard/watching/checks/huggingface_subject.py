@@ -20,22 +20,22 @@ DECODED, FEW = 11, 6
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
 FEEDS_ALL = ("fsmt",)
-"""Models that want the whole sequence at each step of a cache, and cut it themselves."""
+"""Models that take the whole sequence at each cached step, and crop it themselves."""
 ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_values", "attentions", "hidden_states")
-"""Outputs that mix the sequences of a batch by design, or that repeat others."""
+"""Outputs that mix the sequences of a batch by design, or repeat other outputs."""
 
 
 def is_huggingface_model(model: nn.Module) -> bool:
-    """Whether a model is one of transformers, asked without importing it."""
+    """True for a model of transformers, without importing it."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 class HuggingFaceSubject(Subject):
-    """A model of transformers with made-up inputs, by its config and its `forward`.
+    """A model of transformers with generated inputs, from its config and its `forward`.
 
     Raises:
-        ArgumentError: it reads something for which nothing can be made up here.
+        ArgumentError: it needs an input that cannot be generated here.
     """
 
     def __init__(self, model: nn.Module, *, causal: bool | None = None) -> None:
@@ -50,7 +50,7 @@ class HuggingFaceSubject(Subject):
         self.ahead = tokens[-1] if tokens else None
         self.causal = self._should_be_causal() if causal is None else causal
         self._can_mask = bool(tokens) and MASKS[tokens[0]] in self._takes
-        # Where positions cannot be given, an encoder that counts them from the first column pads on the right.
+        # Without position arguments, an encoder that counts from the first column pads on the right.
         self._gives_positions = "position_ids" in self._takes and tokens == ["input_ids"]
         self.counts_columns = not self._gives_positions
         is_left = self._can_mask and (self._gives_positions or (self.causal and not self._is_pair))
@@ -68,7 +68,6 @@ class HuggingFaceSubject(Subject):
         return Samples(long, other, short if any(name in MASKS for name in short) else None)
 
     def _row(self, generator: torch.Generator, *, is_short: bool) -> Sample:
-        """One sequence of the model's main input and its required inputs."""
         row: dict[str, Tensor] = {}
         device = next(self.model.parameters()).device
         main = self.model.main_input_name if isinstance(self.model.main_input_name, str) else "input_ids"
@@ -124,7 +123,6 @@ class HuggingFaceSubject(Subject):
         return together.keep if together.is_padded else None
 
     def _inputs(self, rows: Sequence[Sample], side: Side, filler: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The arguments of a batch, and which of its positions are no padding."""
         inputs: dict[str, Any] = {}
         keeps: dict[str, Tensor] = {}
         dtype = next(self.model.parameters()).dtype
@@ -142,7 +140,7 @@ class HuggingFaceSubject(Subject):
         return inputs, keeps
 
     def _filler(self, number: int) -> int:
-        """A token to pad with: the model's own, or the next one, which must do as well under a mask."""
+        """The padding token: the model's own, or the next one, which must do as well under a mask."""
         own = getattr(self._text, "pad_token_id", None)
         own = own if isinstance(own, int) and own >= 0 else 0
         return own if number == 0 else int(self.rows.long[self.ahead or "input_ids"][number])
@@ -235,7 +233,6 @@ def _positions(batch: Padded) -> Tensor:
 
 
 def _cuts(length: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """The first half, and then a few positions at a time."""
     start, stop = 0, length // 2
     while start < length:
         yield start, stop

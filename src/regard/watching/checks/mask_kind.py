@@ -1,4 +1,4 @@
-"""The kind of the mask that reached a kernel, told from the keys its rows see."""
+"""The kind of the mask at a kernel, from the visible keys of its rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Pattern = Literal[
     "no key at all",
     "dense of no known kind",
 ]
-"""The patterns that are told apart. "Inverted" is a causal mask upside down: every row sees only later keys."""
+"""The distinguished patterns. "Inverted" is a causal mask upside down: every row sees only later keys."""
 HiddenAt = Literal["left", "right", "both sides", "inside"]
 
 
@@ -34,9 +34,9 @@ class MaskKind:
 
     pattern: Pattern
     offset: int
-    """Query i stands at position offset + i."""
+    """Query i is at position offset + i."""
     sees_later: bool
-    """Whether any row sees a key after its own position."""
+    """True if any row sees a key after its own position."""
     size: int | None = None
     """The keys of a window, or the longest prefix."""
     padding: HiddenAt | None = None
@@ -44,9 +44,9 @@ class MaskKind:
     hidden: int = 0
     """How many keys are hidden from every row, at most, in a sequence."""
     of_weights: bool = False
-    """Whether it was read from weights, not from a mask."""
+    """True if it was read from weights, not from a mask."""
     of_one_query: bool = False
-    """Whether there is only one query: hidden keys may then be padding or outside of a window."""
+    """True for a single query: its hidden keys may be padding or outside of a window."""
 
     def __str__(self) -> str:
         """The kind in a few words.
@@ -67,9 +67,9 @@ class MaskKind:
 
 
 def kind_of(seen: Visible) -> MaskKind:
-    """Tell the kind of a mask. Rows without a key, and rows the model spread evenly, do not count.
+    """Infer the kind of a mask. Rows without a key, and rows with uniform weights from the model, do not count.
 
-    Where several patterns fit, as for a single query, the simplest is told.
+    Of several fitting patterns, as for a single query, the simplest is returned.
 
     >>> from regard.watching.checks.visible import visible
     >>> from regard.functional import make_call
@@ -96,7 +96,7 @@ def kind_of(seen: Visible) -> MaskKind:
 
 
 class _Rows:
-    """The keys of each row, counted in visible keys: padding is then no part of the pattern."""
+    """The keys of each row, counted in visible keys: padding is thus no part of the pattern."""
 
     def __init__(self, seen: Visible) -> None:
         self.seen, self.live = seen, seen.live
@@ -108,7 +108,7 @@ class _Rows:
         self.first = self.rank.gather(1, seen.first.clamp(0, self.keys))
         self.stop = self.rank.gather(1, (seen.last + 1).clamp(0, self.keys))
         self.is_whole = self.all(seen.count == self.stop - self.first)
-        """Whether each row sees all keys from its first to its last."""
+        """True if each row sees all keys from its first to its last."""
 
     def position(self, offset: int) -> Tensor:
         return torch.arange(self.queries, device=self.live.device) + offset
@@ -121,19 +121,19 @@ class _Rows:
         return bool((condition | ~self.live).all())
 
     def at(self, values: Tensor, places: Tensor) -> Tensor:
-        """The values (C, T) of the rows that stand at places (C, T), if there are such rows."""
+        """The values (C, T) of the rows at positions (C, T), where such rows exist."""
         return values.gather(1, places.clamp(0, self.queries - 1))
 
 
 Fit = tuple[Pattern, int, int | None, int, int]
-"""A pattern, its offset, its size, and the range of keys that any row may see."""
+"""A pattern, its offset, its size, and the range of its visible keys."""
 
 
 def _fitting(rows: _Rows) -> Iterator[Fit]:
     """The patterns that fit, the simplest first; the last one always does."""
     whole, offset = (0, rows.keys), rows.end
     sees_first, sees_last = rows.all(rows.first == 0), rows.all(rows.stop == rows.total)
-    # A sharp head has weights of 0 on keys that its mask allows: the first and the last key of each row have to do.
+    # A sharp head has weights of 0 on keys its mask allows, so only the first and the last key of each row count.
     if rows.is_whole or not rows.seen.is_exact:
         if sees_first and sees_last:
             yield "none", offset, None, *whole
@@ -150,7 +150,6 @@ def _last_offset(rows: _Rows) -> int:
 
 
 def _causal(rows: _Rows, offset: int, *, sees_first: bool) -> Iterator[Fit]:
-    """The patterns in which no row sees a later key."""
     position = rows.position(offset)
     if not rows.all(rows.stop == rows.before(position + 1)):
         return
@@ -196,7 +195,7 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
 
 
 def _hidden(keys: Tensor, low: int, high: int) -> tuple[HiddenAt | None, int]:
-    """Where keys are hidden from every row, among those the pattern allows; how many at most."""
+    """The side of the keys hidden from every row, among those in the pattern, and their largest count."""
     keys = keys[:, low:high]
     hidden = int((~keys).sum(-1).max()) if keys.numel() else 0
     if not hidden:

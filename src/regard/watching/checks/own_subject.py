@@ -18,7 +18,7 @@ LENGTHS = {"tokens": (13, 8), "source": (13, 8), "target_input": (11, 6)}
 
 
 def is_own_model(model: nn.Module) -> bool:
-    """Whether a model is one of `regard.models`."""
+    """True for a model of `regard.models`."""
     return isinstance(model, DecoderOnly | EncoderOnly | Transformer | RNNSeq2Seq)
 
 

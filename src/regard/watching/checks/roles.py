@@ -1,7 +1,5 @@
-"""The role of an attention module: whether its keys are of another sequence, and whether it should be causal.
-
-Names tell cross-attention from self-attention; a Hugging Face model's config says whether a model is causal.
-"""
+"""The role of an attention module: cross-attention or self-attention, and its expected causality. Names mark
+cross-attention; a Hugging Face model's config gives causality."""
 
 import re
 import sys
@@ -11,13 +9,13 @@ from typing import Any
 from torch import nn
 
 PREFIXED = ("cpmant",)
-"""Types of models whose prompt is a prefix that sees itself in both directions, which their configs do not say."""
+"""Model types with a bidirectional prefix as prompt, missing from their configs."""
 _SELF = re.compile(r"self_?att", re.IGNORECASE)
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn$|src_att|memory_att", re.IGNORECASE)
 
 
 def is_cross(path: str, module: nn.Module | None = None) -> bool:
-    """Whether a module attends to another sequence than its own, by its name or by its own attribute.
+    """True if a module attends to another sequence than its own, by its name or its own attribute.
 
     >>> is_cross("decoder.layers.0.encoder_attn"), is_cross("decoder.cross_layers.0.self_attn")
     (True, False)
@@ -35,7 +33,7 @@ def is_cross(path: str, module: nn.Module | None = None) -> bool:
 
 
 def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
-    """Whether the config of a Hugging Face model says the self-attention of a module is causal."""
+    """True if a Hugging Face model's config makes a module's self-attention causal."""
     config = config_of(modules, path)
     if config is None or is_cross(path, modules.get(path)):
         return False
@@ -49,32 +47,32 @@ def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:
-    """Whether the config of a model, or of its text part, or any attention module in it says it is causal."""
+    """True if the config of a model, of its text part, or any attention module in it is causal."""
     if is_causal_config(config):
         return True
     return not is_pair(config) and any(is_causal(modules, path) for path in modules)
 
 
 def is_pair(config: Any) -> bool:
-    """Whether a config is that of an encoder with a decoder."""
+    """True for the config of an encoder with a decoder."""
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def is_causal_config(config: Any) -> bool:
-    """Whether a config is that of a causal language model."""
+    """True for the config of a causal language model."""
     if not has_language_model(config) or sees_both_sides(config):
         return False
     return bool(getattr(config, "is_decoder", True))
 
 
 def has_language_model(config: Any) -> bool:
-    """Whether transformers has a causal language model of a config's type."""
+    """True if transformers has a causal language model of a config's type."""
     names = sys.modules.get("transformers.models.auto.modeling_auto")
     return names is not None and getattr(config, "model_type", None) in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def sees_both_sides(config: Any) -> bool:
-    """Whether a config turns the causality of its model off: prefixes (PaliGemma), embedders, XLNet, XLM."""
+    """True if a config turns the causality of its model off: prefixes (PaliGemma), embedders, XLNet, XLM."""
     says = getattr(config, "use_bidirectional_attention", None)
     return (
         says is True
@@ -87,7 +85,7 @@ def sees_both_sides(config: Any) -> bool:
 
 
 def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:
-    """The config of a module, or of the nearest module around it that has one; None without any."""
+    """The config of a module, or of the nearest parent with one, or None."""
     while True:
         config = getattr(modules.get(path), "config", None)
         if getattr(config, "model_type", None) is not None:

@@ -20,7 +20,7 @@ Side = Literal["right", "left"]
 
 
 class Samples(NamedTuple):
-    """The made-up sequences: two of the same lengths, and one that is shorter, if the model can read one."""
+    """The generated sequences: two of the same length, and a shorter one, if the model can read one."""
 
     long: Sample
     other: Sample
@@ -32,7 +32,7 @@ class Output(NamedTuple):
 
     values: Tensor
     of: str | None
-    """The input whose positions are its first dimension; None if it has no positions."""
+    """The input whose positions are its first dimension; None without positions."""
 
 
 Outputs = dict[str, Output]
@@ -44,31 +44,30 @@ class Subject(ABC):
     model: nn.Module
     rows: Samples
     ahead: str | None
-    """The input in which a causal model must not look ahead; None if there is none."""
+    """The input in which a causal model must not look ahead, or None."""
     causal: bool | None
-    """Whether the model should be causal; None if it is unknown."""
+    """The expected causality; None if unknown."""
     sides: tuple[Side, ...] = ()
     """Where it can pad."""
     counts_columns: bool = False
-    """Whether padding on the left may move real tokens to other positions, and the model takes no positions."""
+    """True if padding on the left may move real tokens to other positions, and the model takes no positions."""
 
     @abstractmethod
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
         """The outputs of each row of a batch; shorter rows are padded on a side, with values by `filler`."""
 
     def keep(self, rows: Sequence[Sample], side: Side) -> Tensor | None:
-        """Which positions of such a batch are no padding, bool (B, S); None if nothing is padded."""
+        """The real positions of such a batch, bool (B, S); None without padding."""
         return None
 
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
-        """The outputs of a row read with a cache: half of it first, and then `chunk` positions at a time.
-
-        None if the model has no cache.
+        """The outputs of a row read with a cache: half of it first, then `chunk` positions at a time; None without a
+        cache.
         """
         return None
 
     def eager(self) -> AbstractContextManager[object] | None:
-        """A context in which the model writes its attention out, or runs another kernel; None if it cannot."""
+        """A context with attention written out, or with another kernel; None if unsupported."""
         return None
 
     def changed(self, row: Sample, place: int) -> Sample:
@@ -91,11 +90,11 @@ class Padded:
 
     values: Tensor
     keep: Tensor
-    """Which positions are no padding, bool (B, L)."""
+    """The real positions, bool (B, L)."""
 
     @property
     def is_padded(self) -> bool:
-        """Whether any position is padding."""
+        """True with any padding."""
         return not bool(self.keep.all())
 
 
@@ -129,13 +128,13 @@ def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Outputs]:
-    """Give each row its own outputs, without padding.
+    """The outputs of each row, without padding.
 
     Args:
-        found: the outputs of a batch; those without a row for each sequence are left out.
-        keeps: for each input that has positions, which of them are no padding, bool (B, L). An output belongs to the
-            input whose width is the size of its second dimension. If any output has positions, the others are left
-            out of padded batches, because a model may take them from the first or the last position.
+        found: the outputs of a batch; those without a row per sequence are left out.
+        keeps: the mask of real positions of each input with positions, bool (B, L). An output belongs to the input of
+            the width of its second dimension. If any output has positions, the others are left out of padded batches: a
+            model may take them from the first or the last position.
     """
     batch = len(next(iter(keeps.values())))
     is_padded = any(not bool(keep.all()) for keep in keeps.values())

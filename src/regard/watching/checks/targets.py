@@ -18,10 +18,10 @@ class Target(NamedTuple):
 
 
 def of_function(words: str) -> Target:
-    """Call a function that returns a model, or (model, batch).
+    """Call a function for a model, or (model, batch).
 
     Args:
-        words: "module:function"; the module is imported as Python does, from the working directory too.
+        words: "module:function"; imported as by Python, from the working directory too.
 
     Raises:
         ArgumentError: there is no such function, it raises, or it returns something else.
@@ -43,12 +43,8 @@ def of_function(words: str) -> Target:
 
 
 def of_huggingface_folder(folder: Path) -> Target:
-    """Load a model of transformers from a folder, in float32, without network and without pickles.
-
-    Raises:
-        ArgumentError: transformers is not installed.
-        DataError: it does not load; the message says why.
-    """
+    """Load a transformers model from a folder, in float32, without network and pickles; raises ArgumentError without
+    transformers, DataError if it does not load."""
     try:
         import transformers
     except ImportError:

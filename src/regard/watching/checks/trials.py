@@ -1,4 +1,4 @@
-"""The trials of a check: runs of a model that must give the same results, and the audits of these runs."""
+"""The trials of a check: runs of a model with equal results, and their audits."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +15,7 @@ from regard.watching.watch import Seen, watch
 
 SEED = 0
 LEAK = 1e-7
-"""A relative difference from which on something leaks: two runs of the same shapes are equal to the bit."""
+"""A relative difference above this is a leak: two runs of the same shapes are equal to the bit."""
 REBUILT = 1e-2
 """How far an output may be from the one its map gives, over the largest value."""
 ALONE = ("inverted mask", "causal cross-attention", "causal from the first key", "not finite", "no key", "not seen")
@@ -57,7 +57,7 @@ class Trials:
         self.seen: list[tuple[Seen, Any]] = []
 
     def run(self) -> None:
-        """All trials. A sequence that cannot even run alone is the caller's mistake."""
+        """All trials. A sequence that fails even alone is the caller's mistake."""
         subject, rows = self.subject, self.subject.rows
         try:
             first = self._watched([rows.long])
@@ -131,7 +131,7 @@ class Trials:
                 self._unless_rounding("padding", other_filler, PADDING.format(side), LEAK)
 
     def _hides_padding(self) -> bool:
-        """Whether every call of the last watched batch was seen, and none has weight on padding."""
+        """True if every call of the last watched batch was seen, and none has weight on padding."""
         seen, keep = self.seen[-1]
         if keep is None or not seen.calls or seen.report().missed:
             return False
@@ -140,7 +140,7 @@ class Trials:
         return not any(finding.reason == "padding" for finding in seen.audit(padding=keep))
 
     def _future(self) -> None:
-        """The last positions replaced, alone and in every other way a mask may take."""
+        """The last positions replaced, alone and under every other form of mask."""
         subject, rows = self.subject, self.subject.rows
         ways: list[tuple[str, Measure]] = [("", _ahead([rows.long], "right"))]
         if rows.short is not None:
@@ -189,7 +189,6 @@ class Trials:
     # -- the kernels -------------------------------------------------------------------------------------
 
     def _watched(self, rows: Sequence[Sample], side: Side = "right") -> list[Outputs]:
-        """Run a batch under a watch, and keep the watch."""
         torch.manual_seed(SEED)
         with watch(self.subject.model, verify=True) as seen:
             outputs = self.subject.run(rows, side=side)
@@ -197,7 +196,7 @@ class Trials:
         return outputs
 
     def _of_kernels(self) -> None:
-        """Findings of the watched calls, by themselves or as the place of a fault in the results."""
+        """Findings of the watched calls, separately or as the location of a fault in the results."""
         shown = {finding.reason for finding in self.found}
         self.tried.append("what the kernels got")
         for seen, keep in self.seen:
@@ -217,7 +216,7 @@ class Trials:
                 self.found.append(Finding("not seen", "info", reason, path))
 
     def _reads_ahead(self, seen: Seen, path: str) -> bool:
-        """Whether a module attends from the positions of the input `ahead`: an encoder beside it may see everything."""
+        """True for attention from positions of the input `ahead`: an encoder beside it may see everything."""
         lengths = {len(row[self.subject.ahead or ""]) for row in self.subject.rows if row is not None}
         return any(call.map is not None and call.map.shape[-2] in lengths for call in seen.calls if call.name == path)
 
@@ -225,7 +224,7 @@ class Trials:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Name a trial. A trial that a model cannot run is no fault of its attention, and is reported."""
+        """Name a trial. An unsupported trial is reported, and is no fault of attention."""
         self.tried.append(what)
         try:
             yield
@@ -237,7 +236,7 @@ class Trials:
     def _unless_rounding(
         self, reason: Reason, measure: Measure, says: str, least: float | None = None, severity: Severity = "error"
     ) -> bool:
-        """Note a finding if a difference is more than rounding; and whether it is."""
+        """Add a finding if a difference is more than rounding; return True then."""
         numbers = self.judge.beyond_rounding(measure, least)
         if numbers is None:
             return False
@@ -254,7 +253,7 @@ def _run(
 
 
 def _ahead(rows: Sequence[Sample], side: Side) -> Measure:
-    """Measure how far earlier outputs of the first row change if its last positions are replaced."""
+    """Measure the change of earlier outputs of the first row under other last positions."""
 
     def measure(subject: Subject) -> float:
         assert subject.ahead is not None
@@ -278,7 +277,7 @@ def _in_eager(measure: Measure) -> Measure:
 
 
 def _in_training(measure: Measure) -> Measure:
-    """The same in training mode, where models may take another path; the same seed drops the same elements."""
+    """The same in training mode, whose code path may differ; the same seed drops the same elements."""
 
     def training(subject: Subject) -> float:
         subject.model.train()

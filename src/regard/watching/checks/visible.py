@@ -1,7 +1,7 @@
-"""Which keys each row sees in a watched call: a few integers for each row, in memory linear in T and S.
+"""The visible keys of each row of a watched call: a few integers for each row, in memory linear in T and S.
 
-If a mask is made of a range around each query and of keys hidden from all, the integers follow from these. Any
-other mask is rendered a few rows at a time. Weights a model computed itself say who saw whom by not being 0.
+They follow directly from a mask of a range around each query and of keys hidden from all. Any other mask is rendered a
+few rows at a time. Weights computed by the model show visibility as values other than 0.
 """
 
 import math
@@ -33,7 +33,7 @@ class Visible:
     count: Tensor
     """How many keys the row sees, (C, T)."""
     keys: Tensor
-    """Whether any row sees the key, bool (C, S); the even rows do not count."""
+    """True for keys visible to any row, bool (C, S); uniform rows do not count."""
     even: Tensor
     """Rows a model spread evenly because its mask left them no key, bool (C, T)."""
     shape: tuple[int, int]
@@ -59,7 +59,7 @@ def visible(call: Call, even: Tensor | None) -> Visible:
         seen = torch.ones((1, 1, len(rows), sizes.keys), dtype=torch.bool, device=device)
         for factor in () if call.mask is None else call.mask.factors():
             if isinstance(factor, DenseMask) and factor.tensor.dim() == 4:
-                # A slice is many times faster than to ask for each pair.
+                # A slice is many times faster than single pairs.
                 seen = seen & take_pairs(factor.tensor, rows, columns)
             else:
                 seen = seen & call.allowed(factor, rows, columns)
@@ -92,7 +92,7 @@ def visible_in(weights: AttentionMap) -> Visible:
 def _by_rows(
     allowed: Callable[[range], Tensor], even: Tensor | None, queries: int, step: int, alike: list[Tensor] | None = None
 ) -> Visible:
-    """Render a few rows at a time; `alike` gets the even rows of each chunk if only the rows themselves show them."""
+    """Render a few rows at a time; `alike` gets the uniform rows of each chunk, if only the rows show them."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     shape, keys, evens = (1, 1), None, []
     for rows in ranges(queries, step):
@@ -118,11 +118,8 @@ def _by_rows(
 
 
 def _by_range(mask: Mask | None, sizes: Sizes, device: torch.device) -> Visible | None:
-    """Compute the visible keys of a mask that is one range of keys for each row, less keys hidden from all; None for
-    others.
-
-    A causal mask, a window, padding and lengths, and all of them together, are such masks.
-    """
+    """The visible keys of a mask of one key range per row, less keys hidden from all; None for others. A causal mask, a
+    window, padding and lengths, and their combinations, are such masks."""
     queries, keys = torch.arange(sizes.queries, device=device), sizes.keys
     low, stop = torch.zeros_like(queries), torch.full_like(queries, keys)
     keep = torch.ones((1, 1, keys), dtype=torch.bool, device=device)

@@ -1,1 +1,1 @@
-"""The hooks that intercept calls of attention while a model runs."""
+"""The hooks that intercept attention calls of a running model."""

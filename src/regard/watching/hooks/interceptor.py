@@ -1,8 +1,5 @@
-"""The interceptor of a model's attention calls: its handlers run before and after each call.
-
-A watch, a run with edits and `regard.on_attention` are interceptors. Without a handler that changes something, a call
-keeps every bit.
-"""
+"""The interceptor of a model's attention calls: its handlers run before and after each call. A watch, a run with edits
+and `regard.on_attention` are interceptors. A call without changes keeps every bit."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,15 +17,14 @@ class Interceptor:
     modules: dict[str, nn.Module]
     """The modules by path. They are held: `paths` has their ids, and Python reuses the id of a freed object."""
     paths: dict[int, str]
-    """The path of each module by its id."""
     keeps_graph: bool = False
-    """Whether its maps carry gradients."""
+    """True if its maps carry gradients."""
     changes: Mapping[object, Callable[..., Any]] = {}
-    """The functions whose calls it may change, each with the function that runs in its place."""
+    """The functions with changeable calls, each with its replacement."""
     unfused: frozenset[int] = frozenset()
-    """The ids of the modules that must not run fused, because attention inside them may be changed."""
+    """The ids of modules that must not run fused, because attention inside them may be changed."""
     refusal: RegardError | None = None
-    """Why a module that ran cannot be changed; raised when that module ends."""
+    """The reason why a module cannot be changed; raised when that module ends."""
 
     def before(self, path: str, when: Moment) -> object | None:
         """Called before each call of a function in `changes`.
@@ -39,27 +35,27 @@ class Interceptor:
         return None
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Called after each attention call; `path` is None if it came from outside the model."""
+        """Called after each attention call; `path` is None outside the model."""
 
     def entered(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
 
     def left(self, module: nn.Module, output: Any) -> Any:
-        """Called when the forward of a module has ended, with its output, or None if it raised.
+        """Called at the end of a module's forward, with its output, or None if it raised.
 
         Returns:
-            The output that replaces this one; None leaves it as it is.
+            The output in place of this one; None keeps it.
         """
         return None
 
     def unread(self, path: str, reason: str) -> None:
-        """Called if a module attends in a way that cannot be read."""
+        """Called if a module attends in an unreadable way."""
 
     def other(self, path: str, reason: str) -> None:
-        """Called if a module does something like attention that is none."""
+        """Called for a lookalike of attention."""
 
     def refuse(self, module: nn.Module, since: int) -> None:
-        """Called when a module ends that attended in blocks: none of its softmaxes since call `since` is a map."""
+        """Called at the end of a module that attended in blocks: none of its softmaxes since call `since` is a map."""
 
     def withdraw(self, token: object, reason: str) -> None:
         """Called if a call turns out to be no attention after its `after`."""

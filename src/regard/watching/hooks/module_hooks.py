@@ -1,7 +1,7 @@
-"""The global hooks that keep the stack of running modules of each thread, and the threads in which a watch is open.
+"""The global hooks behind each thread's stack of running modules, and the threads of open watches.
 
-The hooks are global because torch does not run an encoder layer fused if the layer has hooks of its own: it would then
-run slower, and its output would differ in its last bits.
+The hooks are global because torch does not run an encoder layer with own hooks fused: it would be slower, and its
+output would differ in its last bits.
 """
 
 import threading
@@ -70,7 +70,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
     if thread.compiled:
         hand_on_compiled(thread)
     if thread.plain is not None:
-        # An exception in another hook has kept us from seeing its end; or it calls this module (a gated norm).
+        # Another hook's exception hid its end; or it calls this module (a gated norm).
         thread.end_plain()
     if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
@@ -89,7 +89,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 
     Returns:
-        The output that replaces the module's; None leaves it.
+        The output in place of the module's; None keeps it.
     """
     thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None:
@@ -98,7 +98,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         is_this = thread.plain is module
         try:
             if is_this and len(rest) == 2:
-                # Our mode is still off: it would see each question asked of a tensor here.
+                # Our mode is still off: it would see each function of a tensor here.
                 observe_plain(thread, module, args, rest[1])
         finally:
             thread.end_plain()
@@ -108,7 +108,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
 
 
 def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
-    # An exception in another hook may have left modules on the stack, or may have kept this one from it.
+    # Another hook's exception may have left modules on the stack, or kept this one off it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
         return None
     while thread.stack[-1].module is not module:
@@ -148,7 +148,7 @@ def _finish(
 
 
 class OpenThreads:
-    """The threads in which one watch is open, and the mark each needs to leave it."""
+    """The threads of an open watch, and the mark to leave each."""
 
     def __init__(self) -> None:
         self._open: dict[ThreadState, int] = {}
@@ -157,11 +157,7 @@ class OpenThreads:
         return bool(self._open)
 
     def enter(self, watch: Interceptor) -> ThreadState:
-        """Open the watch in this thread.
-
-        Raises:
-            ArgumentError: it is open here already, and would see every call twice.
-        """
+        """Open the watch in this thread; raises ArgumentError if it is open here: it would see every call twice."""
         thread = this_thread()
         if watch in thread.watches:
             raise ArgumentError(
@@ -172,10 +168,8 @@ class OpenThreads:
         return thread
 
     def leave(self, watch: Interceptor) -> ThreadState:
-        """Close the watch in this thread; if it is not open here, where it was opened last.
-
-        A watched generator may be ended by another thread than the one that began it.
-        """
+        """Close the watch in this thread; if it is not open here, in the thread of the last opening. A watched
+        generator may end in another thread than it began in."""
         thread = this_thread()
         if thread in self._open:
             mark = self._open.pop(thread)
@@ -187,11 +181,8 @@ class OpenThreads:
 
     @contextmanager
     def attach(self, watch: Interceptor, opened_by: str) -> Iterator[None]:
-        """Open the interceptor in another thread too.
-
-        Raises:
-            ArgumentError: it is open in no thread, or in this one already.
-        """
+        """Open the interceptor in another thread too; raises ArgumentError if it is open in no thread, or in this one
+        already."""
         if not self._open or watch in this_thread().watches:
             raise ArgumentError(
                 f"attach() belongs into another thread than the one whose `with {opened_by}(...)` is open"

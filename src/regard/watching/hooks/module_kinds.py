@@ -1,4 +1,4 @@
-"""Kinds of modules: those torch may run fused, those that call no attention, and those named so."""
+"""Kinds of modules: those torch may run fused, those without attention, and those named after it."""
 
 from functools import lru_cache
 
@@ -20,7 +20,7 @@ def _calls_super(function: object) -> bool:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether the name of a module's class says it attends."""
+    """True if the name of a module's class suggests attention."""
     name = type(module).__name__.lower()
     return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
 
@@ -29,7 +29,7 @@ TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncod
 """The modules torch may run fused."""
 
 FUSED_FORWARDS = frozenset(kind.forward for kind in TORCHS)
-"""Their forward functions: a subclass with a forward of its own is not mistaken for its base."""
+"""Their forward functions: a subclass with a forward of its own differs from its base."""
 
 FUSED_SUBCLASS = (
     "torch may have run it fused, and its own forward says nothing of queries and keys: watch it with gradients on, "
@@ -39,7 +39,7 @@ FUSED_SUBCLASS = (
 
 
 def may_run_fused(module: nn.Module) -> bool:
-    """Whether torch may run one of `TORCHS` in one operator, which it does only if no function mode is active."""
+    """True if torch may run one of `TORCHS` in one operator, which it does only without an active function mode."""
     forward = forward_of(module)
     if forward not in FUSED_FORWARDS and not _calls_super(forward):
         return False
@@ -51,19 +51,16 @@ PLAIN = frozenset({
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d,
     nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid,
 })  # fmt: skip
-"""Modules of torch that are frequent and do not attend.
-
-They run without our mode, because the mode costs some microseconds for each function it sees.
-"""
+"""Frequent modules of torch without attention. They run without our mode, which costs microseconds per function."""
 
 TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
 
 
 @lru_cache(maxsize=1024)
 def is_known(place: str, name: str) -> bool:
-    """Whether a class of transformers, by its module and its name, is as plain: its norms, activations and projections.
+    """True for a class of transformers as plain, by its module and its name: norms, activations and projections.
 
-    Each of them calls three to eight functions, which together are half of those a model calls.
+    Each calls three to eight functions, together half of a model's.
 
     >>> is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm"), is_known("mine", "LlamaRMSNorm")
     (True, False)
@@ -73,10 +70,8 @@ def is_known(place: str, name: str) -> bool:
 
 
 def is_plain(module: nn.Module, traces: Traces) -> bool:
-    """Whether a module calls no function with an observer, so it can run without our mode.
-
-    Outputs that a torch module makes of a traced tensor are found afterwards; transformers' modules run under our mode.
-    """
+    """True for a module without observed functions, which can run without our mode. Outputs of a torch module from
+    traced tensors are found afterwards; transformers' modules run under our mode."""
     kind = type(module)
     if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):
         return False

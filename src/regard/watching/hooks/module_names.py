@@ -10,12 +10,12 @@ Names = str | Iterable[str] | Callable[[str], bool] | None
 
 
 def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:
-    """Make a function that says whether the module of a path is wanted.
+    """A predicate for the chosen module paths.
 
     A name stands for its module and everything inside it; `*`, `?` and `[...]` match as in file names.
 
     Raises:
-        ArgumentError: no module has one of the names, or they are no names.
+        ArgumentError: a name matches no module, or the names are not strings.
 
     >>> wanted = chooser(["encoder", "decoder.*.cross"], ["encoder.0", "decoder.0.cross", "decoder.0.self"])
     >>> [wanted(path) for path in ("encoder.0", "decoder.0.cross", "decoder.0.self")]

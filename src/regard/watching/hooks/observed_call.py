@@ -1,4 +1,4 @@
-"""The call an observer hands to the watches, each of which keeps parts of it."""
+"""The call passed from an observer to the watches, each of which saves parts of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,26 +31,25 @@ class Reading:
     """The factors of a call or its weights, with notes about them for the report."""
 
     factors: Factors | None
-    """The tensors from which the weights are computed; None if the weights themselves were kept."""
+    """The tensors for computing the weights; None if the weights themselves were saved."""
     notes: list[str] = field(default_factory=list)
     verify: Callable[[], float] | str = "nothing to compare with"
-    """Computes the error of the rebuilt output; or the reason why that is not possible."""
+    """Computes the error of the rebuilt output; or the reason why it cannot."""
     stored: Source | None = None
     """The weights themselves, if the model computed them."""
     softmax: Source | None = None
-    """The softmax from which the model made the weights, if it differs from them."""
+    """The softmax before the model's changes to the weights, if any."""
     evidence: Evidence | None = None
-    """The vectors by which the call can be told to continue another one."""
+    """The vectors that identify the next call of a generation."""
     mixed: str = ""
     """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
     beside: CallValues = field(default_factory=CallValues)
     """The values and the gradient of the output, as far as the watch keeps them."""
     holds_keys: bool = False
-    """Whether the factors hold queries and keys, so the steps of a generation can share the keys."""
+    """True if the factors hold queries and keys, so that the steps of a generation can share keys."""
 
     @property
     def source(self) -> Source:
-        """The source of the weights."""
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
@@ -61,7 +60,7 @@ class ObservedCall(ABC):
     """One observed call, while the model's tensors are at hand."""
 
     is_editable: ClassVar[bool] = False
-    """Whether a call of this kind can be edited before it runs."""
+    """True if such a call can be edited before it runs."""
     how: str
     """The observed function or module, for the report."""
     token: object = None
@@ -69,11 +68,7 @@ class ObservedCall(ABC):
 
     @abstractmethod
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        """Keep the tensors the map needs, by the rules of a watch.
-
-        Raises:
-            RegardError: the call cannot be read; the message says why.
-        """
+        """Save the tensors of the map, by the rules of a watch; raises RegardError if the call cannot be read."""
 
     @abstractmethod
     def query_key_value(self) -> CallVectors:

@@ -32,7 +32,7 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("div", "mul", "sub"), observe_quotient),
     **dict.fromkeys(READERS, observe_product),
 }
-"""The observer of each function that attention is written out with, by the function's name."""
+"""The observers of the functions of written-out attention, by name."""
 
 
 def _written_out() -> dict[object, FunctionObserver]:
@@ -53,7 +53,6 @@ FUNCTIONS: dict[object, FunctionObserver] = {
     F.multi_head_attention_forward: observe_function,
     flex_attention_operator: observe_flex,
 }
-"""The observer of each function."""
 
 MODULES: dict[object, ModuleObserver] = {
     nn.MultiheadAttention.forward: observe_module,

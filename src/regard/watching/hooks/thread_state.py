@@ -34,44 +34,44 @@ class RunningModule:
         self.taken = taken
         self.was_hidden = was_hidden
         self.pending: list[SoftmaxOrigin] = []
-        """Softmaxes of this module that may turn out to be attention."""
+        """Softmaxes of this module that may become attention."""
         self.is_recomputed = False
-        """Whether our mode is on for this module alone, which a backward pass runs again."""
+        """True if our mode is on for this module alone, recomputed by a backward pass."""
         self.is_in_blocks = False
-        """Whether the module multiplied values with parts of a softmax."""
+        """True if the module multiplied values with parts of a softmax."""
 
 
 class ThreadState:
-    """One thread: its watches, its stack of modules, and the mode through which it sees functions called."""
+    """One thread: its watches, its stack of modules, and its function mode."""
 
     def __init__(self) -> None:
         self.watches: list[Interceptor] = []
-        """The interceptors that are open here, the outermost first."""
+        """The open interceptors of this thread, the outermost first."""
         self.editors: list[Interceptor] = []
-        """Those that may change calls."""
+        """Those with possible changes."""
         self.stack: list[RunningModule] = []
         self.plain: nn.Module | None = None
-        """The plain module that is running. It has no frame, because most modules of a model are plain."""
+        """The running plain module. It has no frame, because most modules of a model are plain."""
         self._may_see = False
-        """Whether our mode has to be put back when the plain module ends."""
+        """True if our mode has to return when the plain module ends."""
         self.taken = 0
         self.meant: nn.Module | None = None
         self.is_reading = False
-        """Whether a watch reads a call now: the functions it calls are not the model's."""
+        """True while a watch reads a call: its functions are not the model's."""
         self.mode: TorchFunctionMode
-        """The mode through which functions are seen; set when the thread's state is made."""
+        """The mode that sees functions; set when the thread's state is made."""
         self.compiled: list[tuple[tuple[Any, ...], Tensor]] = []
-        """The arguments and outputs of compiled calls of FlexAttention that were not handed on yet."""
+        """The arguments and outputs of compiled FlexAttention calls still to be passed on."""
         self.hidden = False
         self.traces = Traces()
         self.handed: set[int] = set()
         """The addresses of the outputs of calls of FlexAttention seen as they ran."""
 
     def enter(self, watch: Interceptor) -> int:
-        """Begin to report to an interceptor.
+        """Start reporting to an interceptor.
 
         Returns:
-            The mark that `leave` needs.
+            The mark for `leave`.
         """
         # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
         if not self.watches and not any(mode is self.mode for mode in get_function_modes()):
@@ -91,18 +91,15 @@ class ThreadState:
         if watch.changes:
             self.editors.remove(watch)
         if not self.watches:
-            # The stack of modes is that of the running thread. If it is another, our mode stays where it is, and rests.
+            # The stack of modes belongs to the running thread. In another thread our mode stays where it is, inactive.
             take_out(self.mode)
             self.hidden, self.plain = False, None
             self.traces.clear()
             self.compiled.clear()
 
     def hide(self, hidden: bool) -> None:
-        """Take our function mode off torch's stack, or put it back.
-
-        torch runs its layers fused only if no function mode is active. If a mode of the user lies above ours, they
-        do not run fused anyway, and ours can stay.
-        """
+        """Take our function mode off torch's stack, or put it back. torch runs its layers fused only if no function
+        mode is active. If a mode of the user lies above ours, they do not run fused anyway, and ours can stay."""
         if hidden and not self.hidden and get_function_mode() is self.mode:
             pop_function_mode()
             self.hidden = True
@@ -111,40 +108,34 @@ class ThreadState:
             self.hidden = False
 
     def begin_plain(self, module: nn.Module) -> None:
-        """Run a plain module, without our mode."""
         self.plain, self._may_see = module, not self.hidden
         if self._may_see:
             self.hide(True)
 
     def end_plain(self) -> None:
-        """The plain module has ended."""
         self.plain = None
         if self._may_see:
             self.hide(False)
 
     def begin_recomputation(self) -> None:
-        """Put our mode on for a module a backward pass runs again: torch has it off in functions it handles,
-        of which a backward pass is one.
-        """
+        """Put our mode on for a module recomputed in a backward pass: torch turns it off there."""
         if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
             self.stack[-1].is_recomputed = True
             push_function_mode(self.mode)
 
     def may_hide(self, module: nn.Module) -> bool:
-        """Whether our mode has to be off while a module runs: torch may run it fused, and it is not edited."""
+        """True if our mode has to be off while a module runs: torch may run it fused, and it is not edited."""
         if self.editors and any(id(module) in editor.unfused for editor in self.editors):
             return False
         return may_run_fused(module)
 
     def begun(self, watch: Interceptor) -> int | None:
-        """How many calls had been observed when the watch's model was called; None if it is not the model that runs."""
+        """The number of observed calls at the start of the watch's model; None while another model runs."""
         return next((frame.taken for frame in self.stack if watch.paths.get(id(frame.module)) == ""), None)
 
     def path(self, watch: Interceptor) -> str | None:
-        """The path of the innermost running module the watch knows; None outside its model.
-
-        The module is found as the `self` of a running function, so a method (a decoder's step) counts like a call.
-        """
+        """The path of the innermost running module the watch knows; None outside its model. The module is found as the
+        `self` of a running function, so a method (a decoder's step) counts like a call."""
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
         running: FrameType | None = _frame_of_model(sys._getframe(1))
@@ -159,7 +150,7 @@ class ThreadState:
         return Moment(get_ident(), self.taken, self.begun(watch))
 
     def before(self) -> list[object]:
-        """The changes of the call that is about to run, by each interceptor that changes it, the outermost first."""
+        """The changes of the next call, by each interceptor with one, the outermost first."""
         found = []
         for editor in self.editors:
             path = self.path(editor)
@@ -187,7 +178,7 @@ class ThreadState:
             self.unread(f"{type(error).__name__}: {error}")
 
     def left(self, module: nn.Module, output: Any) -> Any:
-        """Tell every watch that a module has ended; returns the output a watch puts in the place of the module's."""
+        """Notify every watch of a module's end; returns a watch's replacement of the output."""
         changed = None
         for watch in tuple(self.watches):
             handed = watch.left(module, output if changed is None else changed)
@@ -195,7 +186,7 @@ class ThreadState:
         return changed
 
     def unread(self, reason: str, module: nn.Module | None = None) -> None:
-        """Tell every watch that something cannot be read, in the running module or in `module`."""
+        """Notify every watch of an unreadable call, in the running module or in `module`."""
         self.meant = module
         for watch in self.watches:
             if (path := self.path(watch)) is not None:
@@ -203,12 +194,12 @@ class ThreadState:
         self.meant = None
 
     def refuse(self, frame: RunningModule) -> None:
-        """Tell every watch that a module attended in blocks."""
+        """Notify every watch of attention in blocks."""
         for watch in self.watches:
             watch.refuse(frame.module, frame.taken)
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
-        """Tell every watch that something only looked like attention, in the running module or in `module`."""
+        """Notify every watch of a lookalike of attention, in the running module or in `module`."""
         self.meant = module
         for watch in self.watches:
             if (path := self.path(watch)) is not None:
@@ -216,7 +207,7 @@ class ThreadState:
         self.meant = None
 
     def withdraw(self, token: object, reason: str) -> None:
-        """Tell every watch that a call that it took is no attention."""
+        """Notify every watch that a recorded call is no attention."""
         for watch in self.watches:
             watch.withdraw(token, reason)
 
@@ -226,24 +217,22 @@ class ThreadState:
         return frames[-1] if frames else None
 
     def innermost_module(self) -> nn.Module | None:
-        """The module of that frame."""
         frame = self.innermost()
         return None if frame is None else frame.module
 
     def is_in_attention(self) -> bool:
-        """Whether a running module looks like attention."""
         return any(looks_like_attention(frame.module) for frame in self.stack)
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not ours: to ask a frame for its `self` copies all it holds."""
+    """The innermost frame outside this package. Reading a frame's `self` would copy all its variables."""
     while running is not None and running.f_globals.get("__name__", "").startswith("regard.watching."):
         running = running.f_back
     return running
 
 
 def is_in_backward() -> bool:
-    """Whether a backward pass is running, in which modules run forward only to be recomputed (checkpointing)."""
+    """True during a backward pass, where modules run forward only for recomputation (checkpointing)."""
     return graph_task_id() != -1
 
 

@@ -1,1 +1,1 @@
-"""The tensors that a watch keeps of a call, and the evidence that nothing has overwritten them."""
+"""The saved tensors of watched calls, and the evidence against overwriting."""

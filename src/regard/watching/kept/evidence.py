@@ -1,9 +1,8 @@
-"""The evidence by which calls are told to be steps of one generation: fingerprints of their queries and keys.
+"""The evidence for calls being steps of one generation: fingerprints of their queries and keys.
 
-A cache hands the keys of the last step to the next one. So the calls that belong together are those whose keys are
-the same vectors, in any memory: a cache may append to them, let the oldest go, write into a buffer of
-fixed size, or put the rows of its batch in another order. A fingerprint is a projection of a vector on a few fixed
-random directions: vectors that differ have different fingerprints.
+A cache passes the keys of the last step to the next one. So calls of one generation share key vectors, in any memory: a
+cache may append to them, drop the oldest, write into a buffer of fixed size, or reorder the rows of its batch. A
+fingerprint is a projection of a vector on a few fixed random directions: different vectors have different fingerprints.
 """
 
 import weakref
@@ -32,9 +31,8 @@ LARGEST = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """The vectors that identify a call, (B, G, length, D) or (B, length, D): its queries, and its keys or values.
-
-    If the weights themselves were seen, they serve as queries.
+    """The vectors that identify a call, (B, G, length, D) or (B, length, D): its queries (or its weights, if only these
+    were seen), and its keys or values.
     """
 
     queries: Tensor | SavedTensor
@@ -42,16 +40,15 @@ class Evidence:
     given: Tensor
     """The tensor of keys or values the model handed over."""
     held: tuple[SavedTensor, ...] = ()
-    """The queries and the keys, if the map of the call holds them, so that fingerprints can be made later too."""
+    """The queries and the keys if the call's map holds them, for deferred fingerprints."""
 
     def printed(self) -> "Prints | None":
         """The fingerprints; None for tensors without data (meta tensors)."""
         return _printed(self.queries, self.keys, ViewedMemory.of(self.given))
 
     def later(self) -> "Callable[[], Prints | None] | None":
-        """A function that makes the fingerprints on demand; it returns None if their tensors were overwritten.
-
-        It is None itself if the map does not hold the vectors: to wait would keep memory alive.
+        """Computes the fingerprints on demand (None if their tensors were overwritten); None if the map does not hold
+        them, where waiting would keep memory alive.
         """
         if not self.held:
             return None
@@ -66,13 +63,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prints:
-    """The fingerprints of a call's queries (B, T, n) and keys (B, S, n), and the memory in which the keys are."""
+    """The fingerprints of a call's queries (B, T, n) and keys (B, S, n), and the memory of the keys."""
 
     queries: Tensor
     keys: Tensor
     memory: "ViewedMemory"
     filled: int
-    """How many keys there are before the empty places of a buffer, which are 0 throughout."""
+    """The number of keys before the zeros at the end of a buffer."""
 
 
 def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: "ViewedMemory") -> Prints | None:
@@ -86,7 +83,7 @@ def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: 
 
 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:
-    """Which rows of two batches of fingerprints (B, L, n) and (C, L, n) are the same throughout: bool (B, C)."""
+    """Equality of the rows of two batches of fingerprints (B, L, n) and (C, L, n): bool (B, C)."""
     # Rows whose sums differ are not the same. Only the other pairs are looked at closely.
     weights = _weights(one.shape[1], one.device)
     sums, others = ((prints * weights).sum(1) for prints in (one, other))
@@ -105,7 +102,7 @@ def _filled(keys: Tensor) -> int:
 
 
 def _close(one: Tensor, other: Tensor) -> Tensor:
-    """Which fingerprints (..., n) are the same, up to rounding."""
+    """Equality of fingerprints (..., n) up to rounding."""
     size = one.abs().amax(-1)
     # A vector may by chance be nearly orthogonal to all directions; its fingerprint then has the rounding of others.
     return (one - other).abs().amax(-1) <= SAME * size + SAME / 100 * (size.mean() if size.numel() else 0.0)
@@ -131,8 +128,8 @@ class ViewedMemory:
 
     @classmethod
     def of(cls, tensor: Tensor, *, holds_nothing: bool = False) -> "ViewedMemory":
-        """That of a tensor. A reference to a storage holds a small piece of the heap; one to a tensor holds nothing,
-        but ends with the tensor."""
+        """That of a tensor. A storage reference holds a small piece of the heap; a tensor reference holds nothing, but
+        ends with the tensor."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         base = None if not holds_nothing or tensor.is_inference() else base_of(tensor)
@@ -140,11 +137,10 @@ class ViewedMemory:
         return cls(reference, (int(tensor.storage_offset()), tensor.stride()))
 
     def is_that_of(self, other: "ViewedMemory") -> bool:
-        """Whether the other is the same view of the same memory."""
+        """True for the same view of the same memory."""
         return self.place == other.place and (self is other or self._number() == other._number() is not None)
 
     def _number(self) -> int | None:
-        """The identity of the storage; None if it is gone."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         reference = self.reference
@@ -156,7 +152,7 @@ class ViewedMemory:
 
 @lru_cache(maxsize=256)
 def _directions(groups: int, dim: int, device: torch.device) -> Tensor:
-    # They are kept, so that neither the default dtype nor the default device of the first call may be in them.
+    # Cached, so the default dtype and device of the first call must not be in them.
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.randn(groups, dim, DIRECTIONS, generator=generator, dtype=torch.float32, device="cpu").to(device)
 

@@ -1,4 +1,4 @@
-"""The factors of one observed attention call (queries, keys and row state), from which its map is read."""
+"""The factors of one observed attention call (queries, keys and row state), the source of its map."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,10 +24,10 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 
 
 class Factors:
-    """A call and its row state, each given or computed at the first read, and the tensors they are read from.
+    """A call and its row state, each given or computed at the first read, and their source tensors.
 
-    `call` is a `Call`, or a function that makes one from kept tensors (an input and its weights). The row state that
-    an operator `of` torch computed is checked when it is first read, and computed anew if it is wrong.
+    `call` is a `Call`, or a function that makes one from saved tensors (an input and its weights). A row state from an
+    operator `of` torch is verified at the first read, and recomputed if it is wrong.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Factors:
     ) -> None:
         self.sizes = sizes
         self._is_deferred = is_deferred
-        """Whether the call is made of the held copies themselves, and only when it is asked for."""
+        """True if the call is made of the saved copies, on demand."""
         self._context = with_graph if graph else undisturbed
         self.even = even
         """Rows the model spread evenly because its mask left them no key, as in `GivenMask`."""
@@ -60,11 +60,7 @@ class Factors:
 
     @property
     def call(self) -> Call:
-        """The call.
-
-        Raises:
-            OverwrittenError: the model has overwritten tensors from which the call is read.
-        """
+        """The call; raises OverwrittenError if the model has overwritten its tensors."""
         for kept in self.held:
             if kept.is_stale:
                 kept.check()
@@ -72,7 +68,7 @@ class Factors:
             with self._context():
                 self._call = self._call()
             if not self._is_deferred:
-                # The computed call has tensors of its own, which the model cannot change.
+                # The computed call has tensors of its own, out of the model's reach.
                 self.held = ()
         if self.keys is not None:
             self.keys.kept.check()
@@ -95,7 +91,7 @@ class Factors:
 
     @property
     def known_state(self) -> Tensor | None:
-        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+        """The row state; None for a log-sum-exp of the scores not yet computed."""
         self._check(self.call)
         return None if self._state is None else self.state
 
@@ -125,7 +121,7 @@ class Factors:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has overwritten tensors from which the call is read."""
+        """True if the model has overwritten tensors of the call."""
         held = self.held if self.keys is None else (*self.held, self.keys.kept)
         return any(kept.is_stale for kept in held)
 
@@ -135,7 +131,7 @@ class Factors:
             self._check(self.call)
 
     def _check(self, call: Call) -> None:
-        """Drop a kernel's row state that is wrong, and say so, or that is not exact."""
+        """Drop a kernel's row state if it is inexact, or wrong (with a warning)."""
         if isinstance(self._state, SavedTensor):
             self._state = self._state.tensor
         if self._of is None or not isinstance(self._state, Tensor):
@@ -149,17 +145,16 @@ class Factors:
             self._state = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) is read at once, because the model keeps the tensors this is read from."""
+        """A copy (`copy`, `pickle`) is read at once, because the model keeps the source tensors."""
         return GivenFactors, (self.call, self.state)
 
     def follow(self, keys: "Keys") -> None:
-        """Read the keys from `keys`, which grow with the steps, and drop the copy of our own."""
+        """Read the keys from `keys`, which grow with the steps, and drop our copy."""
         assert isinstance(self._call, Call)
         self.keys, self.held = keys, (self.held[0], *self.held[2:])
         self._call = replace(self._call, key=self._call.key.new_empty(0))
 
     def tensors(self) -> list[Tensor]:
-        """All tensors held in memory now."""
         tensors = [kept.tensor for kept in self.held]
         if self.keys is not None:
             tensors.append(self.keys.tensor)
@@ -191,10 +186,8 @@ def undisturbed() -> AbstractContextManager[object]:
 
 
 def with_graph() -> AbstractContextManager[object]:
-    """The same with gradients.
-
-    Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see nothing of a read.
-    """
+    """The same with gradients. Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see
+    nothing of a read."""
     stack = _exactly(torch.enable_grad())
     stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
     return stack
@@ -226,16 +219,14 @@ def _tolerance(call: Call) -> float:
 
 
 def row_sum_error(call: Call, lse: Tensor) -> float:
-    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads.
-
-    It uses few operations, because it runs for every watched call.
-    """
+    r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
+    few operations, because it runs for every watched call."""
     sizes, columns = call.sizes, range(call.sizes.keys)
     last = range(sizes.queries - 1, sizes.queries)
     query = call.query[:, :, -1:].to(call.compute_dtype)
     key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
     if call.group > 1:
-        # Heads that share a key are rows of one product, so the keys are not repeated.
+        # Heads that share a key are rows of one product, so keys are not repeated.
         scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
     else:
         scores = query @ key.mT * scale

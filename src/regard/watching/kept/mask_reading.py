@@ -1,9 +1,8 @@
-"""Read the masks torch's functions take, bool or additive, back into predicates.
+"""Recognise predicates in the bool and additive masks of torch's functions.
 
-A model hands its kernels a dense mask. Most of these masks are padding, causality, a window, or two of these; a
-predicate that says the same needs no memory. Added elements so low no score can outweigh them (finfo.min, -1e9)
-are masks too. A row of only such elements is different: a kernel cannot tell them apart, and spreads the row
-evenly over them. The map has to show that.
+Models pass dense masks to their kernels. Most are padding, causality, a window, or two of these; an equal predicate
+needs no memory. Added elements too low for any score (finfo.min, -1e9) are masks too. A row of only such elements is
+different: a kernel's weights are uniform there, and the map has to show that.
 """
 
 from collections.abc import Iterator
@@ -43,7 +42,6 @@ class GivenMask:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the dense tensor."""
         return 0 if self.dense is None else self.dense.numel() * self.dense.element_size()
 
     def holding(self, kept: SavedTensor) -> "GivenMask":
@@ -54,8 +52,8 @@ class GivenMask:
 
 
 def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: bool = False) -> GivenMask:
-    """Read a mask that broadcasts to (batch..., H, T, S): additive, or bool, where True keeps a key (or drops it,
-    with `drops`). A learned additive mask is a bias with its graph, also where a mask would say the same.
+    """Read a mask that broadcasts to (batch..., H, T, S): additive, or bool, where True keeps a key (or drops it, with
+    `drops`). A learned additive mask is a bias with its graph, even where a mask would be equal.
 
     Raises:
         ShapeError: the mask does not broadcast.
@@ -89,7 +87,7 @@ def read_mask(tensor: Tensor, sizes: Sizes, *, drops: bool = False, is_learned: 
 
 
 def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
-    """The conjunction of two masks; None if one of them is additive or has even rows."""
+    """The conjunction of two masks; None if one is additive or has uniform rows."""
     if any(given.bias is not None or given.even is not None for given in (one, other)):
         return None
     masks = [m for given in (one, other) if given.mask is not None for m in given.mask.factors()]
@@ -99,10 +97,8 @@ def both(one: GivenMask, other: GivenMask) -> GivenMask | None:
 
 
 def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
-    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask says the same.
-
-    A bool mask says the same if each number is 0 or hides, and each of those rows has one number throughout.
-    """
+    """Find the rows of only hiding elements, at least one of them finite; and whether a bool mask is equal. A bool mask
+    is equal if each element is 0 or hides, and each of those rows has one value throughout."""
     rows, is_plain = [], True
     for chunk in _chunks(tensor.detach()):
         top = chunk.amax(-1)
@@ -115,10 +111,8 @@ def _survey(tensor: Tensor) -> tuple[Tensor | None, bool]:
 
 
 def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> GivenMask:
-    """Find the simplest predicate that says the same as a bool mask (B or 1, H or 1, T or 1, S or 1).
-
-    The bool mask is False in the `even` rows, although these see every key.
-    """
+    """The simplest predicate equal to a bool mask (B or 1, H or 1, T or 1, S or 1). The bool mask is False in the
+    uniform (`even`) rows, although these see every key."""
     keys = keep.any(-2, keepdim=True)
     rows = keep.any(-1) if even is None else keep.any(-1) | even
     live = None if bool(rows.all()) else rows
@@ -134,14 +128,14 @@ def _recognised(keep: Tensor, sizes: Sizes, even: Tensor | None = None) -> Given
 
 
 def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
-    """Patterns a mask could have, apart from keys it never allows; None allows all."""
+    """Candidate patterns of a mask, apart from keys it never allows; None allows all."""
     yield None
     if keep.shape[-2] == 1 or keep.shape[-1] == 1:
         return
     device, end = keep.device, sizes.keys - sizes.queries
     for offset in {end, 0} if end >= 0 else {0}:
         yield causal(offset).bind(sizes, device)
-    # The row that sees the most keys shows the width of a window, if padding leaves one row whole.
+    # The row with the most keys shows the width of a window, if padding leaves one row whole.
     width = int(keep.sum(-1).max())
     if 0 < width < sizes.keys:
         for offset in {end, 0} if end >= 0 else {0}:
@@ -151,7 +145,7 @@ def _patterns(keep: Tensor, sizes: Sizes) -> Iterator[Mask | None]:
 
 
 def _says(keep: Tensor, pattern: Mask | None, keys: Tensor, even: Tensor | None) -> bool:
-    """Whether a mask equals a pattern on the keys it allows at all; even rows are not compared."""
+    """True if a mask equals a pattern on the keys it allows at all; uniform rows are not compared."""
     columns = torch.arange(keep.shape[-1], device=keep.device)
     zero = torch.zeros((), dtype=torch.long, device=keep.device)
     start = 0

@@ -1,4 +1,4 @@
-"""Gradients that backward passes hand to watched calls, each kept for its call."""
+"""Gradients of backward passes, saved for the watched calls."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from regard.watching.kept.saved_tensor import SavedTensor
 Change = Callable[[Tensor], Tensor]
 
 ITSELF = "the model itself"
-"""Stands in messages for the path of the model, which is empty."""
+"""Replaces the model's empty path in messages."""
 NO_GRAPH = (
     "{} ran without gradients (under torch.no_grad, torch.inference_mode, or torch.utils.checkpoint with "
     "use_reentrant=True), so that no backward pass reaches it: run the model with gradients, and checkpoint with "
@@ -27,13 +27,12 @@ class GradientOf:
 
     def __init__(self, what: str, log: "GradientLog") -> None:
         self.what = what
-        """The call, for messages."""
         self._log = log
         self._kept: SavedTensor | None = None
         self._passes = 0
 
     def receive(self, gradient: Tensor | None) -> None:
-        """Keep the gradient of the first backward pass; of several, it could not be told which one is asked for."""
+        """Save the gradient of the first backward pass; several would be ambiguous."""
         if gradient is None:
             return
         self._passes += 1
@@ -41,24 +40,17 @@ class GradientOf:
 
     @property
     def is_reached(self) -> bool:
-        """Whether a backward pass came by."""
+        """True after a backward pass."""
         return self._passes > 0
 
     def clear(self) -> None:
-        """Forget the received gradients."""
         self._kept, self._passes = None, 0
 
     def tensors(self) -> list[Tensor]:
-        """The tensors held in memory."""
         return [] if self._kept is None else [self._kept.tensor]
 
     def read(self) -> Tensor:
-        """The gradient.
-
-        Raises:
-            GradientError: no backward pass came by, or several.
-            OverwrittenError: it was written to since.
-        """
+        """The gradient; raises GradientError unless one backward pass came, OverwrittenError after a write."""
         if self._passes > 1:
             raise GradientError(
                 f"{self._passes} backward passes went through {self.what}, and it cannot be told of which the gradient "
@@ -81,17 +73,12 @@ class GradientLog:
 
     def __init__(self, keep: Callable[[Tensor, str], SavedTensor]) -> None:
         self.keep = keep
-        """How a gradient is kept."""
         self.is_recording = True
-        """Whether the call that is being read ran with gradients; while it is read, they may be off."""
+        """True if the call being read ran with gradients; they may be off meanwhile."""
         self._waiting: list[GradientOf] = []
 
     def of(self, tensor: Tensor, what: str) -> GradientOf:
-        """Wait for the gradient of a tensor of the running model.
-
-        Raises:
-            GradientError: the tensor will get none.
-        """
+        """Wait for the gradient of a tensor of the running model; raises GradientError if it will get none."""
         if not tensor.requires_grad:
             raise GradientError((FROZEN if self.is_recording else NO_GRAPH).format(what))
         found = GradientOf(what, self)

@@ -1,4 +1,4 @@
-"""The rules by which a watch keeps tensors, and the masks it has read."""
+"""The rules of a watch for saving tensors, and its cache of masks."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +19,7 @@ Where = Literal["factors", "cpu", "summary"]
 
 
 class RetentionPolicy:
-    """The rules by which one watch keeps tensors, and the masks it has read."""
+    """The rules of one watch for saving tensors, and its cache of masks."""
 
     def __init__(
         self, where: Where, *, copy: bool, graph: bool = False, values: bool = False, gradients: bool = False
@@ -27,9 +27,9 @@ class RetentionPolicy:
         self.where = where
         self.copy = copy
         self.graph = graph
-        """Whether saved tensors carry gradients to the model,"""
+        """Saved tensors carry gradients to the model,"""
         self.values = values
-        """whether the values of each call are kept,"""
+        """the values of each call are saved,"""
         self.gradients = GradientLog(self._keep_gradient) if gradients else None
         """and the gradients of its output."""
         self._masks: dict[object, GivenMask] = {}
@@ -38,11 +38,11 @@ class RetentionPolicy:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether more is kept of a call than queries, keys and row state."""
+        """True if more of a call is saved than queries, keys and row state."""
         return self.graph or self.values or self.gradients is not None
 
     def keep(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep an activation. A buffer is copied, and so is a view that keeps far more memory alive than its own."""
+        """Save an activation. A buffer is copied, and so is a view of far larger memory."""
         if self.graph:
             return self._keep_graph(tensor, what)
         if self.where == "summary":
@@ -55,12 +55,9 @@ class RetentionPolicy:
         return SavedTensor(tensor.detach(), what, version_counter(tensor))
 
     def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> SavedTensor:
-        """Keep queries, which the model needs no longer after the call: a large copy that lies apart, if one can be.
-
-        The model then uses their memory again in the next layer, where it would else take new pages, which are slower
-        to make than the copy. Keys may be in a cache of the model, and a copy would hold them a second time; so it
-        would the queries that lie in the memory of the keys.
-        """
+        """Save queries, which the model does not need after the call: as a large copy elsewhere, if possible. The model
+        then reuses their memory in the next layer, where new pages would cost more than the copy. Keys may be in a
+        cache of the model, and a copy would hold them twice, as would a copy of queries in the memory of the keys."""
         may_copy = self.where == "factors" and not tensor.requires_grad and may_be_deferred(tensor)
         if not may_copy or torch.is_inference_mode_enabled() or _share_memory(tensor, keys):
             return self.keep(tensor, what)
@@ -73,7 +70,7 @@ class RetentionPolicy:
         return self.deferred_copy(tensor, what)
 
     def deferred_copy(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a copy of a tensor on the CPU that is no tensor before it is asked for."""
+        """Save a copy of a CPU tensor as raw memory until it is read."""
         if self._arena is None:
             # It is loaded when it is needed: `import regard` and small models stay light.
             from regard.tensors.reused_memory import Arena
@@ -82,10 +79,7 @@ class RetentionPolicy:
         return SavedTensor(self._arena.copied(tensor), what)
 
     def _keep_graph(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a tensor with its graph. The graph keeps the tensor's base alive, so a copy saves no memory.
-
-        Tensors that require a gradient, and tensors that do not, are kept alike.
-        """
+        """Save a tensor with its graph. The graph keeps the tensor's base alive, so a copy saves no memory."""
         if self.where == "cpu" and tensor.device.type != "cpu":
             return SavedTensor(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor):
@@ -93,7 +87,7 @@ class RetentionPolicy:
         return SavedTensor(tensor, what, version_counter(tensor))
 
     def _keep_gradient(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep the gradient of a backward pass, without a graph, also where that pass made one."""
+        """Save the gradient of a backward pass, detached even under `create_graph`."""
         tensor = tensor.detach()
         if self.where == "cpu" and tensor.device.type != "cpu":
             return SavedTensor(tensor.cpu(), what)
@@ -102,7 +96,7 @@ class RetentionPolicy:
         return SavedTensor(tensor, what, version_counter(tensor))
 
     def keep_weight(self, tensor: Tensor, what: str) -> SavedTensor:
-        """Keep a parameter. It is copied only if asked for, and then once for all calls."""
+        """Save a parameter. It is copied only for `copy` or "cpu", and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
             return SavedTensor(held, what, counted_version(tensor))
@@ -114,11 +108,8 @@ class RetentionPolicy:
         return self._copies[identity]
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
-        """Read a mask a function of torch got; it is read once for all calls that get the same mask.
-
-        `drops` says that True in a bool mask leaves a key out; `dtype` is the dtype to which autocast turns
-        additive masks.
-        """
+        """Read a mask of a torch function, once for all calls with the same mask. `drops`: True in a bool mask drops a
+        key; `dtype` is autocast's dtype for additive masks."""
         if self.graph and tensor.requires_grad:
             return self._read_learned(tensor, sizes, dtype)
         key = _identity(tensor)
@@ -133,7 +124,7 @@ class RetentionPolicy:
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """Keep a bias that takes a gradient as it is, with its graph."""
+        """Save a learned bias as it is, with its graph."""
         given = read_mask(tensor if dtype is None else tensor.to(dtype), sizes, is_learned=True)
         return given if given.dense is None else given.holding(self.keep(given.dense, "the masks"))
 
@@ -145,7 +136,7 @@ class RetentionPolicy:
             given = read_mask(tensor.cpu() if self.where == "cpu" else tensor, sizes, drops=drops)
         if given.dense is None or self.where == "summary":
             return given
-        # Models build equal masks anew in each layer: a dense mask that equals one already held is not held again.
+        # Models build equal masks anew in each layer: a dense mask is saved only once.
         for other in self._masks.values():
             if other.dense is not None and _equal(other.dense, given.dense) and not other.kept[0].is_stale:
                 return other
@@ -160,7 +151,7 @@ class RetentionPolicy:
 
 
 def _identity(tensor: Tensor) -> object | None:
-    """A key that is equal for two views of the same memory, even if one of them is gone; None if there is none."""
+    """A key equal for two views of the same memory, even if one of them is gone; None if there is none."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     if tensor.is_inference():

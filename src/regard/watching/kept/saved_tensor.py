@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from regard.tensors.reused_memory import ArenaCopy
 
 LARGE = 2**14
-"""The bytes from which it matters where in memory a copy lies."""
+"""The size in bytes from which a copy's place in memory matters."""
 
 
 @dataclass(slots=True, eq=False)
 class SavedTensor:
-    """A tensor of the model, its name for messages, and the version seen; None if it cannot be written to.
+    """A tensor of the model, its name for messages, and its version; None if it cannot be written to.
 
-    A copy in an arena becomes a tensor when it is first asked for, most often after the model has run. Each tensor has
-    small pieces of memory, which the heap puts between the large ones of the model: then it can no longer give these
-    to the model again, and takes new pages from the system.
+    A copy in an arena becomes a tensor when it is first read, most often after the model has run. Each tensor has small
+    blocks of heap between the large ones of the model: the heap then cannot reuse these, and takes new pages from the
+    system.
     """
 
     made: "Tensor | ArenaCopy"
@@ -32,12 +32,11 @@ class SavedTensor:
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it is a copy that is no tensor yet."""
+        """True for a copy that is not a tensor yet."""
         return not isinstance(self.made, Tensor)
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor."""
         if not isinstance(self.made, Tensor):
             with torch.inference_mode(False), torch.no_grad():
                 self.made = self.made.tensor()
@@ -45,16 +44,12 @@ class SavedTensor:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the model has written to the tensor since then."""
+        """True if the model has written to the tensor since."""
         made = self.made
         return self.version is not None and isinstance(made, Tensor) and version_counter(made) != self.version
 
     def check(self) -> None:
-        """Check that the model has not written to the tensor since then.
-
-        Raises:
-            OverwrittenError: the model has written to it.
-        """
+        """Raise OverwrittenError if the model has written to the tensor since."""
         if self.is_stale:
             raise OverwrittenError(
                 f"the model has overwritten {self.what} since they were seen: use regard.watch(..., copy=True), "
@@ -62,7 +57,7 @@ class SavedTensor:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copy (`copy`, `pickle`) into memory of its own; a tensor that was overwritten is refused."""
+        """Copy (`copy`, `pickle`) into memory of its own; an overwritten tensor is refused."""
         self.check()
         return SavedTensor, (self.tensor, self.what)
 
@@ -73,10 +68,8 @@ class SavedTensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """An ordinary copy, also of an inference tensor (which has no version that could be compared).
-
-    The copy has the same memory order as the tensor, because that is the fastest to copy.
-    """
+    """An ordinary copy, also of an inference tensor (without a version to compare). It keeps the tensor's memory order,
+    the fastest to copy."""
     if not torch.is_inference_mode_enabled():
         return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
@@ -84,18 +77,16 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def may_be_deferred(tensor: Tensor) -> bool:
-    """Whether a copy of the tensor may lie in an arena: it is memory of the CPU, and large, and no mode looks at it."""
+    """True if a copy of the tensor may lie in an arena: large CPU memory outside all modes."""
     return is_readable(tensor) and tensor.numel() * tensor.element_size() >= LARGE and not count_dispatch_modes()
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:
-    """Whether a tensor may be a buffer, such as a static cache: it was written in place before, and may be again.
-
-    An inference tensor always counts, because it has no version that would tell.
-    """
+    """True if a tensor may be a buffer, such as a static cache: it was written in place before, and may be again. An
+    inference tensor always counts, because it has no version."""
     return tensor.is_inference() or version_counter(tensor) > 0
 
 
 def holds_much_more(tensor: Tensor) -> bool:
-    """Whether a view keeps more than twice its own bytes alive."""
+    """True for a view of memory more than twice its own bytes."""
     return tensor.untyped_storage().nbytes() > 2 * tensor.numel() * tensor.element_size()

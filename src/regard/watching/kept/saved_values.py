@@ -1,4 +1,4 @@
-"""The values and the output gradient that a watch keeps of a call beside its weights."""
+"""The saved values and output gradient of a call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DROPPED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputOf:
-    """The output of a call, as the model got it, and how its gradient becomes that of P V."""
+    """The output of a call, as the model got it, and the transformation of its gradient to that of P V."""
 
     tensor: Tensor | None
     """None if the model got no output of its attention."""
@@ -34,17 +34,13 @@ class OutputOf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValuesOf:
-    """The values of a call: a function that makes (B, G or H, S, E), and the tensors it makes them of."""
+    """The values of a call: a function for (B, G or H, S, E), and its source tensors."""
 
     make: Callable[[], Tensor]
     held: Sequence[SavedTensor]
 
     def read(self) -> Tensor:
-        """The values.
-
-        Raises:
-            OverwrittenError: the model has written to them.
-        """
+        """The values; raises OverwrittenError if the model has written to them."""
         for kept in self.held:
             kept.check()
         return self.make()
@@ -53,14 +49,14 @@ class ValuesOf:
 def saved_values(
     policy: RetentionPolicy, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
 ) -> CallValues:
-    """Keep values and gradients, if the watch was asked for them.
+    """Save values and gradients, as the watch demands.
 
     Args:
         policy: the rules of the watch.
         name: the module's path, for messages.
         sizes: those of the call.
-        values: keeps the values.
-        output: gives the output, and keeps the tensors that turn its gradient.
+        values: saves the values.
+        output: gives the output, and saves the tensors that transform its gradient.
     """
     made = values() if policy.values else None
     value = None if made is None else lambda: of_heads(made.read(), sizes.heads)
@@ -77,7 +73,7 @@ def saved_values(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turned:
-    """A received gradient, laid out anew. The tensor it is of is not held."""
+    """A transformed gradient, without a reference to its tensor."""
 
     received: GradientOf
     laid_out: Callable[[Tensor], Tensor]
@@ -100,7 +96,7 @@ def weights_gradient(policy: RetentionPolicy, name: str, weights: OutputOf) -> C
 
 
 def _gradient(policy: RetentionPolicy, name: str, output: OutputOf) -> GradientOf | Callable[[], Tensor]:
-    """Wait for the gradient of an output; or a function that says why there is none."""
+    """Wait for the gradient of an output; or a function that explains its absence."""
     assert policy.gradients is not None
     what = called(name)
     if output.dropout > 0:

@@ -1,12 +1,11 @@
-"""Find out which calls of a module continue one another: the steps of a generation, told from their keys.
+"""Find the sequences of a module's calls: the steps of a generation, recognised by their keys.
 
-A call with T queries continues another one if its keys are those of the other, as a whole or from a later key on (a
-sliding window), followed by T new ones. So each key has a place among all keys of its sequence of calls, even if
-a cache has dropped some. Nothing is taken for granted: a call for which there is no such evidence begins a new
-sequence, and says why.
+A call with T queries continues another one if its keys are those of the other, from the first or from a later key on (a
+sliding window), followed by T new ones. So each key has a position in its sequence of calls, even if a cache has
+dropped some. A call without this evidence begins a new sequence, with a reason.
 
-Cross-attention asks the same keys at each step. Such a call continues another one if it asks other queries, and if
-the self-attention of the same step goes on too, or the keys are still in the same memory.
+Cross-attention reuses the same keys at each step. Such a call continues another one if it has other queries, and if the
+self-attention of the same step continues too, or the keys are still in the same memory.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,6 @@ class Moment(NamedTuple):
     """When a call ran."""
 
     thread: int
-    """The identity of the thread."""
     at: int
     """How many calls its thread had observed until then, this one included."""
     begun: int | None
@@ -45,25 +43,26 @@ class SequenceStep:
     first: int
     """The place of its first query among the keys."""
     origins: Tensor | None = None
-    """Which rows of the batch of the step before each row may continue, bool (B, C); None: each row its own."""
+    """The possible parent rows of each row in the step before, bool (B, C); None: each row its own."""
     alike: Tensor | None = None
-    """Which rows of the batch have the same new keys and the same queries, bool (B, B); None: each row its own."""
+    """Rows of the batch with equal new keys and queries, bool (B, B); None: each row its own."""
 
 
 @dataclass(slots=True, eq=False)
 class CallSequence:
-    """Calls of one module that continue one another."""
+    """Consecutive calls of one module in a sequence."""
 
     steps: list[SequenceStep]
     why: str
     """Why the first call it does not share with another sequence does not continue one."""
     grows: bool | None = None
-    """Whether each call adds keys (self-attention), or all have the same (cross-attention); None after one call."""
+    """True if each call adds keys (self-attention), False if all have the same (cross-attention); None after one call.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class _End:
-    """A sequence that may go on, and the fingerprints of its last call."""
+    """An open sequence, and the fingerprints of its last call."""
 
     sequence: CallSequence
     known: Tensor
@@ -79,7 +78,7 @@ class _End:
 
 @dataclass(slots=True)
 class _Found:
-    """How a call continues a sequence."""
+    """The way a call continues a sequence."""
 
     end: _End
     start: int
@@ -87,19 +86,19 @@ class _Found:
     """How many of its keys are not new."""
     origins: Tensor
     cut: int | None = None
-    """The number of keys up to which the cache was cut back before the call; None if it was not."""
+    """The length of the cache after a cut before the call; None without one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """The last result of self-attention in a step: whether a sequence goes on or begins anew, and from which rows."""
+    """The last result of self-attention in a step: the sequence continues or begins anew, and the parent rows."""
 
     at: int
     origins: Tensor | None
 
 
 class _Waiting(NamedTuple):
-    """The first call of a module, whose fingerprints were not made yet."""
+    """The first call of a module, with deferred fingerprints."""
 
     call: int
     printed: Callable[[], Prints | None]
@@ -108,14 +107,13 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Sequences:
-    """The sequences of calls of each module, in the order in which they began."""
+    """The sequences of calls of each module, in order of their beginnings."""
 
     _of: dict[str, list[CallSequence]] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
-    """The first call of each module that has made no second one."""
+    """The first call of each module without a second one."""
     _ends: dict[str, list[_End]] = field(default_factory=dict)
     _told: dict[int, _Told] = field(default_factory=dict)
-    """By thread."""
     _count: int = 0
 
     @property
@@ -126,18 +124,14 @@ class Sequences:
         return self._of
 
     def wait(self, name: str, call: int, printed: Callable[[], Prints | None], when: Moment) -> bool:
-        """Remember the first call of a module without its fingerprints; returns whether it is the first.
-
-        Most models are run once under a watch, so they are rarely needed. They are made when the module is
-        called again, or when the sequences are read.
-        """
+        """Save the first call of a module without its fingerprints; True if it is the first. Most models run once under
+        a watch. Fingerprints are made when the module is called again, or when the sequences are read."""
         if name in self._of or name in self._waiting:
             return False
         self._waiting[name] = _Waiting(call, printed, when)
         return True
 
     def _settle(self, name: str) -> None:
-        """Place the first call of a module, if it waits."""
         waiting = self._waiting.pop(name, None)
         if waiting is None:
             return
@@ -157,8 +151,7 @@ class Sequences:
         if prints is None:
             self._begin(name, call, None, when, "nothing is known of its keys by which it could be told")
             return None
-        # Two calls of each step make two sequences: of those of the latest step, the one that has waited longest is
-        # the first to go on.
+        # Two calls of each step make two sequences: of those of the latest step, the oldest continues first.
         ends = sorted(self._ends.setdefault(name, []), key=lambda end: (-(end.last.when.begun or 0), end.order))
         found, why = self._grown(prints, ends), ""
         if found is None:
@@ -168,10 +161,10 @@ class Sequences:
             return None
         return self._go_on(name, call, prints, when, found)
 
-    # -- which sequence goes on --------------------------------------------------------------------------
+    # -- matching a sequence -----------------------------------------------------------------------------
 
     def _grown(self, prints: Prints, ends: list[_End]) -> _Found | None:
-        """The sequence whose last keys are followed by as many new ones as there are queries."""
+        """The sequence whose last keys are followed by one new key per query."""
         kept = prints.filled - prints.queries.shape[1]
         for end in ends if kept > 0 else ():
             start = end.known.shape[1] - kept
@@ -182,7 +175,7 @@ class Sequences:
         return None
 
     def _fixed(self, prints: Prints, ends: list[_End], when: Moment) -> tuple[_Found | None, str]:
-        """The sequence that has asked the same keys before, or whose cache was cut back; or why there is none."""
+        """The sequence with the same keys, or with a cut cache; or why there is none."""
         kept, why = prints.filled - prints.queries.shape[1], ""
         for end in ends:
             if end.sequence.grows or end.known.shape[1] != prints.filled:
@@ -215,13 +208,13 @@ class Sequences:
 
     @staticmethod
     def _cut_back(prints: Prints, ends: list[_End], kept: int) -> _Found | None:
-        """The latest sequence that begins with the keys that are not new."""
+        """The latest sequence that begins with the old keys."""
         for end in sorted(ends, key=lambda end: -end.order):
             start = end.last.start
             if end.sequence.grows is not False and start + kept < end.known.shape[1]:
                 origins = _origins(prints.keys[:, :kept], end.known[:, start : start + kept])
                 later = [step for step in end.sequence.steps if step.first >= start + kept]
-                # Of steps that are left out, none may have changed the order of the batch.
+                # No step between may have changed the order of the batch.
                 if origins is not None and all(step.origins is None for step in later):
                     return _Found(end, start, kept, origins, start + kept)
         return None
@@ -231,7 +224,7 @@ class Sequences:
     def _begin(self, name: str, call: int, prints: Prints | None, when: Moment, why: str) -> None:
         sequences = self._of.setdefault(name, [])
         if sequences:
-            # The first run of a module does not tell whether the model begins anew.
+            # The first run of a module does not show whether the model begins anew.
             self._told[when.thread] = _Told(when.at, None)
         if prints is None:
             sequences.append(CallSequence([SequenceStep(call, when, 0, 0)], why))
@@ -266,7 +259,7 @@ class Sequences:
         return before.call
 
     def _open(self, name: str, sequence: CallSequence, known: Tensor, prints: Prints) -> None:
-        """Let a sequence wait for its next call; of many that wait, the oldest is given up."""
+        """Keep a sequence open for its next call; beyond the limit, the oldest is closed."""
         self._count += 1
         ends = self._ends[name]
         ends.append(_End(sequence, known, prints.queries, prints.memory, self._count))
@@ -274,7 +267,7 @@ class Sequences:
 
 
 def rows_before(origins: Tensor) -> Tensor:
-    """One row before for each row (B,) of those that are possible (B, C): its own place, or else the first."""
+    """One parent row for each row (B,) of the possible ones (B, C): its own position, or else the first."""
     places = torch.arange(len(origins), device=origins.device)
     inside = places.clamp_max(origins.shape[1] - 1)
     stays = origins[places, inside] & (places == inside)
@@ -282,13 +275,13 @@ def rows_before(origins: Tensor) -> Tensor:
 
 
 def _origins(kept: Tensor, known: Tensor) -> Tensor | None:
-    """Which rows of a batch of known keys each row of kept keys may be, bool (B, C); None if some row is none."""
+    """The possible rows of a batch of known keys for each row of saved keys, bool (B, C); None if a row has none."""
     found = same_rows(kept, known)
     return found if bool(found.any(1).all()) else None
 
 
 def _narrowed(origins: Tensor, others: Tensor | None) -> Tensor:
-    """The rows that two parts of a model allow, if there are such for each row."""
+    """The rows allowed by two parts of a model, if each row has some."""
     if others is None or others.shape != origins.shape:
         return origins
     both = origins & others
@@ -296,7 +289,7 @@ def _narrowed(origins: Tensor, others: Tensor | None) -> Tensor:
 
 
 def _alike(prints: Prints, first: int) -> Tensor:
-    """Which rows of a batch have the same queries, and the same keys from the first new one on: bool (B, B)."""
+    """Rows of a batch with equal queries, and equal keys from the first new one on: bool (B, B)."""
     if len(prints.keys) == 1:
         return torch.ones(1, 1, dtype=torch.bool, device=prints.keys.device)
     new = prints.keys[:, first : prints.filled]

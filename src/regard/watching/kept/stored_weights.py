@@ -1,4 +1,4 @@
-"""Weights T x S a model computed itself. They are kept as they came, and can be read like every other map."""
+"""Weights T x S computed by the model, saved unchanged and read like every other map."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,11 +37,7 @@ class StoredSource(TensorSource):
 
     @property
     def weights(self) -> Tensor:
-        """The weights (flat_heads, T, S).
-
-        Raises:
-            OverwrittenError: the model has written to them since.
-        """
+        """The weights (flat_heads, T, S); raises OverwrittenError if the model has written to them."""
         self.held.check()
         return self.held.tensor
 
@@ -53,11 +49,7 @@ class StoredSource(TensorSource):
         return self.name
 
     def refuse(self, asked: str) -> NoReturn:
-        """Say that there are weights, and neither queries nor keys.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Raise ArgumentError: there are weights, without queries and keys."""
         raise ArgumentError(
             f"{asked} needs the queries and keys of a call, and of {self} the weights alone were kept: dense() gives "
             "them as a tensor"
@@ -105,7 +97,7 @@ def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor])
 def stored(
     weights: SavedTensor, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
 ) -> StoredSource:  # fmt: skip
-    """The source of kept weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
+    """The source of saved weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
     flat_heads = weights.tensor.reshape(-1, *weights.tensor.shape[-2:])
     # A reshaped copy has memory of its own, and a view has the version of its tensor.

@@ -1,4 +1,4 @@
-"""The hook that hands each attention call to a function, and prunes keys or tokens by its result."""
+"""The hook that passes each attention call to a function, and prunes keys or tokens by its result."""
 
 from typing import Any
 
@@ -29,9 +29,8 @@ class AttentionHook(Interceptor):
         self.model = model
         self.function = function
         self.calls = 0
-        """How often the function was called."""
         self.missed: list[tuple[str, str]] = []
-        """(module, reason) of calls that looked like attention and could not be handed to the function."""
+        """(module, reason) of calls that looked like attention and could not be passed to the function."""
         self.modules = dict(model.named_modules())
         self.paths = {id(module): path for path, module in self.modules.items()}
         self._wanted = chooser(names, self.modules)
@@ -77,10 +76,8 @@ class AttentionHook(Interceptor):
             )
 
     def seen(self, cache: Any) -> int:
-        """How many tokens a cache has seen: the position of the next one.
-
-        After the `with` block transformers counts positions by the length of the cache, and needs `position_ids`.
-        """
+        """How many tokens a cache has seen: the position of the next one. After the `with` block transformers counts
+        positions by the length of the cache, and needs `position_ids`."""
         return self._caches.seen(cache)
 
     def __repr__(self) -> str:
@@ -93,11 +90,7 @@ class AttentionHook(Interceptor):
         self._ran = self._ran or id(module) in self.paths
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
-        """Call the function, and prune by its result.
-
-        Raises:
-            FunctionError: the function raised, or returned an unusable value.
-        """
+        """Call the function, and prune by its result; raises FunctionError if it raised, or its result is unusable."""
         if path is None or not self._wanted(path) or is_in_backward():
             return
         here = self._running.layer_around(path)
@@ -213,7 +206,7 @@ class AttentionHook(Interceptor):
     def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
         real = self._running.padding
         if real is None or not self._running.visited:
-            # Without a cache there are no later tokens, and the masks of the layers that follow are pruned.
+            # Without a cache there are no later tokens, and the masks of the following layers are pruned.
             return
         new = real[:, real.shape[1] - queries :].to(indices.device)
         if not bool(new.gather(1, indices).all()):
@@ -225,7 +218,7 @@ class AttentionHook(Interceptor):
     # -- hooks of transformers' models -------------------------------------------------------------------
 
     def _begin(self) -> bool:
-        """Whether it is our thread that runs; a new run of the model is begun if its outermost module is another."""
+        """True in our thread; begins a new run of the model if its outermost module is another."""
         thread = this_thread()
         if thread is not self._thread or len(thread.stack) <= self._mark:
             return False
@@ -235,7 +228,7 @@ class AttentionHook(Interceptor):
         return True
 
     def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give a part of a transformers model the positions and the mask its pruned cache needs."""
+        """Give a part of a transformers model the positions and the mask for its pruned cache."""
         if not self._begin():
             return None
         given = arguments_of(part, args, kwargs)
@@ -256,7 +249,7 @@ class AttentionHook(Interceptor):
         return _with(part, args, kwargs, changed)
 
     def _before_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Remember the cache of the layer whose attention runs now, and give it a mask for the keys it holds."""
+        """Note the cache of the layer of the running attention, and give it a mask for its keys."""
         if not self._begin():
             return None
         given = arguments_of(module, args, kwargs)
@@ -276,7 +269,6 @@ class AttentionHook(Interceptor):
 def _with(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a call with some of them changed; None if none is."""
     if not changed:
         return None
     positional = list(arguments_of(module, args, {}))
@@ -287,7 +279,7 @@ def _with(
 
 
 class _Forward:
-    """One run of the outermost module, with its pruned caches, to restore them if the function raises."""
+    """One run of the outermost module, with its pruned caches, restored if the function raises."""
 
     def __init__(self, frame: RunningModule | None) -> None:
         self.frame = frame
@@ -298,18 +290,17 @@ class _Forward:
         """Pruned layers: the layer, its keys and values before this run, and how many keys were dropped."""
         self.tokens: dict[int, PrunedTokens] = {}
         self.padding: Tensor | None = None
-        """Which tokens are real, if some are not, and if none of them were pruned."""
+        """The real tokens, if there is padding and nothing was pruned."""
         self.last: tuple[Any, Tensor | None] | None = None
         """The cache of this run, and the last positions it had seen before."""
 
     def layer_around(self, path: str) -> LayerCache | None:
-        """The cache of the layer whose attention this module, or one around it, is; None if it was given none."""
+        """The cache of the layer of this attention module, or of one around it, or None."""
         while path and path not in self.layers:
             path = path.rpartition(".")[0]
         return self.layers.pop(path, None)
 
     def close(self) -> None:
-        """Remove the hooks of layers, and let go of everything."""
         for pruned in self.tokens.values():
             pruned.close()
         self.tokens.clear()

@@ -1,8 +1,9 @@
-"""The cache of one layer of a transformers model while the layer runs: it is pruned to some keys, or put back.
+"""The cache of one layer of a transformers model while the layer runs: it is pruned to some keys, or restored.
 
-Keys that stay keep the positions they were given, because transformers turns or adds positions before keys are
-cached. Counts by the length of the cache (the positions of new tokens, the columns of masks) are corrected by
+Kept keys have their old positions, because transformers applies positions before it caches keys. Counts by the length
+of the cache (the positions of new tokens, the columns of masks) are corrected by
 `regard.watching.pruning.pruned_caches`.
+
 Source: transformers 5.23, cache_utils.py.
 """
 
@@ -21,29 +22,22 @@ class LayerCache:
     """The cache of a layer whose attention runs now, and its content before."""
 
     cache: Any
-    """The `Cache` of the model."""
     number: int
-    """Which layer of the cache it is."""
+    """The index of the layer in the cache."""
     is_cross: bool
-    """Whether the layer attends to an encoder, whose keys do not grow."""
+    """True for attention to an encoder, whose keys do not grow."""
     padding: Tensor | None
-    """Which tokens are real, bool (B, columns of all tokens), if some are not."""
+    """The real tokens, bool (B, columns of all tokens), if there is padding."""
     before: tuple[Tensor, Tensor] | None
-    """Keys and values before the call; None if there were none, or while they need not be held."""
+    """Keys and values before the call; None if there were none, or while they are not needed."""
     length: int
-    """How many keys there were before the call."""
 
     @property
     def layer(self) -> Any:
-        """The layer of the cache."""
         return self.cache.layers[self.number]
 
     def refuse_unprunable(self, name: str, keys: int) -> None:
-        """Refuse a cache that cannot be pruned, or that does not hold the keys of this call.
-
-        Raises:
-            FunctionError: the message says why.
-        """
+        """Raise FunctionError for a cache that cannot be pruned, or without the keys of this call."""
         utils: Any = sys.modules["transformers.cache_utils"]
         if self.is_cross:
             raise FunctionError(
@@ -70,11 +64,8 @@ class LayerCache:
             )
 
     def prune(self, name: str, indices: Tensor) -> None:
-        """Keep the keys and values (B, G, K) of the layer, and let go of the others.
-
-        Raises:
-            FunctionError: a key that stays is one of padding.
-        """
+        """Keep the keys and values (B, G, K) of the layer, and drop the others; raises FunctionError if a kept key is
+        padding."""
         keys, values = self.layer.keys, self.layer.values
         at = indices.to(keys.device)[..., None]
         self._refuse_padding(name, indices, keys.shape[-2])
@@ -95,7 +86,7 @@ class LayerCache:
             )
 
     def _real_keys(self, padding: Tensor, keys: int) -> Tensor:
-        """Which of the layer's keys are real, (B, S). If some were dropped before, those that are left are real."""
+        """The real tokens among the layer's keys, (B, S). After an earlier pruning, all the rest are real."""
         if keys == padding.shape[1]:
             return padding
         new = padding[:, padding.shape[1] - (keys - self.length) :]
@@ -119,7 +110,7 @@ class LayerCache:
 
 
 def layer_cache(module: nn.Module, arguments: dict[str, Any], padding: Tensor | None) -> LayerCache | None:
-    """The cache of an attention module called with these arguments; None if it is given none."""
+    """The cache of an attention module called with these arguments, or None."""
     library: Any = sys.modules.get("transformers.cache_utils")
     if library is None:
         return None

@@ -10,7 +10,7 @@ from regard.errors import FunctionError
 from regard.watching.pruning.pruned_caches import arguments_of
 
 LAYERS = (nn.ModuleList, nn.Sequential)
-"""The modules that hold layers one after another."""
+"""The containers of consecutive layers."""
 
 TOKEN_AXES: dict[str, tuple[int, ...]] = {
     "position_embeddings": (1,),
@@ -19,7 +19,7 @@ TOKEN_AXES: dict[str, tuple[int, ...]] = {
     "padding_mask": (-1,),
     "src_key_padding_mask": (-1,),
 }
-"""The axes of tokens in the arguments of layers that have some, by name."""
+"""The token axes in the arguments of layers, by name."""
 
 MASKS = frozenset({"attention_mask", "mask", "src_mask", "attn_mask", "causal_mask"})
 """The names of masks (..., T, S), or (B, S)."""
@@ -27,14 +27,14 @@ MASKS = frozenset({"attention_mask", "mask", "src_mask", "attn_mask", "causal_ma
 
 @runtime_checkable
 class LazyTokens(Protocol):
-    """A tensor without memory that can be made anew for some of its tokens."""
+    """A tensor without memory that can be rebuilt for a subset of its tokens."""
 
     def of_tokens(self, indices: Tensor) -> Tensor:
         """The same for the tokens (B, K)."""
 
 
 class PrunedTokens:
-    """The tokens (B, K) that went on, of the T the model was given, while the rest of its layers run."""
+    """The kept tokens (B, K) of the model's T, while the rest of its layers run."""
 
     def __init__(self, layers: Sequence[nn.Module], names: dict[int, str], tokens: int) -> None:
         self._names = names
@@ -46,21 +46,16 @@ class PrunedTokens:
         ]
 
     def close(self) -> None:
-        """Remove the hooks of the layers."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def plan(self, layer: nn.Module, indices: Tensor) -> None:
-        """Prune the output of this layer, which runs now, to the tokens (B, K)."""
+        """Prune the output of the running layer to the tokens (B, K)."""
         self._next = layer, indices
 
     def leave(self, layer: nn.Module, output: Any) -> Any:
-        """The output of a layer, pruned if planned; None if not.
-
-        Raises:
-            FunctionError: the output is not (B, T, C).
-        """
+        """The output of a layer, pruned if planned, or None; raises FunctionError if it is not (B, T, C)."""
         if self._next is None or self._next[0] is not layer:
             return None
         indices, self._next = self._next[1], None
@@ -77,7 +72,7 @@ class PrunedTokens:
         return (cut, *output[1:]) if isinstance(output, tuple) else cut
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Prune a layer's arguments with a part for each token, if its input was pruned."""
+        """Prune a layer's arguments with a token axis, if its input was pruned."""
         hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if self._kept is None or hidden is None or hidden.shape[1:2] != self._kept.shape[1:]:
             return None
@@ -126,7 +121,7 @@ class PrunedTokens:
 
 
 def of_tokens(tensor: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """The parts of a tensor (B or 1, ...) for tokens (B, K), which lie along an axis; without a batch axis, if one row.
+    """The parts of a tensor (B or 1, ...) for tokens (B, K) along an axis; without a batch axis, if one row.
 
     >>> import torch
     >>> of_tokens(torch.arange(6).view(2, 3), torch.tensor([[0, 2], [1, 2]]), 1)
@@ -147,7 +142,7 @@ def of_tokens(tensor: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def layer_of(path: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, nn.Module] | None:
-    """The layer around a module, and the list of layers in which it stands; None if it stands in none.
+    """The layer around a module, and the list with that layer, or None.
 
     >>> modules = dict(nn.Sequential(nn.ModuleDict({"attention": nn.Linear(1, 1)})).named_modules())
     >>> layer, layers = layer_of("0.attention", modules)

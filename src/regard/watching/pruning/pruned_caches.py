@@ -1,7 +1,7 @@
-"""Positions and masks of a transformers model whose cache holds fewer keys than it has seen.
+"""Positions and masks of a transformers model after pruning of its cache.
 
-transformers counts positions by the length of the cache wherever it is given none. So while a hook is open it is given
-the positions that follow the last ones; and a mask has a column for each key a layer really holds.
+Without position arguments transformers counts positions by the length of the cache. So an open hook passes the
+positions after the last ones; and a mask has a column for each key of a layer.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from regard.errors import FunctionError
 
 
 class PrunedCaches:
-    """Counts and positions of the caches from which a hook dropped keys."""
+    """Counts and positions of the pruned caches."""
 
     def __init__(self) -> None:
         self._dropped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -34,28 +34,24 @@ class PrunedCaches:
         self._dropped[layer] = self.dropped(layer) + count
 
     def mark(self, cache: Any) -> None:
-        """Remember that the layers of a cache may hold different counts of keys."""
+        """Note that the layers of a cache may differ in length."""
         self._uneven.add(cache)
 
     def is_uneven(self, cache: Any) -> bool:
-        """Whether the layers of a cache may hold different counts of keys."""
+        """True if the layers of a cache may differ in length."""
         return cache in self._uneven or self.is_pruned(cache)
 
     def seen(self, cache: Any) -> int:
-        """How many tokens a cache has seen."""
         layers = cache.layers
         return int(cache.get_seq_length()) + (self.dropped(layers[0]) if layers else 0)
 
     def is_pruned(self, cache: Any) -> bool:
-        """Whether keys of this cache were dropped."""
+        """True if keys of this cache were dropped."""
         return any(self.dropped(layer) for layer in cache.layers)
 
     def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
-        """Correct the arguments beside a cache: `position_ids`, and a mask (B, columns) of padding.
-
-        Raises:
-            FunctionError: tokens come again the cache has seen.
-        """
+        """Correct `position_ids` and a mask (B, columns) of padding beside a cache; raises FunctionError if tokens
+        repeat."""
         cache = given["past_key_values"]
         positions = given.get("position_ids")
         if not self.is_pruned(cache):
@@ -82,7 +78,7 @@ class PrunedCaches:
             given["attention_mask"] = None if bool(new.all()) else torch.cat([held, new], dim=1)
 
     def last(self, cache: Any) -> Tensor | None:
-        """The positions (B, 1) of the tokens a cache has seen last; None if they are not known."""
+        """The positions (B, 1) of the last cached tokens; None if unknown."""
         return self._last.get(cache)
 
     def put_back(self, cache: Any, last: Tensor | None) -> None:
@@ -97,13 +93,8 @@ class PrunedCaches:
 
 
 def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
-    """The mask of a layer with another number of keys than the layer for which the mask was made.
-
-    The layer sees all the keys it holds, and of the new ones those the mask says.
-
-    Raises:
-        FunctionError: it is a mask in blocks, and there are several queries.
-    """
+    """The mask of a layer with another number of keys than the mask's layer: all its old keys are visible, and of the
+    new ones those in the mask. Raises FunctionError for block masks with several queries."""
     if mask is None or mask.shape[-1] == held + tokens:
         return mask
     if tokens == 1:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 AxisNumber = int | None
-"""The number of an axis, counted from 0; None if it is not an axis of the tensor any more."""
+"""The index of an axis; None once it is no longer an axis of the tensor."""
 
 SLICES = frozenset({"__getitem__", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "select", "unbind",
                     "slice", "unsafe_split", "unsafe_chunk"})  # fmt: skip
@@ -16,7 +16,7 @@ VIEWS = SLICES | {
     "moveaxis", "swapaxes", "swapdims", "T", "mT", "H", "mH", "t", "adjoint", "view_as", "reshape_as", "expand_as",
     "_unsafe_view", "ravel", "_reshape_alias", "atleast_2d", "atleast_3d",
 }  # fmt: skip
-"""Functions that lay a tensor out anew, and change no number."""
+"""Functions that change the layout and no element."""
 MOVES = frozenset({"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "T", "mT", "H", "mH", "t",
                    "adjoint"})  # fmt: skip
 """Those that exchange axes."""
@@ -30,19 +30,17 @@ SAME_NUMBERS = VIEWS | {
     "contiguous", "clone", "to", "float", "half", "bfloat16", "double", "type", "type_as", "detach", "detach_", "alias",
     "_to_copy", "requires_grad", "cpu", "cuda", "data", "lift_fresh", "Identity",
 }  # fmt: skip
-"""Functions that change the elements of a tensor at most by rounding them to another dtype."""
+"""Functions that change elements at most by rounding to another dtype."""
 
 
 def followed(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, result: Tensor,
     axes: Sequence[AxisNumber], place: int = 0,
 ) -> list[AxisNumber] | None:  # fmt: skip
-    """Where the axes of an argument are in a result (the `place`-th, if there are several).
-
-    None means the result is no longer of the argument: it is a reduction over the axis.
-    """
+    """Where the axes of an argument are in a result (the `place`-th, if there are several). None means the result is no
+    longer of the argument: it is a reduction over the axis."""
     if name in VIEWS:
-        # An exchange of axes asks for no sizes. With two places at least, every axis has a stride that tells it.
+        # An exchange of axes needs no sizes. With sizes of at least two, every axis has a distinguishing stride.
         sizes = [max(n, 2) for n in tensor.shape] if name in MOVES else list(tensor.shape)
         return _viewed(func, args, kwargs, tensor, axes, place, sizes, slices=name in SLICES)
     if name in DISORDERS:
@@ -66,7 +64,7 @@ def followed(
 
 
 def _is_broadcast(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
-    """Whether a result has the shape of all tensor arguments together, as the result of arithmetic has."""
+    """True if a result has the broadcast shape of all tensor arguments, as in arithmetic."""
     shapes = [t.shape for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     try:
         return torch.broadcast_shapes(*shapes) == result.shape
@@ -78,7 +76,7 @@ def _viewed(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, axes: Sequence[AxisNumber],
     place: int, sizes: list[int], *, slices: bool,
 ) -> list[AxisNumber]:  # fmt: skip
-    """Do the same to a tensor without memory of those sizes, in which each axis can be told by its stride."""
+    """Apply the function to a tensor without memory of those sizes, whose strides distinguish the axes."""
     if slices and _is_chosen_by_tensor(args):
         return [None for _ in axes]
     strides, step = [0] * tensor.dim(), 1
@@ -107,7 +105,7 @@ def _is_chosen_by_tensor(args: tuple[Any, ...]) -> bool:
 def _found(probe: Tensor, axis: int, moved: Tensor, *, slices: bool) -> AxisNumber:
     size, stride = probe.shape[axis], probe.stride(axis)
     if size == 1:
-        # An axis of one place has no stride of its own. It is looked for where it was, counted from either end.
+        # An axis of size one has no stride of its own. It is searched at its old index, from either end.
         for guess in (axis, axis - probe.dim() + moved.dim()):
             if 0 <= guess < moved.dim() and moved.shape[guess] == 1:
                 return guess
@@ -131,7 +129,7 @@ def _reduced(
 
 
 def reduced_dims(args: tuple[Any, ...], kwargs: dict[str, Any], dims: int) -> set[int] | None:
-    """The axes over which a reduction runs; None if it runs over all."""
+    """The reduced axes of a reduction; None for all."""
     given = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     if given is None or isinstance(given, Tensor | float):
         return None

@@ -135,7 +135,7 @@ def _einsum(equation: Any, *operands: Any, path: Any = None) -> Contraction | No
     terms = left.split(",")
     if len(terms) != len(operands):
         return None
-    # Three dots stand for as many axes as an operand has without its letters; they are aligned at the right.
+    # The ellipsis stands for the operand's unlabelled axes, aligned at the right.
     labels = [_dotted(term, tensor.dim()) for term, tensor in zip(terms, operands, strict=True)]
     dots = max((tuple(one for one in own if isinstance(one, tuple)) for own in labels), key=len)
     if arrow:
@@ -169,7 +169,7 @@ OPERANDS = (
     "equation", "self", "input", "mat1", "batch1", "mat", "a", "tensors", "other", "mat2", "batch2", "vec", "vec2", "b",
     "tensor", "weight", "bias",
 )  # fmt: skip
-"""The names these functions give their operands, in the order in which they take them."""
+"""The names of these functions' operands, in order."""
 
 READERS: dict[str, Callable[..., Contraction | None]] = {
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul"), _matmul),
@@ -183,4 +183,4 @@ READERS: dict[str, Callable[..., Contraction | None]] = {
     "linalg_multi_dot": _chain,
     "chain_matmul": _chain,
 }
-"""The functions that multiply tensors, each by the name torch, its tensors and its operators have for it."""
+"""The product functions, each by its common name in torch, its tensors and its operators."""

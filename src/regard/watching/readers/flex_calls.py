@@ -1,8 +1,8 @@
-"""Observe FlexAttention: queries and keys with the functions that change their scores and mask them.
+"""Observe FlexAttention: queries and keys with their score and mask functions.
 
-Uncompiled, torch hands the call to an operator of higher order, which is observed like any function. Compiled, no
-function is seen; while torch compiles the call under a watch, it records that the arguments of the operator are to be
-put into a list after each run. Its kernel stays the same, and so do the bits.
+Uncompiled, torch passes the call to an operator of higher order, which is observed like any function. Compiled calls
+are invisible; while torch compiles one under a watch, the mode adds to the graph that the operator's arguments go into
+a list after each run. Its kernel stays the same, and so do the bits.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 
 MOST_PAIRS = 1 << 22
-"""How many pairs of a mask are rendered once, to find out whether it is causal, a window, or padding."""
+"""The most pairs of a mask rendered, once, to recognise a causal mask, a window, or padding."""
 
 Function = Callable[..., Tensor]
 
@@ -88,7 +88,7 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
     with ExitStack() as stack:
         if not is_torch_function_enabled():
             stack.enter_context(EnableTorchFunction())
-        # A tensor the function closes over is looked up at traced places, which torch allows within this mode.
+        # A tensor in the function's closure is indexed at traced positions, which torch allows within this mode.
         stack.enter_context(TransformGetItemToIndex())
         found: Tensor = torch.vmap(function)(*(part.reshape(-1) for part in parts))
     return found.reshape(parts[0].shape)
@@ -141,7 +141,7 @@ class FlexCall(ObservedCall):
         return CallVectors(self.query, self.key, self.value)
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
-        """The mask as a predicate of a known kind if it is one; else the function itself."""
+        """The mask as a known predicate, or else the function itself."""
         mask = predicate(flex_mask(self.mask_mod)).bind(sizes, device)
         if sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys > MOST_PAIRS:
             return mask
@@ -165,12 +165,12 @@ def flex_mask(function: Function) -> Callable[[Tensor, Tensor, Tensor, Tensor], 
 
 
 def _is_identity(score_mod: Function) -> bool:
-    """Whether a function gives every score back as it is."""
+    """True if a function returns every score unchanged."""
     if isinstance(score_mod, torch.fx.GraphModule):
         nodes = list(score_mod.graph.nodes)
         return all(n.op in ("placeholder", "output") for n in nodes) and nodes[-1].args[0] in (nodes[0], (nodes[0],))
-    # transformers makes a function that branches on its closure, and often gives the score back. It cannot
-    # branch on its arguments, because torch maps it over them.
+    # transformers makes a function that branches on its closure, and often returns the score. It cannot branch on its
+    # arguments, because torch maps it over them.
     probe, place = torch.zeros(()), torch.zeros((), dtype=torch.int64)
     try:
         return score_mod(probe, place, place, place, place) is probe

@@ -1,9 +1,9 @@
-"""Heads a model has folded into the batch: (B * H, T, S) in place of (B, H, T, S).
+"""Heads folded into the batch by a model: (B * H, T, S) in place of (B, H, T, S).
 
-Such a call does not say which of its rows is which. The number of heads comes from the module that runs (its
-attributes, or the batch of its arguments). The order comes from the values: each row is a slice of the output of
-a layer of the module for the arguments of one sequence, so the last vector of a row is found in that
-sequence alone. Without that evidence nothing is unfolded.
+Such a call does not label its rows. The number of heads comes from the running module (its attributes, or the batch of
+its arguments). The order comes from the values: each row is a slice of the output of a layer of the module for the
+arguments of one sequence, so the last vector of a row occurs in that sequence alone. Without that evidence nothing is
+unfolded.
 """
 
 import sys
@@ -22,9 +22,9 @@ NAMES = (
     "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
     "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
 )  # fmt: skip
-"""The attributes by which modules, or their `config`, tell the number of their heads."""
+"""The attributes of modules, or of their `config`, with the number of heads."""
 MODULES = 3
-"""How many running modules are asked, from the innermost outwards: some leave the softmax to a module inside."""
+"""The most running modules tried, from the innermost outwards: some leave the softmax to a module inside."""
 SAMPLES = 4
 """How many rows are looked for in the module's arguments."""
 CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -36,7 +36,7 @@ class Folding(NamedTuple):
 
     heads: int
     heads_last: bool
-    """Whether the heads of a sequence are neighbours (B * H), or the sequences of a head (H * B)."""
+    """True if the heads of a sequence are adjacent (B * H), False if the sequences of a head are (H * B)."""
 
     def unfolded(self, tensor: Tensor) -> Tensor:
         """A tensor (B * H, ...) as (B, H, ...).
@@ -68,10 +68,10 @@ _known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
 
 
 def find_folding(values: Tensor) -> Folding | str | None:
-    """Find out how the running module has folded its heads into the rows of its values (N, S, E).
+    """Infer the folding of the running module's heads into the rows of its values (N, S, E).
 
     Returns:
-        How it has; None if it has not; or a sentence that says why it cannot be told.
+        The folding; None without one; or a sentence that explains why it is unknown.
     """
     with undisturbed(), DisableTorchFunction():
         for module, tensors in _running():
@@ -104,7 +104,6 @@ def note_of(folding: Folding | str) -> str:
 
 
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
-    """How a module folds its heads, given candidate head counts; None if it is unknown."""
     known = _known.get(module)
     if known is not None and known.heads in folds:
         return known
@@ -118,7 +117,7 @@ def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: l
 
 
 def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """The modules whose forward is running, from the innermost outwards, and the tensors among their arguments."""
+    """The running modules, from the innermost outwards, and the tensors among their arguments."""
     frame: FrameType | None = sys._getframe(2)
     found: list[nn.Module] = []
     while frame is not None and len(found) < MODULES:
@@ -135,15 +134,15 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
 
 
 def inferred_heads(module: nn.Module) -> list[int]:
-    """The head counts that a module or its config states."""
-    # A property of a module may run anything, and is not asked.
+    """The head counts of a module or its config."""
+    # A property of a module may run anything, and is not read.
     own = {**vars(type(module)), **vars(module)}
     inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
     return list(dict.fromkeys(n for n in inferred if isinstance(n, int) and not isinstance(n, bool) and n > 0))
 
 
 def _of_config(config: object, name: str) -> object:
-    """A value of a config; None if it has none, or if the layers of the model have one each."""
+    """A value of a config; None if it has none, or one per layer."""
     try:
         return getattr(config, name, None)
     except Exception:  # A config of others may raise anything.
@@ -155,7 +154,6 @@ def _heads_of(module: nn.Module, count: int) -> list[int]:
 
 
 def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:
-    """The order of sequences and heads, if the values tell it."""
     count = len(values)
     sequences = count // heads
     rows = [n for n in range(1, count) if n // heads != n % sequences] or [1]
@@ -198,6 +196,6 @@ def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:
 
 
 def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether a vector is a contiguous slice of another one."""
+    """True if a vector is a contiguous slice of another one."""
     apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
     return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()

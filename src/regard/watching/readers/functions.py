@@ -5,7 +5,7 @@ from typing import Any
 from regard.tensors.torch_private import OpOverload, qualified_name
 
 OWN = frozenset({"aten", "prims", "prim"})
-"""The namespaces of operators that are torch's own functions under other names."""
+"""The operator namespaces of torch's own functions."""
 
 ALIASES = {
     "__matmul__": "matmul", "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "multiply": "mul",
@@ -17,7 +17,7 @@ ALIASES = {
 
 
 def name_of(func: Any) -> str:
-    """The name of a function: that of the method, of the function and of the operator are the same.
+    """The name of a function, common to method, function and operator.
 
     >>> import torch
     >>> [name_of(f) for f in (torch.bmm, torch.Tensor.div_, torch.Tensor.T.__get__, torch.ops.aten._softmax.default)]
@@ -30,7 +30,7 @@ def name_of(func: Any) -> str:
 
 
 def is_in_place(func: Any) -> bool:
-    """Whether a function writes its result over its first argument."""
+    """True for a function that writes its result over its first argument."""
     name = _plain_name(func)
     return (name.endswith("_") and not name.endswith("__")) or name in ("__imul__", "__itruediv__", "__isub__")
 
@@ -44,6 +44,6 @@ def _plain_name(func: Any) -> str:
 
 
 def namespace_of(func: Any) -> str | None:
-    """The namespace of an operator (`torch.ops.NAMESPACE.name`); None for a function that is no operator."""
+    """The namespace of an operator (`torch.ops.NAMESPACE.name`); None for other functions."""
     name = qualified_name(func)
     return None if name is None else name.partition("::")[0]

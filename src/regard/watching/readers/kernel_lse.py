@@ -23,11 +23,9 @@ LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_fused_attention_overrideable": lambda lse, queries: lse,
 }
 KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isinstance(found := operator(name), Missing)}
-"""For each operator this torch has, how its second result becomes (B, H, T).
-
-The efficient kernel pads the result to a multiple of 32 rows, and may leave it empty if no gradient is wanted; the
-result of cuDNN's kernel has one dimension more, and is None if no gradient is wanted.
-"""
+"""For each operator of this torch, the conversion of its second result to (B, H, T). The efficient kernel pads the
+result to a multiple of 32 rows, and may leave it empty without gradients; the result of cuDNN's kernel has one more
+dimension, and is None without gradients."""
 
 
 FLASH_CPU = flash_cpu.default
@@ -80,7 +78,7 @@ def sdpa_arguments(
 def run_with_lse(
     func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
-    """Run F.scaled_dot_product_attention, and tell which operator it ran, and the operator's log-sum-exp."""
+    """Run F.scaled_dot_product_attention, and return its operator and the operator's log-sum-exp too."""
     kernel = KernelLse()
     output = None
     if func is F.scaled_dot_product_attention:
@@ -95,11 +93,8 @@ def run_with_lse(
 
 
 def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
-    """Call the kernel of the CPU as torch would, if torch would; None if it is not certain.
-
-    torch asks `_fused_sdp_choice`, and calls kernel with the same tensors. To watch its dispatch instead costs
-    50 to 100 us a call.
-    """
+    """Call the kernel of the CPU as torch would, if torch certainly would; else None. torch asks `_fused_sdp_choice`,
+    and calls the kernel with the same tensors. A dispatch mode instead costs 50 to 100 us a call."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     given = query, key, value
     if arguments["attn_mask"] is not None or not all(
@@ -119,7 +114,7 @@ def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | Non
 
 
 class _Recording(TorchDispatchMode):
-    """Placed around one call of F.scaled_dot_product_attention, it sees the operators that run."""
+    """Sees the operators of one call of F.scaled_dot_product_attention."""
 
     def __init__(self, kernel: KernelLse) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Observe nn.MultiheadAttention and the layers made of it: queries and keys come from the layer's input and weights.
 
-torch runs these layers fused if it can; an entire encoder layer may be one operator that shows no queries and no keys.
-They stay fused: a watch keeps the input and the weights, and the projections are computed when the map is first read.
+torch runs these layers fused if it can; an entire encoder layer may be one operator without visible queries and keys.
+They stay fused: a watch saves the input and the weights, and the projections are deferred to the first read of the map.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class Projected(ObservedCall):
     key_padding_mask: Tensor | None
     attn_mask: Tensor | None
     is_causal: bool
-    """Whether the kernel got the causal flag in place of a mask."""
+    """True if the kernel got the causal flag in place of a mask."""
     dropout: float
     output: Tensor | None
     lengths: Tensor | None = None
@@ -94,7 +94,7 @@ class Projected(ObservedCall):
         return ValuesOf(make, held)
 
     def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
-        """The projected output. Its gradient goes back through the projection, whose weights are kept for that."""
+        """The projected output. Its gradient goes back through the projection, whose weights are saved."""
         kept = policy.keep_weight(self.out[0], f"the weights of {name}")
         heads, batch_first = self.num_heads, self.batch_first
 
@@ -112,7 +112,7 @@ class Projected(ObservedCall):
         return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
 
     def _evidence(self) -> Evidence | None:
-        """The inputs, from which queries and keys are projected; None if keys are appended to the projected ones."""
+        """The inputs of the query and key projections; None if keys are appended to the projected ones."""
         if self.key.static is not None or self.key.row is not None or self.key.zero:
             return None
         inputs = (x if x.dim() == 3 else x.unsqueeze(1) for x in (self.query.input, self.key.input))
@@ -120,7 +120,6 @@ class Projected(ObservedCall):
         return Evidence(queries, keys, self.key.input)
 
     def sizes(self) -> Sizes:
-        """The sizes of the call."""
         x, y = self.query.input, self.key.input
         is_batched = x.dim() == 3
         length, batch = (1, 0) if self.batch_first else (0, 1)
@@ -132,7 +131,6 @@ class Projected(ObservedCall):
         return Sizes(lead, self.num_heads, self.num_heads, x.shape[length], keys, has_heads=True)
 
     def mask(self, policy: RetentionPolicy, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
-        """The conjunction of both masks."""
         if self.lengths is not None:
             return self._nested(sizes)
         extra = (self.key.row is not None) + self.key.zero
@@ -150,7 +148,7 @@ class Projected(ObservedCall):
         return both(*given) or policy.mask(_added(tensors[0]) + _added(tensors[1]), sizes, dtype=dtype)
 
     def learned_bias(self, sizes: Sizes) -> Tensor | None:
-        """Both masks as one additive bias, if one of them takes a gradient, which a mask would lose."""
+        """Both masks as one additive bias, if one is learned: a mask would lose the gradient."""
         if self.attn_mask is None or self.is_causal or not self.attn_mask.requires_grad:
             return None
         bias = self.attn_mask.view(*sizes.leading, *self.attn_mask.shape[-2:]) if self.attn_mask.dim() == 3 else (
@@ -184,7 +182,7 @@ class Projected(ObservedCall):
 
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
-    """The autocast that was on during a call, on the device of a tensor; none for None."""
+    """The autocast during a call, on the device of a tensor; none for None."""
     return without_autocast(like) if dtype is None else torch.autocast(like.device.type, dtype)
 
 
@@ -200,24 +198,23 @@ class Layer(NamedTuple):
 
     num_heads: int
     weights: tuple[Tensor | None, ...]
-    """The weights of query, key and value."""
     is_packed: bool
-    """Whether all three are the same tensor, which has the weights of query, key and value as its thirds."""
+    """True if all three are one tensor, with the weights of query, key and value as its thirds."""
     biases: Tensor | None
     """The biases of query, key and value as thirds of one tensor."""
     rows: tuple[Tensor | None, ...]
-    """Learned rows (1, 1, E) that are appended to query, key and value; None for the query."""
+    """Learned rows (1, 1, E) appended to query, key and value; None for the query."""
     has_zero_row: bool
-    """Whether keys and values end with a row of zeros."""
+    """True if keys and values end with a row of zeros."""
     out: tuple[Tensor, Tensor | None]
     dropout: float
     """0 in evaluation mode."""
     static: tuple[Tensor | None, ...] = (None, None, None)
-    """Keys and values (N * H, S, D) that replace projected ones."""
+    """Keys and values (N * H, S, D) in place of projected ones."""
 
 
 def _layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The parts of the layer that F.multi_head_attention_forward got; `given` has its arguments by name."""
+    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
     is_packed = not given["use_separate_proj_weight"]
     names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     return Layer(
@@ -251,7 +248,7 @@ def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
 def _projected(
     layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
 ) -> Projected:
-    """A call of a layer; `given` has the inputs and masks under the names torch's function and module share."""
+    """A call of a layer; `given` has the inputs and masks under the common names of torch's function and module."""
     projections = [
         Projection(
             input=given[name], weight=layer.weights[n], bias=layer.biases, part=n, is_packed=layer.is_packed,
@@ -276,7 +273,6 @@ def _projected(
 
 
 def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: Tensor | None) -> Projected:
-    """A call of nn.MultiheadAttention, whose arguments are `given` by name."""
     lengths, query = None, given["query"]
     if query.is_nested:
         lengths = nested_sizes(query)[:, 0].to(query.device)
@@ -311,7 +307,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call that ran, by the names of the function's parameters, defaults included."""
+    """The arguments of a call by parameter name, defaults included."""
     # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
     parameters = _parameters(function)
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}

@@ -20,14 +20,12 @@ class ValueProduct:
 
     contraction: Contraction
     place: int
-    """Which operand the weights are."""
     key: object
-    """The label of the keys."""
     order: tuple[int, ...]
     """The axes of the weights, in the order batch..., heads, queries, keys."""
     has_queries: bool
     unfolded: tuple[int, ...] = ()
-    """The sizes of the axes the model folded into the first; none if it folded none."""
+    """The sizes of the axes folded into the first; empty without folding."""
 
     @classmethod
     def of(cls, contraction: Contraction, place: int, key: object) -> "ValueProduct | None":
@@ -44,7 +42,6 @@ class ValueProduct:
 
     @property
     def weights(self) -> Tensor:
-        """The weights, as the product got them."""
         return self.contraction.operands[self.place]
 
     @property
@@ -58,12 +55,11 @@ class ValueProduct:
 
     @property
     def values_labels(self) -> Labels:
-        """The labels of the values."""
         return self.contraction.labels[self._values]
 
     @property
     def query_label(self) -> object | None:
-        """The label of the queries; None if there is one query."""
+        """The label of the queries; None for one query."""
         return self.contraction.labels[self.place][self.order[-2]] if self.has_queries else None
 
     @property
@@ -83,7 +79,7 @@ class ValueProduct:
         return [n for n, label in enumerate(self.values_labels) if label not in known]
 
     def unfold(self, trace: Trace) -> "ValueProduct":
-        """Undo that the model folded batch and heads of its softmax into one axis for the product."""
+        """Unfold batch and heads of a model's softmax, folded into one axis for the product."""
         shape = trace.origins[0].shape
         lead = tuple(shape[:-2])
         is_folded = self.order == (0, 1, 2) and len(lead) > 1 and prod(lead) == self.weights.shape[0]
@@ -92,7 +88,7 @@ class ValueProduct:
         return replace(self, unfolded=lead)
 
     def is_at(self, axis: int) -> bool:
-        """Whether the keys are that axis of the weights."""
+        """True if that axis of the weights is the keys."""
         return self.order[-1] == axis
 
     def laid_out(self, weights: Tensor) -> Tensor:
@@ -101,11 +97,11 @@ class ValueProduct:
 
     @property
     def layout(self) -> Callable[[Tensor], Tensor]:
-        """The function that lays weights out so. It holds no tensor."""
+        """The function for this layout of weights, without references to tensors."""
         return partial(_laid_out, self.order, self.has_queries, self.unfolded)
 
     def laid_out_values(self) -> Tensor | None:
-        """The values (batch..., H, S, E) beside the weights; None if they are laid out otherwise."""
+        """The values (batch..., H, S, E) beside the weights; None in other layouts."""
         lead = [self.contraction.labels[self.place][n] for n in self.order[: -2 if self.has_queries else -1]]
         known = self.values_labels
         if len(self.features) != 1 or any(label not in known for label in lead) or len(known) != len(lead) + 2:
@@ -132,7 +128,7 @@ def _laid_out(order: tuple[int, ...], has_queries: bool, unfolded: tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a product is no attention over positions; or that it is, with the uncertain parts."""
+    """The reason why a product is no attention over positions; or the uncertain parts of one that is."""
 
     reason: str = ""
     notes: tuple[str, ...] = ()
@@ -169,7 +165,7 @@ def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
 
 
 def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:
-    """Whether values are laid out as a parameter of the model (a scaled or cast embedding)."""
+    """True if values have the layout of a parameter of the model (a scaled or cast embedding)."""
     if values.dim() != 2 or not thread.stack:
         return False
     shapes = {values.shape, values.mT.shape}
@@ -177,10 +173,8 @@ def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:
 
 
 def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
-    """Whether the sizes of a module's input say the keys are its channels, and the features its positions.
-
-    This is asked only where no projection tells.
-    """
+    """True if the sizes of a module's input make the keys its channels, and the features its positions. Used only
+    without a known projection."""
     if not thread.stack or product.queries != product.keys or len(product.features) != 1:
         return False
     module = thread.innermost_module()
@@ -196,7 +190,7 @@ def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
 
 
 def _readings(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The (channels, positions) that the shape of an input may mean: (N, ..., C) or (N, C, ...)."""
+    """The possible (channels, positions) of an input's shape: (N, ..., C) or (N, C, ...)."""
     if len(shape) < 3:
         return []
     return [(shape[-1], prod(shape[1:-1])), (shape[1], prod(shape[2:]))]
@@ -207,7 +201,7 @@ def _has_width(module: nn.Module | None, channels: int) -> bool:
 
 
 def _inputs(module: nn.Module) -> list[tuple[int, ...]]:
-    """The shapes of the tensors the running forward of a module was called with."""
+    """The shapes of the tensor arguments of a module's running forward."""
     running: FrameType | None = sys._getframe(1)
     while running is not None:
         names = running.f_code.co_varnames[: running.f_code.co_argcount]

@@ -14,7 +14,7 @@ from regard.watching.readers.functions import OWN, name_of, namespace_of
 from regard.watching.readers.traced_calls import observe_traced
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
-"""Parts of the names of operators that attend."""
+"""Parts of the names of attention operators."""
 OURS = frozenset({"regard"})
 HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims",
                       "debugprims",
@@ -36,29 +36,26 @@ def observe_operator(
 
 
 def observe_own(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator of torch that is none of the functions in the table; name it if it attends."""
+    """Run an operator of torch outside the table; name it if it attends."""
     if any(part in name_of(func) for part in ATTENTION):
         thread.try_to(_name, thread, func)
     return observe_traced(thread, func, args, kwargs)
 
 
 def is_own(func: Any) -> bool:
-    """Whether an operator is one of torch's own functions under another name."""
+    """True if an operator is one of torch's own functions under another name."""
     return not isinstance(func, HigherOrderOperator) and namespace_of(func) in OWN
 
 
 def _is_of_positions(given: object) -> bool:
-    """Whether all tensors of a call are positions or masks: it takes no scores or values, and gives no mean of values.
-
-    transformers 4.57 makes its masks so: by `torch.vmap` of functions that index a mask of padding, an operator of
-    torch's that runs a function of its own.
-    """
+    """True if all tensors of a call are positions or masks, without scores or values. transformers 4.57 makes its masks
+    so: by `torch.vmap` of functions that index a mask of padding, an operator of torch with a Python function."""
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
 
 
 def _is_ours() -> bool:
-    """Whether this library runs the operator itself, such as for a map read while a model runs."""
+    """True for an operator of this library, as in a read of a map while a model runs."""
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")

@@ -1,7 +1,7 @@
 """Observe products: weights multiplied with values, along the axis on which they sum to 1, are attention.
 
-The left operand of the product is kept, the weights that really multiplied the values: a mask, a gate, a mix
-of heads or dropout may stand between the softmax and them.
+The left operand is saved, the real multiplier of the values: a mask, a gate, a mix of heads or dropout may come between
+the softmax and it.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
-"""Functions by which a router takes some of its weights."""
+"""The selecting functions of routers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class WrittenOut(ObservedCall):
     def _gradient(
         self, policy: RetentionPolicy, name: str, shown: Callable[[Tensor], Tensor]
     ) -> Callable[[], Tensor] | None:  # fmt: skip
-        """Wait for the gradient of the weights, which are a tensor of the model; it is laid out as they are."""
+        """Wait for the gradient of the weights, a tensor of the model; it gets their layout."""
         if policy.gradients is None:
             return None
         # The function must not hold the product, and with it the values.
@@ -88,14 +88,13 @@ class WrittenOut(ObservedCall):
         return weights_gradient(policy, name, output)
 
     def _evidence(self, weights: Tensor, values: Tensor | None) -> Evidence | None:
-        """The values, which a cache hands on as it does keys; None if their layout is another than that of keys."""
+        """The values, which a cache passes on like keys; None if their layout differs from that of keys."""
         expected = (*weights.shape[:-2], weights.shape[-1])
         if values is None or not 3 <= weights.dim() <= 4 or values.shape[:-1] != expected:
             return None
         return Evidence(weights, values, self.product.values)
 
     def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
-        """Multiply the weights read from the map with the values, and compare with the model's output."""
         product = self.product
         read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
         if isinstance(folding, Folding):
@@ -120,7 +119,7 @@ def _as_laid_out(weights: Tensor) -> Tensor:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal but for the rounding of another dtype."""
+    """True if two tensors are equal up to the rounding of another dtype."""
     if one.shape != other.shape:
         return False
     return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
@@ -129,7 +128,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def observe_product(
     thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a product, and look whether an operand is made of weights."""
+    """Run a product, and test its operands for weights."""
     result = func(*args, **kwargs)
     if thread.traces:
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
@@ -139,7 +138,7 @@ def observe_product(
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Look at a plain module that ran without our mode: remember projections, and follow traced tensors."""
+    """Follow a plain module that ran without our mode: note projections, and trace its output."""
     kind = type(module)
     if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
         thread.traces.projected(output, channels_last=True)
@@ -154,7 +153,7 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...],
 
 
 class _Named:
-    """Stands for the function a module runs."""
+    """Stands for the function of a module."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -240,7 +239,7 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
 
 
 def _is_pair(trace: Trace) -> bool:
-    """Whether the other axis is that of the queries: it is known only if it stands beside that of the keys."""
+    """True if the other axis is that of the queries: known only next to that of the keys."""
     origin = trace.origins[0]
     return origin.axis >= len(origin.shape) - 2 and len(trace.origins) == 1
 
@@ -261,7 +260,7 @@ def _attended(
     *,
     across: bool = False,
 ) -> None:
-    """Weights were multiplied with values: hand the call to the watches, unless it is no attention."""
+    """Weights times values: pass the call to the watches, unless it is no attention."""
     if trace.is_product:
         _name(thread, trace, PRODUCT.format(len(trace.origins)))
         return
@@ -296,7 +295,7 @@ def _attended(
 
 
 def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:
-    """Whether weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
+    """True if weights multiply a second time (values of relative positions), or in slices (attention in blocks)."""
     origin = trace.origins[0]
     if not origin.calls:
         return False
@@ -314,7 +313,7 @@ def _size(origin: SoftmaxOrigin) -> int:
 
 
 def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
-    """The softmax the weights were made of, laid out as they are; None if it is the same, or gone."""
+    """The softmax behind the weights, in their layout; None if it is the same, or gone."""
     if not trace.is_changed or len(trace.origins) > 1:
         return None
     origin = trace.origins[0]
@@ -330,7 +329,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
 
 
 def _lost(thread: ThreadState, contraction: Contraction, n: int, trace: Trace) -> None:
-    """Weights whose keys are not one axis any more were multiplied: attention in blocks, or a router's choice."""
+    """Weights with split keys were multiplied: attention in blocks, or a router's choice."""
     if all(is_learned(t) for m, t in enumerate(contraction.operands) if m != n):
         return
     if any(origin.calls for origin in trace.origins):
@@ -361,7 +360,7 @@ def _name(thread: ThreadState, trace: Trace, reason: str) -> None:
 def _output_multiplied(
     thread: ThreadState, contraction: Contraction, n: int, trace: Trace, weights: list[tuple[int, Trace]]
 ) -> None:
-    """An attention's output whose queries are summed over at once: the queries were no positions, but landmarks."""
+    """An attention's output summed over its queries: these were landmarks, not positions."""
     label = contraction.labels[n][trace.key] if trace.key is not None else None
     if label is None or label in contraction.output:
         return
@@ -383,10 +382,8 @@ LOW_RANK = (
 
 
 def close(thread: ThreadState, frame: RunningModule) -> None:
-    """Report the softmaxes of a module that ended, if nothing that lives is made of them, and no product took them up.
-
-    Those that live on belong to the module around it.
-    """
+    """Report the softmaxes of an ended module, if no living tensor is made of them, and no product used them. Surviving
+    ones belong to the module around it."""
     outer = thread.stack[-2] if len(thread.stack) > 1 else None
     for origin in frame.pending:
         if origin.is_taken:

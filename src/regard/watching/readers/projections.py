@@ -1,4 +1,4 @@
-"""Queries, keys or values as linear maps of an input: input and weights are kept, and read later."""
+"""Queries, keys or values as linear maps of an input: input and weights are saved, and projected on demand."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -26,29 +26,29 @@ class Projection:
 
     input: Tensor
     weight: Tensor | None
-    """None if the projection is static."""
+    """None for a static projection."""
     bias: Tensor | None
     part: int
-    """Which third of packed weights and biases belongs to it."""
+    """The index of its third in packed weights and biases."""
     is_packed: bool
     norm: "LayerNormArguments | None" = None
     """The layer norm the input goes through first."""
     row: Tensor | None = None
     """A learned row (1, 1, E) after the rows of the input."""
     zero: bool = False
-    """Whether a row of zeros comes last."""
+    """True with a last row of zeros."""
     static: Tensor | None = None
-    """Given heads (N * H, S, D), which replace the projection."""
+    """Given heads (N * H, S, D) in place of the projection."""
 
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
-        """The same projection with kept tensors; an input it shares with another projection is kept once.
+        """The same projection with saved tensors; an input shared with another projection is saved once.
 
         Args:
-            policy: the rules by which tensors are kept.
+            policy: the rules for saving tensors.
             what: the name of the module, for messages.
-            beside: another projection of the call, as the model has it and as it was kept.
+            beside: another projection of the call, as the model has it and as saved.
         """
         held: list[SavedTensor] = []
 
@@ -93,4 +93,4 @@ class Projection:
 
 
 SavedProjection = tuple[Projection, Projection]
-"""A projection as the model has it, and as it is kept."""
+"""A projection of the model, and its saved form."""

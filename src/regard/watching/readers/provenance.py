@@ -1,7 +1,5 @@
-"""Where tensors come from: which were made from a softmax, and along which axis its weights still sum over keys.
-
-A tensor is traced for as long as it lives, through weak references, so a trace keeps no memory of the model.
-"""
+"""The provenance of tensors: those made from a softmax, and the axis on which its weights still sum over keys. A tensor
+is traced for as long as it lives, through weak references, so a trace keeps no memory of the model."""
 
 import weakref
 from collections.abc import Iterator
@@ -27,22 +25,21 @@ class SoftmaxOrigin:
     axis: int
     """The axis along which the weights sum to 1."""
     tensor: Tensor | None
-    """The weights, until they are multiplied with values; None if they are not wanted, or were overwritten."""
+    """The weights, until their product with values; None if they are not needed, or were overwritten."""
     version: int | None
     is_projected: bool = False
-    """Whether it runs over the outputs of one projection (of experts, of classes, of features),"""
+    """True if it runs over the outputs of one projection (of experts, of classes, of features),"""
     is_projection: bool = False
-    """and whether its scores are the outputs of one projection at all, not products of queries and keys."""
+    """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
     depth: int = 0
     module: nn.Module | None = None
-    """The module that made it."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
     is_taken: bool = False
-    """Whether it multiplied something, be it attention or not."""
+    """True after any product, attention or not."""
     is_refused: bool = False
     went_into: str = ""
-    """The function in which the trail ended."""
+    """The last function of the trace."""
 
     @property
     def keys(self) -> int:
@@ -51,7 +48,7 @@ class SoftmaxOrigin:
 
     @property
     def softmax(self) -> Tensor | None:
-        """The weights as the softmax gave them; None if the model has overwritten them since."""
+        """The softmax's weights; None if the model has overwritten them since."""
         tensor = self.tensor
         return None if tensor is None or counted_version(tensor) != self.version else tensor
 
@@ -67,13 +64,13 @@ class Trace:
     other: AxisNumber = None
     """The axis of the queries, as far as it is known before the product."""
     is_changed: bool = False
-    """Whether anything but the layout and the dtype differs from the softmax."""
+    """True if anything but the layout and the dtype differs from the softmax."""
     is_moved: bool = False
-    """Whether axes were exchanged since the softmax."""
+    """True after an exchange of axes since the softmax."""
     is_product: bool = False
-    """Whether several softmaxes were multiplied with one another."""
+    """True for a product of several softmaxes."""
     lost_in: str = ""
-    """The function after which the axis of the keys could not be told any more."""
+    """The function in which the axis of the keys was lost."""
     of: Any = None
     """Of sums, a weak reference to the summand; of an output, the token of its call; of spread weights, factors."""
     beside: "Trace | None" = None
@@ -93,7 +90,6 @@ class Traces:
         return len(self.alive)
 
     def of(self, tensor: object) -> Trace | None:
-        """The trace of a tensor."""
         found = self.alive.get(id(tensor))
         return None if found is None or found[0]() is not tensor else found[1]
 
@@ -113,29 +109,27 @@ class Traces:
         self.alive.pop(id(tensor), None)
 
     def is_alive(self, origin: SoftmaxOrigin) -> bool:
-        """Whether a tensor made from that origin still exists."""
+        """True while a tensor made from that origin exists."""
         return any(origin in trace.origins for trace in self.all())
 
     def all(self) -> Iterator[Trace]:
-        """All traces."""
         return iter([trace for reference, trace in list(self.alive.values()) if reference() is not None])
 
     def leave(self, depth: int) -> None:
-        """Forget the traces of a module that ended, except those still needed."""
+        """Forget the traces of an ended module, except those still needed."""
         for number, (_, trace) in list(self.alive.items()):
             is_done = all(origin.is_taken and origin.depth >= depth for origin in trace.origins)
             if is_done if trace.kind == "weights" else trace.depth >= depth:
                 self.alive.pop(number, None)
 
     def clear(self) -> None:
-        """Forget everything."""
         self.alive.clear()
         self._projections.clear()
 
     # -- projections -------------------------------------------------------------------------------------
 
     def projected(self, output: Tensor, *, channels_last: bool) -> None:
-        """Remember that a tensor is the output of a projection, whose channels are its last axis or its second."""
+        """Record that a tensor is the output of a projection, with channels on its last axis or its second."""
         if len(self._projections) > MOST_PROJECTIONS:
             self._projections = {n: one for n, one in self._projections.items() if not one.is_gone()}
         base = base_of(output)
@@ -147,10 +141,8 @@ class Traces:
         self._projections[_number(base)] = one
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
-        """Whether an axis runs over the channels of a projection (True) or over positions; None if that is not known.
-
-        It is known of a projection's output and of its views, whose strides tell.
-        """
+        """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
+        projection's output and for its views, by strides."""
         base = base_of(tensor)
         projection = self._projections.get(_number(base))
         if projection is None or projection.is_gone() or tensor.shape[axis] < 2:
@@ -159,15 +151,15 @@ class Traces:
 
 
 class _Projection(NamedTuple):
-    """The output of a projection: which tensor it is, and which of its axes is that of the channels."""
+    """The output of a projection, and the axis of its channels."""
 
     reference: Any
     channels_last: bool
     shape: tuple[int, ...] | None = None
-    """Of an inference tensor, which its views cannot name: its shape; None if it is not contiguous."""
+    """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
 
     def is_channel(self, base: Tensor, stride: int) -> bool | None:
-        """Whether an axis with this stride, of the output or of its view, runs over the channels."""
+        """True if an axis with this stride, of the output or of its view, runs over the channels."""
         shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
         if shape is None:
             return None
@@ -177,14 +169,14 @@ class _Projection(NamedTuple):
         return places <= stride < places * shape[1] if len(shape) > 2 else None
 
     def is_gone(self) -> bool:
-        """Whether its memory may belong to another tensor by now."""
+        """True if its memory may belong to another tensor by now."""
         if isinstance(self.reference, StorageWeakRef):
             return self.reference.expired()
         return self.reference() is None
 
 
 MOST_PROJECTIONS = 4096
-"""How many projections are remembered before those that are gone are cleared away."""
+"""The most recorded projections before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:
@@ -198,5 +190,5 @@ def _number(base: Tensor) -> int:
 
 
 def is_learned(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter, or a view of one."""
+    """True for a parameter, or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(viewed(tensor), nn.Parameter)

@@ -1,4 +1,4 @@
-"""Observe `regard.attention`: under any backend, its own map is kept."""
+"""Observe `regard.attention`: its own map is saved, under any backend."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class RegardCall(ObservedCall):
         key = policy.keep(made.call.key, f"the keys of {name}")
         call = replace(made.call, query=query.tensor, key=key.tensor)
         assert isinstance(made.factors, GivenFactors), "the function makes no other"
-        # A state that is not known yet costs a pass over the scores, which only a reading of the map should pay.
+        # An unknown state costs a pass over the scores, to be paid only when the map is read.
         known = made.factors.known_state
         state = None if known is None else policy.keep(known, "").tensor
         factors = Factors(call.sizes, call, state=state, held=(query, key), graph=policy.graph)

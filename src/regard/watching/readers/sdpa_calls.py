@@ -65,12 +65,12 @@ class Sdpa(ObservedCall):
         mixed = self.folding if isinstance(self.folding, str) else ""
         given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
-            # Which keys the lowest element hides depends on the other keys of the row, and some of these are not seen.
+            # The keys hidden by the lowest element depend on the other keys of the row, some of them invisible here.
             mask, is_causal = _with_causal(mask, call.sizes), False
         if mask is not None:
             given = policy.mask(mask, call.sizes, dtype=dtype)
         call = masked(call, given, causal(0) if is_causal else None)
-        # If there are even rows, `masked` has made a new query tensor, which the model cannot overwrite.
+        # For uniform rows, `masked` has made a new query tensor, out of the model's reach.
         queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
         evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
@@ -91,10 +91,7 @@ class Sdpa(ObservedCall):
         )  # fmt: skip
 
     def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
-        """The same where queries were copied and nothing else is kept: no tensor is made before it is read.
-
-        None if the call is of another kind.
-        """
+        """The same for copied queries and nothing else: no tensor is made before it is read. None for other calls."""
         lse, scale = self.kernel.lse, self.scale
         known = _known_of(self.query, self.key, scale) if self.folding is None and not policy.keeps_more else None
         if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
@@ -139,7 +136,7 @@ class Sdpa(ObservedCall):
         return CallVectors(self.query, self.key, self.value[..., :: heads[0] // groups[0], :, :])
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
-        """Query and key in the dtype autocast gave them, and that dtype."""
+        """Query and key in autocast's dtype, and that dtype."""
         kind = self.query.device.type
         if not is_autocasting(kind) or self.query.dtype == torch.float64:
             return self.query, self.key, None
@@ -153,12 +150,12 @@ class Sdpa(ObservedCall):
         return query, key, dtype
 
     def _state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
-        """The kernel's log-sum-exp in our convention; None if there is none that can be used."""
+        """The kernel's log-sum-exp in our convention; None if there is none to use."""
         lse, shape = self.kernel.lse, call.query.shape[:-1]
         if policy.graph:
-            # The kernel's number has no gradient. One that has is computed when the map is read.
+            # The kernel's lse has no gradient. One with a gradient is computed when the map is read.
             return None
-        # For even rows the kernel gives finfo.min. With a mask and is_causal it is not known which rows have a key.
+        # For uniform rows the kernel gives finfo.min. With a mask and is_causal, rows without keys are unknown.
         if lse is None or given.even is not None or (self.is_causal and given.live is not None):
             return None
         if lse.numel() != shape.numel():
@@ -219,7 +216,6 @@ NOTHING_GIVEN = GivenMask()
 
 
 def _with_causal(mask: Tensor, sizes: Sizes) -> Tensor:
-    """An additive mask that hides the keys after each query too."""
     later = torch.ones(sizes.queries, sizes.keys, dtype=torch.bool, device=mask.device).triu(1)
     return mask.masked_fill(later, -torch.inf)
 
@@ -244,11 +240,7 @@ def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
 
 
 def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:
-    """Give query and key the same number of dimensions, as broadcasting does; grouped heads need four.
-
-    Raises:
-        ShapeError: a tensor is nested.
-    """
+    """Query and key with equal dimensions, as by broadcasting; grouped heads need four. Raises ShapeError if nested."""
     if query.is_nested or key.is_nested:
         raise ShapeError("nested tensors are not read: pass padded tensors with a mask to see this call")
     rank = max(query.dim(), key.dim(), 4 if has_groups else 2)
@@ -275,10 +267,8 @@ def _give(
 def laid_out_by_heads(
     thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
 ) -> Sdpa:
-    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout.
-
-    `output` is None before it ran.
-    """
+    """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
+    is None before it ran."""
     call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
     return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
@@ -303,11 +293,11 @@ def _unfolded(call: Sdpa) -> Sdpa:
 
 
 def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
-    """Undo a layout of transformers, which makes the heads of a single query the rows of the key head they share.
+    """Undo a layout of transformers: the heads of a single query as the rows of their shared key head.
 
     Source: `pack_gqa` of transformers 5.23, integrations/sdpa_attention.py.
     """
-    # A module asks three tables before it says it has no attribute.
+    # A missing attribute of a module costs three table lookups.
     name = "num_key_value_groups"
     group = getattr(module, name, 1) if name in module.__dict__ or hasattr(type(module), name) else 1
     query, mask = call.query, call.attn_mask
@@ -324,7 +314,7 @@ def _with_heads(call: Sdpa, module: nn.Module) -> Sdpa:
 
 
 def _not_repeated(call: Sdpa, group: int) -> Sdpa:
-    """Undo the repetition of key heads, which transformers makes under a mask: each head is there once again."""
+    """Undo the repetition of key heads, made by transformers under a mask."""
     grouped = call.key.unflatten(1, (-1, group))
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         return call

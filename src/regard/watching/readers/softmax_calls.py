@@ -1,4 +1,4 @@
-"""Observe how a model makes weights that sum to 1: a softmax of any kind, or a division by the sum.
+"""Observe the making of weights that sum to 1: a softmax of any kind, or a division by the sum.
 
 Not every softmax is attention (routers and classifiers use it too). Its result is traced: see `traced_calls` for the
 functions it goes through, and `product_calls` for the product with values that makes it attention.
@@ -47,7 +47,7 @@ def _softmax(thread: ThreadState, name: str, args: Positional, kwargs: dict[str,
 
 
 def _name_one_row(thread: ThreadState, what: str) -> None:
-    """Say that a row of weights without a dimension of queries was made, which is not followed."""
+    """Report a row of weights without a dimension of queries, which is not traced."""
     if thread.is_in_attention():
         thread.unread(f"{what} was made, which is not followed: give it a dimension of queries, scores[None]")
     else:

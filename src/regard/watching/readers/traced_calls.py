@@ -26,7 +26,7 @@ def observe_traced(thread: ThreadState, func: Callable[..., Any], args: tuple[An
 def trace_results(
     thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    """Trace the results of a function that ran, if an argument is traced."""
+    """Trace the results of a function with a traced argument."""
     found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
     if not found:
         return
@@ -97,7 +97,7 @@ def _follow_one(
 def _spread(
     tensor: Tensor, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> Trace | None:
-    """Weights (..., S, 1) times values (..., S, D): a sum over S may come next, which makes a product of it."""
+    """Weights (..., S, 1) times values (..., S, D): a sum over S may follow and make a product."""
     values = next((t for t in tensors_in(args, kwargs) if t is not tensor), None)
     key = trace.key
     if key is None or values is None or trace.kind != "weights" or result.dim() < tensor.dim():
@@ -114,7 +114,7 @@ def _spread(
 
 
 def _overwritten(target: Any, found: list[tuple[Tensor, Trace]]) -> None:
-    """An inference tensor does not count how often it is written to, so it is noticed here."""
+    """An inference tensor does not count its writes, so they are noted here."""
     for tensor, trace in found:
         if tensor is target:
             for origin in trace.origins:

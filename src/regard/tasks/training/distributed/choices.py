@@ -1,4 +1,4 @@
-"""The precisions that can be chosen; `start_fabric` says what each does."""
+"""The precisions to choose from; see `start_fabric`."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The devices on which training runs, and its precision; lightning-fabric moves the tensors."""
+"""The devices of training, and its precision; lightning-fabric moves the tensors."""
 
 import os
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from regard.tensors.torch_private import has_amx
 
 
 def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
-    """A launched `lightning_fabric.Fabric` for this process, or for all processes that `torchrun` started.
+    """A launched `lightning_fabric.Fabric` for this process, or for all processes of `torchrun`.
 
     Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
 
@@ -48,7 +48,7 @@ def join_ranks(device: torch.device) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" takes a GPU if there is one.
+    """The named device; "auto" takes a GPU if there is one.
 
     Raises:
         ArgumentError: the device is unknown or not on this machine.
@@ -75,7 +75,7 @@ def find_device(name: str) -> torch.device:
 def choose_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
     """The precision for a device. "auto" means bf16 on processors with AMX and on newer GPUs, and else float32.
 
-    Nothing is timed, so that a machine always chooses the same. A run keeps its precision wherever it goes on.
+    Nothing is timed, so that a machine always chooses the same. A resumed run keeps its precision.
 
     >>> choose_precision("bf16", torch.device("cpu"))
     'bf16'
@@ -90,10 +90,8 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 
 def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision that all ranks of a training take, which rank 0 chooses; every rank has to call this.
-
-    Ranks that cannot speak with one another yet choose for themselves.
-    """
+    """The precision of all ranks of a training, by the choice of rank 0; every rank has to call this. Ranks without a
+    process group choose for themselves."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
     if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)

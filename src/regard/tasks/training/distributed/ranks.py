@@ -1,4 +1,4 @@
-"""The processes of one training, and what they exchange besides gradients."""
+"""The processes of one training, and their communication besides gradients."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +24,8 @@ class Ranks:
     rank: int = 0
     """The number of this process, from 0."""
     world_size: int = 1
-    """The number of processes."""
     device: torch.device | str = "cpu"
-    """The device on which they exchange tensors."""
+    """The device for exchanged tensors."""
 
     @classmethod
     def of(cls, fabric: Any) -> "Ranks":
@@ -39,11 +38,10 @@ class Ranks:
         Every rank must call this method. It returns when all ranks have answered, so it is a barrier too.
 
         Args:
-            work: returns something that JSON can hold.
+            work: returns a JSON value.
 
         Raises:
-            OSError: `work` raised it on some rank. All ranks then raise one, so that none waits for a rank that gave
-                up.
+            OSError: `work` raised it on some rank. All ranks then raise one, so that none blocks.
         """
         if self.world_size == 1:
             return [work()]
@@ -64,11 +62,8 @@ class Ranks:
         return [one["answer"] for one in found]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks. Of one process it is the tensor itself, and stays where it is.
-
-        Every rank must call this method. Fabric's own moves what it sums to the device in any case, and Apple's GPUs
-        have no float64.
-        """
+        """The sum of a tensor over all ranks; one process returns the tensor itself. Every rank must call this method.
+        Fabric's own moves its argument to the device in any case, and Apple's GPUs have no float64."""
         if self.world_size == 1:
             return values
         total = values.to(self.device, copy=True)
@@ -91,7 +86,7 @@ class Ranks:
             torch.distributed.destroy_process_group(group)
 
     def _exchange(self, content: bytes) -> list[bytes]:
-        """The bytes of every rank. They are sent as tensors, because torch would pickle anything else."""
+        """The bytes of every rank, sent as tensors because torch pickles anything else."""
         sizes = self._all(torch.tensor([len(content)], device=self.device))
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self.device)
         padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What the heads of a model do as it trains: entropy, largest logit and share of the first key, at each validation."""
+"""The heads of a model in training: entropy, largest logit and share of the first key, at each validation."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -15,15 +15,14 @@ query is padding. It leaves the random state as it is."""
 
 
 class AttentionLog:
-    """A callback that measures every head after every validation, and tells others what it found.
+    """A callback that measures every head after every validation, and passes the result to other callbacks.
 
-    It reads the model that was validated, which has the averaged weights if an average is kept, on the same few
-    sequences each time, in evaluation mode. So it costs one small pass of the model for each validation, and nothing in
-    between.
+    It runs the validated model, with averaged weights if there are any, on the same few sequences each time, in
+    evaluation mode. So it costs one small pass of the model for each validation.
 
     Args:
         attend: runs the model.
-        tell: callbacks that are given a `HeadsMeasured` event, such as a `MetricsFile` and a `TensorBoard`.
+        tell: callbacks for a `HeadsMeasured` event, such as a `MetricsFile` and a `TensorBoard`.
 
     Raises:
         ArgumentError: when training begins: the model has no attention.
@@ -33,7 +32,7 @@ class AttentionLog:
         self._attend, self._tell = attend, tell
 
     def __call__(self, event: Event) -> None:
-        """Measure after a validation; at the start, check that there is something to measure."""
+        """Measure after a validation; at the start, check that the model has attention."""
         match event:
             case Started():
                 if not any(self._attend()):

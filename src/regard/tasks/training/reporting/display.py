@@ -21,7 +21,7 @@ from regard.tasks.training.reporting.events import (
 
 @contextmanager
 def watching(file: IO[str]) -> Iterator[Callback]:
-    """A callback that shows progress on `file`: live if it is a terminal, otherwise one line for each event.
+    """A progress callback on `file`: live if it is a terminal, otherwise one line for each event.
 
     Raises:
         MissingExtraError: `file` is a terminal and rich is not installed.
@@ -139,7 +139,6 @@ def describe_milestone(event: Event) -> str:
 
 
 def _skipped(event: Finished) -> str:
-    """How many batches were skipped, in words; empty if none was."""
     count = event.skipped_batches
     return f"; {count:,} {'batch' if count == 1 else 'batches'} passed over" if count else ""
 

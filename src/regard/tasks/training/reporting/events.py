@@ -1,4 +1,4 @@
-"""The events that the training loop reports. They are plain values, so that a callback cannot change a result."""
+"""The events of the training loop. They are plain values, so that a callback cannot change a result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Stepped:
     memory_bytes: int = 0
     """The present resident memory of this process."""
     device_memory_bytes: int = 0
-    """The most memory that tensors used on the GPU so far; 0 without a GPU."""
+    """The peak memory of tensors on the GPU so far; 0 without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Skipped:
     """An update was not made, because the loss or the gradient of its batches is NaN or infinite."""
 
     step: int
-    """The number that the step would have had; the next batches are used for this step."""
+    """The step of the failed update; the next batches are used for this step."""
     epoch: int
     first: int
     """The index of its first batch in this pass over the data."""
@@ -66,7 +66,7 @@ class Validated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadsMeasured:
-    """What each head did in a few fixed sequences: a number for each head, by the name of the layer."""
+    """Measures of each head on a few fixed sequences, by the name of the layer."""
 
     step: int
     entropy: Mapping[str, Sequence[float]]
@@ -74,7 +74,7 @@ class HeadsMeasured:
     largest_logit: Mapping[str, Sequence[float]]
     """The largest score of any query with any key, as the softmax gets it."""
     sink_share: Mapping[str, Sequence[float]]
-    """The mean share of a query's weight that is on the first key, 0..1."""
+    """The mean share of a query's weight on the first key, 0..1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class Saved:
 
     step: int
     which: str
-    """It is "best", "last", or the name of a model that is kept."""
+    """"best", "last", or the name of a kept model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +97,5 @@ class Finished:
 
 
 Event = Started | Stepped | Skipped | Validated | HeadsMeasured | Saved | Finished
-"""Anything that the training loop reports."""
+"""Any event of the training loop."""
 Callback = Callable[[Event], None]
-"""Called with every event."""

@@ -1,4 +1,4 @@
-"""The logs that a run leaves behind: a file with one line of JSON for each event, and the files of TensorBoard."""
+"""The logs of a run: a file with one line of JSON for each event, and the files of TensorBoard."""
 
 import json
 import math
@@ -18,10 +18,8 @@ from regard.tasks.training.reporting.events import Event, HeadsMeasured, Saved, 
 
 
 class MetricsFile:
-    """A callback that appends one line of JSON for each report, skipped update, validation and look at the heads.
-
-    A run that resumes from step n removes the lines after step n, because they will be written again.
-    """
+    """A callback that appends one line of JSON for each report, skipped update, validation and measure of heads. A run
+    resumed from step n removes the lines after step n, because they will be written again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +54,7 @@ class MetricsFile:
 
 
 def _finite(value: Any) -> Any:
-    """None for NaN and infinity, which JSON does not know; a perplexity may be so high."""
+    """None for NaN and infinity, which JSON lacks; a perplexity may overflow."""
     if isinstance(value, Mapping):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -65,7 +63,7 @@ def _finite(value: Any) -> Any:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; infinity for a line that is damaged, or that was cut short when the process was killed."""
+    """The step of a line; infinity for a damaged or incomplete line."""
     try:
         return float(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -77,11 +75,11 @@ Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
 
 
 class TensorBoard:
-    """A callback that writes every figure as a TensorBoard scalar, and pictures at every validation.
+    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation.
 
     Args:
         folder: the folder of the event files; a resumed run adds one file.
-        pictures: draws the pictures, if any are wanted.
+        pictures: draws the pictures; None for none.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -100,7 +98,7 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         match event:
             case Started():
-                # purge_step hides scalars that were written after the step from which a run resumes.
+                # purge_step hides scalars after the step from which a run resumes.
                 self._writer = self._make_writer(str(self._folder), purge_step=event.step + 1)
             case Stepped():
                 self._add("train", asdict(event), event.step)
@@ -121,7 +119,7 @@ class TensorBoard:
                 self.close()
 
     def close(self) -> None:
-        """Write what waits, and end the thread that writes it; a second time does nothing."""
+        """Flush, and end the writer thread; a second call does nothing."""
         if self._writer is not None:
             self._writer.close()
 

@@ -1,4 +1,4 @@
-"""The memory that training uses and may use, as the operating system and the GPU count it."""
+"""The memory of training, used and available, as the operating system and the GPU count it."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def _peak_resident_bytes() -> int:
 
 
 def device_peak_bytes(device: torch.device) -> int:
-    """The most memory that tensors used on a GPU since the process began; 0 on other devices.
+    """The peak memory of tensors on a GPU since the process began; 0 on other devices.
 
     >>> device_peak_bytes(torch.device("cpu"))
     0
@@ -40,10 +40,9 @@ def device_peak_bytes(device: torch.device) -> int:
 
 
 def most_bytes(device: torch.device) -> int:
-    """The most memory that tensors on a device can have in all, used or not; 0 if the system does not tell.
+    """The memory available to tensors on a device in all, used or not; 0 if unknown.
 
-    That of the CPU is the memory of the machine with its swap, or what a container leaves of it. It is told by Linux
-    alone.
+    For the CPU, the memory of the machine with its swap, or a container's limit; Linux only.
 
     >>> most_bytes(torch.device("meta"))
     0
@@ -62,7 +61,7 @@ def most_bytes(device: torch.device) -> int:
 
 
 def _limits() -> Iterator[int]:
-    """The limits on the memory of the control groups that this process is in, of either version."""
+    """The memory limits of this process's control groups, of either version."""
     try:
         groups = _read("/proc/self/cgroup").splitlines()
     except OSError:

@@ -15,13 +15,12 @@ class Meter:
     places: float = 0.0
 
     def add(self, tokens: float, places: float) -> None:
-        """Count one step."""
         self.steps += 1
         self.tokens += tokens
         self.places += places
 
     def pause(self, seconds: float) -> None:
-        """Exclude time that was not training, but validation or the writing of checkpoints."""
+        """Exclude time of validation or of writing checkpoints."""
         self.started += seconds
         self.window_started += seconds
 

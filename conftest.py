@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
@@ -24,7 +25,10 @@ CHECKED = {
 if "REGARD_UNCHECKED_SHAPES" not in os.environ and find_spec("beartype") is not None:
     modules = [f"regard.{package}.{name}" for package, names in CHECKED.items() for name in names]
     vars(jaxtyping)["jaxtyped"] = checked_once(jaxtyping.jaxtyped)
-    jaxtyping.install_import_hook(["regard.nn", "regard.models", *modules], "beartype.beartype")
+    # numba compiles the loops of nn from their source, and cannot take what the hook adds to them.
+    files = (Path(__file__).parent / "src/regard/nn").glob("[!_]*.py")
+    modules += [f"regard.nn.{path.stem}" for path in files if "loop" not in path.stem]
+    jaxtyping.install_import_hook(["regard.models", *modules], "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -41,7 +45,7 @@ hypothesis.settings.load_profile("regard")
 
 # Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
 # by each process at once, if that is done to look for examples. Neither has any.
-COMPILED = ("maps/loop/row_loop", "tensors/vector_code")
+COMPILED = ("maps/loop/row_loop", "nn/dropout_loop", "kernels/short_attention_loop", "tensors/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
     collect_ignore += ["src/regard/maps/loop/triton_rows.py", "src/regard/call/scores/triton_additive.py"]

@@ -1,10 +1,10 @@
 """Attention you can read, at full speed.
 
-Three doors: `attention(...)` computes any attention and gives its exact weights, `watch(model)` shows what any
-PyTorch model attends to, and the command line `regard` trains, translates and shows.
+Three entry points: `attention(...)` computes any attention with its exact weights, `watch(model)` gives those of any
+PyTorch model, and the command line `regard` trains, translates and draws.
 
-`import regard` loads nothing: names and packages (`regard.nn`, `regard.models`, `regard.views` and the others) are
-loaded when they are first asked for.
+`import regard` loads nothing: names and packages (`regard.nn`, `regard.models`, `regard.views` and the others) load on
+first access.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,6 @@
-"""Put queries and keys in one order by their weights: which frames of a sound belong to which token.
+"""Align queries and keys in one order by their weights: the frames of a sound by token.
 
-`dtw` follows the heads in which a decoder looks at its input from left to right, as cross-attention in speech
-recognition does.
+`dtw` follows heads with monotonic attention, such as cross-attention in speech recognition.
 """
 
 import math
@@ -19,15 +18,15 @@ from regard.maps.attention_map import AttentionMap
 from regard.tensors.precision import widest_dtype
 
 BLOCK_NUMBERS = 1 << 23
-"""How many weights of all heads are held at once: 32 MiB in float32."""
+"""The most weights of all heads in memory at once: 32 MiB in float32."""
 Costs = npt.NDArray[np.float32]
 DIAGONAL, DOWN, RIGHT = 0, 1, 2
-"""Where a path comes from: the query before and the key before, the query before, or the key before."""
+"""The previous step of a path: the query before and the key before, the query before, or the key before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """A path through a map on which neither the query nor the key ever goes back: each query has a range of keys."""
+    """A monotonic path through a map: each query has a range of keys."""
 
     first: Tensor
     """The first key of each query, (batch..., T), int64. It never falls, and is 0 for query 0."""
@@ -35,10 +34,10 @@ class Alignment:
     """The last key of each query, (batch..., T), int64; S - 1 for the last query."""
 
     def path(self) -> tuple[Tensor, Tensor]:
-        """The queries and the keys of every place on the path of one map, in their order.
+        """The queries and the keys along the path of one map, in order.
 
         Raises:
-            ShapeError: these are the alignments of several maps.
+            ShapeError: there are the alignments of several maps.
         """
         if self.first.dim() != 1:
             raise ShapeError(
@@ -57,17 +56,17 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Standardized:
-    r"""The scores of Whisper: how much more than other queries a query looks at a key.
+    r"""The scores of Whisper: the weight of a query on a key relative to other queries.
 
     $z_{hij} = (P_{hij} - \mu_{hj}) / \sigma_{hj}$ with the mean and the standard deviation over queries; then the
     median over `median` neighbouring keys (reflected at both ends; without effect if there are no more than half as
-    many keys); then the mean over heads. Where all queries have the same weight on a key, z is 0.
+    many keys); then the mean over heads. Where all queries have equal weights on a key, z is 0.
 
     Source: OpenAI's Whisper, `whisper/timing.py`, `find_alignment`; transformers, `_extract_token_timestamps`.
     """
 
     median: int = 7
-    """The odd width of the median filter; 1 leaves it out."""
+    """The odd width of the median filter; 1 for none."""
 
     def __post_init__(self) -> None:
         if self.median < 1 or self.median % 2 == 0:
@@ -75,28 +74,28 @@ class Standardized:
 
 
 def dtw(weights: AttentionMap | Tensor, scores: Standardized | None = Standardized()) -> Alignment:
-    r"""Dynamic time warping: the path from the first query and key to the last that has the largest sum of scores.
+    r"""Dynamic time warping: the path from the first query and key to the last with the largest sum of scores.
 
-    $D_{ij} = -s_{ij} + \min(D_{i-1,j-1}, D_{i-1,j}, D_{i,j-1})$, where $s$ are scores made of the weights. Costs
-    are summed in float32 and compared as in Whisper's own code, so that the path is the same: of equal ways it takes
-    that of the key before, also if the two ways from the query before are equal to one another and better.
+    $D_{ij} = -s_{ij} + \min(D_{i-1,j-1}, D_{i-1,j}, D_{i,j-1})$, with scores $s$ of the weights. Costs are summed in
+    float32 and compared as in Whisper's own code, for the same path: ties go to the key before, also if the two from
+    the query before are equal to one another and better.
 
     Args:
-        weights: a map, or its rows, (batch..., H, T, S) or (T, S): heads that look at the keys from left to right.
-            Choose them beforehand (`map.only(heads=...)`, or `torch.stack` of heads of several layers), and leave out
-            queries and keys that have no place in the order, such as prompts and padding (`rows=`, `columns=`).
-        scores: how the heads become one matrix of scores; None takes the mean of their weights.
+        weights: a map, or its rows, (batch..., H, T, S) or (T, S): heads with monotonic attention. Choose them
+            beforehand (`map.only(heads=...)`, or `torch.stack` of heads of several layers), and leave out unordered
+            queries and keys, such as prompts and padding (`rows=`, `columns=`).
+        scores: from the heads to one matrix of scores; by default the mean of their weights.
 
     Returns:
         The first and the last key of each query, (batch..., T). No gradient flows to the weights.
 
-    The time grows as T S; the memory as S sqrt(T), since rows are made again on the way back.
+    The time grows as T S; the memory as S sqrt(T), since rows are recomputed in the backtracking.
 
     Raises:
         ArgumentError: the weights are neither a map nor a tensor of floating-point numbers.
         ShapeError: there is no query or no key.
         NonFiniteError: weights are NaN or infinite.
-        NotKeptError: only statistics were kept of the map.
+        NotKeptError: the map has statistics only.
 
     Source: Sakoe & Chiba 1978, without a constraint of the slope; for the times of words: Radford et al. 2022 (Whisper,
     arXiv:2212.04356) and its code.
@@ -121,13 +120,12 @@ def dtw(weights: AttentionMap | Tensor, scores: Standardized | None = Standardiz
 
 
 def _aligned(weights: AttentionMap | Tensor, scores: Standardized | None) -> tuple[Tensor, Tensor]:
-    """The first and the last keys of one map (H, T, S) or (T, S)."""
     queries, keys = weights.shape[-2:]
     heads = math.prod(weights.shape[:-2])
     step = min(queries, max(BLOCK_NUMBERS // (heads * keys), math.isqrt(queries - 1) + 1))
     blocks = [range(start, min(start + step, queries)) for start in range(0, queries, step)]
     costs_of = _costs(weights, scores, blocks)
-    # On the way there, only the costs at the borders of blocks are kept.
+    # The forward sweep stores only the costs at the borders of blocks.
     border = np.full(keys + 1, np.inf, dtype=np.float32)
     border[0] = 0.0
     borders = [border]
@@ -149,7 +147,7 @@ def _aligned(weights: AttentionMap | Tensor, scores: Standardized | None) -> tup
 def _costs(
     weights: AttentionMap | Tensor, scores: Standardized | None, blocks: list[range]
 ) -> Callable[[range], npt.NDArray[np.float64]]:
-    """A function that makes the costs (t, S) of some rows."""
+    """A function from rows to their costs (t, S)."""
 
     def heads_of(rows: range) -> Tensor:
         if isinstance(weights, AttentionMap):
@@ -183,8 +181,8 @@ def _costs_of(scores: Tensor) -> npt.NDArray[np.float64]:
 def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[Tensor, Tensor]:
     """The mean and the standard deviation over queries, (H, 1, S); of several blocks, in float64.
 
-    The median filter makes equal neighbours, between which the last bit of a score may decide: so that one block is
-    scored to the bit as transformers scores it.
+    The median filter makes equal neighbours, where the last bit of a score may decide: one block is scored to the bit
+    as in transformers.
     """
     if len(blocks) == 1:
         deviation, mean = torch.std_mean(heads_of(blocks[0]), dim=-2, keepdim=True, unbiased=False)
@@ -197,7 +195,6 @@ def _moments(heads_of: Callable[[range], Tensor], blocks: list[range]) -> tuple[
 
 
 def _median_over_keys(scores: Tensor, width: int) -> Tensor:
-    """The median of `width` neighbours along the last dimension of (H, t, S)."""
     half = width // 2
     if half == 0 or scores.shape[-1] <= half:
         return scores
@@ -205,12 +202,12 @@ def _median_over_keys(scores: Tensor, width: int) -> Tensor:
 
 
 def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np.uint8] | None) -> Costs:
-    """Sum the costs (t, S) of some rows along the best ways, one antidiagonal at a time.
+    """Accumulate the costs (t, S) of some rows along the best paths, one antidiagonal at a time.
 
     Args:
         costs: of the rows.
-        above: the sums (S + 1,) of the row before them; its first is that of no key.
-        origins: (t, S), takes where the best way to each place comes from.
+        above: the sums (S + 1,) of the row before them; the first is that of no key.
+        origins: (t, S), output: the best previous step.
 
     Returns:
         The sums (S + 1,) of the last row.
@@ -219,14 +216,14 @@ def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np
     costs, step = np.ascontiguousarray(costs).reshape(-1), max(keys - 1, 1)
     trace = None if origins is None else origins.reshape(-1)
     below = np.full(keys + 1, np.inf, dtype=np.float32)
-    # Sums by row, where row 0 is the one above: of this antidiagonal, the one before, and the one before that.
+    # Sums by row, where row 0 is the one above: of this antidiagonal, and of the two before it.
     now, before, earlier = (np.full(rows + 1, np.inf, dtype=np.float32) for _ in range(3))
     for diagonal in range(rows + keys + 1):
         now, before, earlier = earlier, now, before
         now.fill(np.inf)
         if diagonal <= keys:
             now[0] = above[diagonal]
-        low, high = max(1, diagonal - keys), min(rows, diagonal - 1)  # rows whose key number is in 1..S
+        low, high = max(1, diagonal - keys), min(rows, diagonal - 1)  # rows with keys in 1..S
         if low > high:
             continue
         here, up = slice(low, high + 1), slice(low - 1, high)
@@ -247,7 +244,7 @@ def _swept(costs: npt.NDArray[np.float64], above: Costs, origins: npt.NDArray[np
 def _followed_back(
     origins: npt.NDArray[np.uint8], start: int, key: int, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
 ) -> int:
-    """Follow the best way back through a block of rows, from a key of its last row to one of the row before it."""
+    """Backtrack through a block of rows, from a key of its last row to one of the row before it."""
     for row in range(len(origins) - 1, -1, -1):
         last[start + row] = key
         while origins[row, key] == RIGHT and key > 0:

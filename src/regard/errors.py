@@ -18,17 +18,16 @@
     ├── TorchVersionError (ImportError) this torch lacks something; names it, the versions, and the pip line
     └── MissingExtraError (ImportError) an optional dependency is not installed; names the pip line
 
-Each message says what was expected, what came and what to do. The command line prints any of
-these errors as one line and exits with status 2. In a program, catch `RegardError` for all of
-them, or the builtin class in brackets.
+Each message has what was expected, the actual value and a remedy. The command line prints any of these errors as one
+line and exits with status 2. In a program, catch `RegardError` for all of them, or the builtin class in brackets.
 """
 
 LONGEST = 1_000
-"""The most characters of a message: what a damaged file says of itself may be longer."""
+"""The most characters of a message: text from a damaged file may be longer."""
 
 
 class RegardError(Exception):
-    """The root of every error that regard raises on purpose.
+    """The base class of regard's errors.
 
     >>> len(str(RegardError("a name: " + "x" * 10_000)))
     1000
@@ -47,7 +46,7 @@ class ArgumentError(RegardError, ValueError):
 
 
 class BackendError(RegardError, RuntimeError):
-    """The backend that the caller named cannot run this call."""
+    """The named backend cannot run this call."""
 
 
 class TooLargeError(RegardError, ValueError):
@@ -71,26 +70,26 @@ class RunFolderError(RegardError, ValueError):
 
 
 class NotSeenError(RegardError, KeyError):
-    """A watch saw no attention of that name, or could not read it."""
+    """No watched attention has that name, or its weights are unreadable."""
 
     # KeyError shows the repr of its argument, which fits keys, but not sentences.
     __str__ = Exception.__str__
 
 
 class OverwrittenError(RegardError, RuntimeError):
-    """The tensors that a map is computed from have been written to since: by a watched model, or by their owner."""
+    """The tensors behind a map have been written to since: by a watched model, or by their owner."""
 
 
 class GradientError(RegardError, RuntimeError):
-    """The gradient of a watched call is asked for, and no backward pass has handed it over; the message says why."""
+    """The gradient of a watched call is not available; the message has the reason."""
 
 
 class NotKeptError(RegardError, ValueError):
-    """A summary does not hold the requested result; the message says what it holds."""
+    """A summary lacks the requested result; the message lists its content."""
 
 
 class FunctionError(RegardError, RuntimeError):
-    """A function that the caller handed in raised (see `__cause__`), or handed back what cannot be used."""
+    """A caller's function raised (see `__cause__`), or returned an unusable value."""
 
 
 class EngineError(RegardError, RuntimeError):
@@ -98,7 +97,7 @@ class EngineError(RegardError, RuntimeError):
 
 
 class TorchVersionError(RegardError, ImportError):
-    """This release of torch lacks what is needed, or has changed it; the message says what, and what to do."""
+    """This release of torch lacks a needed name, or has changed it; the message has the name and a remedy."""
 
 
 class MissingExtraError(RegardError, ImportError):
@@ -115,7 +114,6 @@ class MissingExtraError(RegardError, ImportError):
 
 
 def _shortened(message: str) -> str:
-    """A message of at most `LONGEST` characters: what is too long loses its middle."""
     if len(message) <= LONGEST:
         return message
     tail = message[-LONGEST // 4 :]

@@ -1,4 +1,4 @@
-"""`attention`: the one function that computes attention, with every score, mask and backend; and what it would do."""
+"""`attention`: the one function for every score, mask and backend; and `explain`, its dry run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = 0.05
-"""How far from 1 a row may sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
+"""The tolerance of a row sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 
 
 class Attended(NamedTuple):
@@ -80,22 +80,22 @@ def attention(
         query: (batch..., H, T, D), (batch, T, D) or (T, D).
         key: (batch..., G, S, D) and so on, of the query's rank. G divides H: query head h reads
             key/value head h // (H / G).
-        value: (batch..., G, S, E). Under autocast all three are cast, as `F.scaled_dot_product_attention` casts them.
-        score: makes a number from a query and a key: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or any
-            function from a block of queries and a block of keys to scores.
-        normalization: makes weights from a row of scores: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
-        mask: says who may attend to whom. It is a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, with
-            the input's rank and each dimension full or 1, or (T, S). A row with no key is exactly 0.
-        bias: is added to the scores: a tensor with the shape of a tensor mask, or a `Bias`. -inf excludes a pair.
-            Where all numbers of a row are near -1e9, scores are rounded to steps of 64, and the keys count alike: use
-            a mask to hide keys.
-        dropout: the probability that a weight is dropped, in [0, 1); the output is drop(P) V. It is
-            applied whenever it is above 0: pass 0 in evaluation.
-        backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend
-            runs or raises.
-        return_weights: also return P as an `AttentionMap`, before dropout. This changes neither the bits of the
-            output nor the kernel that computes it.
-        keep_values: let the map keep the values, for `value_norms()`, `gradient()` and `relevance()`; the same as
+        value: (batch..., G, S, E). Under autocast all three are cast, as in `F.scaled_dot_product_attention`.
+        score: a function of a query and a key: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or any function from a
+            block of queries and a block of keys to scores.
+        normalization: from a row of scores to weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
+        mask: the visible keys of each query: a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, with the
+            input's rank and each dimension full or 1, or (T, S). A row without keys is exactly 0.
+        bias: an additive term of the scores: a tensor with the shape of a tensor mask, or a `Bias`. -inf excludes a
+            pair. If a whole row is near -1e9, scores are rounded to steps of 64, and the keys count alike: use a mask
+            to hide keys.
+        dropout: the probability of dropping a weight, in [0, 1); the output is drop(P) V. It applies whenever it is
+            above 0: pass 0 in evaluation.
+        backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend runs or
+            raises.
+        return_weights: also return P as an `AttentionMap`, before dropout. Neither the bits of the output nor the
+            kernel change.
+        keep_values: store the values in the map, for `value_norms()`, `gradient()` and `relevance()`; the same as
             `weights.with_values(value)`.
     Returns:
         The output, (batch..., H, T, E) in the input's dtype; with `return_weights`, a named tuple
@@ -136,7 +136,7 @@ def attention(
     options: dict[str, Any] = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
     if not state.is_cast:
         return run_call(call, values, value, backend, **options)
-    with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes that they get.
+    with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes of their inputs.
         return run_call(call, values, value, backend, **options)
 
 
@@ -160,11 +160,11 @@ def run_call(
     keep_values: bool,
     state: State | None = None,
 ) -> Tensor | Attended:
-    """Run a call that `make_call` has made, with its canonical values; `value` are the same as the caller gave them."""
+    """Run a call of `make_call` with its canonical values; `value` are the caller's."""
     at, chosen = look(call.query) if state is None else state, choose_backend(call, backend)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
-        # Others can read, optimise and export this graph: it is the same kernel under torch's own name.
+        # Other tools can read, optimise and export this graph: it is the same kernel under torch's own name.
         plain = as_sdpa(call, values)
         if plain is not None:
             return restore(plain, call.sizes)
@@ -175,7 +175,7 @@ def run_call(
         return output
     tensors = tensors_of_call(call)
     if not at.is_recorded and not at.is_compiling and needs_gradient(tensors):
-        # The row state has no graph here. If the scores had one when they are read, gradients would be wrong.
+        # The row state has no graph here. With a graph for the scores alone, gradients would be wrong.
         call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
         tensors = tensors_of_call(call)
     factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None, Unwritten(tensors))
@@ -221,17 +221,17 @@ def make_call(
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The backend that runs a call, the cost of the call, and the reason against each other backend."""
+    """The backend of a call, the cost of the call, and the reason against each other backend."""
 
     backend: str
     reason: str
     flops: int
-    """Multiplications and additions of the two products, counted on every pair of query and key."""
+    """Multiplications and additions of the two products, over every pair of query and key."""
     extra_bytes: int
-    """The memory that grows with T x S; 0 for backends that never allocate any."""
+    """The memory that grows with T x S; 0 for backends without any."""
     refused: dict[str, str]
     statistics: str | None = None
-    """How several statistics of the weights are computed together, where that depends on what is installed."""
+    """The implementation of joint statistics of the weights, where it depends on installed packages."""
 
     def __str__(self) -> str:
         lines = [
@@ -254,7 +254,7 @@ def explain(
     dropout: float = 0.0,
     backend: str | None = None,
 ) -> Explanation:
-    """What `attention` would do with the same arguments. Nothing is computed.
+    """The plan of `attention` for the same arguments, without computing it.
 
     Raises:
         ShapeError, ArgumentError, BackendError: in the same cases as `attention`.
@@ -301,25 +301,25 @@ def map_of(
     bias: Bias | Tensor | None = None,
     lse: Tensor | None = None,
 ) -> AttentionMap:
-    r"""The weights of queries on keys, such as those of a cache or of another library; nothing is computed yet.
+    r"""The weights of queries on keys, such as those of a cache or of another library; computed on demand.
 
     Args:
-        query: (batch..., H, T, D), (batch, T, D) or (T, D), as the kernel got it: rotated and normalised.
+        query: (batch..., H, T, D), (batch, T, D) or (T, D), as the kernel's input: rotated and normalised.
         key: (batch..., G, S, D) and so on; G divides H.
-        score: as `attention` takes it; so are the normalization, the mask and the bias.
+        score: as in `attention`; so are the normalization, the mask and the bias.
         normalization: see `attention`.
         mask: see `attention`; True = keep.
         bias: see `attention`.
-        lse: the log-sum-exp (batch..., H, T) that the kernel returned, natural logarithms. None computes it from one
-            pass over the scores when the first weight is read.
+        lse: the kernel's log-sum-exp (batch..., H, T), natural logarithms. By default the first read computes it by one
+            pass over the scores.
 
     Returns:
         The map (batch..., H, T, S). It carries gradients to query and key; if these need any, the pass over the scores
-        is made at once, also with a log-sum-exp that has no gradient of its own.
+        runs at once, also with a log-sum-exp without its own gradient.
 
     Raises:
         ShapeError: shapes, dtypes or devices do not fit each other.
-        ArgumentError: a log-sum-exp was given to a normalization that is no softmax, or does not belong to these
+        ArgumentError: a log-sum-exp was given to a normalization other than softmax, or does not belong to these
             queries and keys: the last row of weights would not sum to 1.
 
     >>> import torch
@@ -352,17 +352,16 @@ def map_of(
 
 
 def _state_with_graph(call: Call) -> Tensor | None:
-    """The row state with its gradient; None if nothing needs one, since it is then computed at the first read."""
     if not (is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned()))):
         return None
     return execute(choose_backend(call, None), call, call.key.new_zeros(*call.key.shape[:-1], 1))[1]
 
 
 def _check_last_row(weights: AttentionMap) -> None:
-    """Raise unless the last row sums to 1 or is 0, in every head.
+    """Check that the last row sums to 1 or is 0, in every head.
 
     Raises:
-        ArgumentError: a row does not.
+        ArgumentError: a row has another sum.
     """
     sums = weights.detach().row(-1).sum(-1)
     if bool(((sums - 1).abs().le(TOLERANCE) | (sums == 0)).all()):

@@ -26,21 +26,20 @@ KERNELS: dict[str, type[Score]] = {
     "triangular": Triangular,
     "constant": Constant,
 }
-"""From the names of kernels to their scores."""
 
 
 class NadarayaWatson(RegressorMixin, BaseEstimator):
     r"""$\hat y(x) = \sum_i w_i K(x, x_i)\, y_i \,/ \sum_i w_i K(x, x_i)$.
 
     Training only stores the data. Prediction is attention with the query x, the keys $x_i$ and the values $y_i$, in
-    memory linear in the number of training points. If no training point is near a query (compact kernels), the
+    memory linear in the number of training points. Without a training point near a query (compact kernels), the
     prediction is the weighted mean of the targets.
 
     Args:
         kernel: "gaussian", "laplacian", "boxcar", "epanechnikov", "triangular" or "constant".
         width: w of the kernel, in units of the features; "loo" chooses the width in `widths` with the best
             leave-one-out score.
-        widths: the candidates of "loo"; None means 20 widths around the scale of the data.
+        widths: the candidates of "loo"; by default 20 widths around the scale of the data.
         dtype: "float64", or "float32" for speed.
 
     Attributes:
@@ -80,7 +79,7 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         Args:
             X: (n, features).
             y: (n,) or (n, outputs).
-            sample_weight: (n,), not negative; None gives all samples the same weight.
+            sample_weight: (n,), not negative; by default equal.
 
         Raises:
             ArgumentError: the kernel or dtype is unknown, or a width is not above 0.
@@ -129,7 +128,6 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         return kernel(width)
 
     def _attend(self, query: torch.Tensor, width: float) -> tuple[torch.Tensor, AttentionMap]:
-        """Predictions (m, outputs), and the weights of the training points in them."""
         # The output for a column of ones is 1 if a query has any training point near it, else 0.
         values = torch.cat([self._values, torch.ones_like(self._values[:, :1])], 1)
         output, weights = attention(
@@ -140,7 +138,7 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
     def _leave_one_out(self, width: float) -> torch.Tensor:
         output, weights = self._attend(self._keys, width)
         index = torch.arange(len(self._keys))
-        # A weight of 2 stands for two samples, and one of them is left out.
+        # A weight of 2 stands for two samples, of which one is left out.
         own = weights.at(index, index)[:, None] * (-self._log_weight).exp().clamp_max(1.0)[:, None]
         alone = 1 - own < 4 * torch.finfo(own.dtype).eps
         others = (output - own * self._values) / torch.where(alone, 1.0, 1 - own)
@@ -173,7 +171,6 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
 
 
 def _numbers(given: Any) -> NDArray[np.float64]:
-    """The given numbers in one dimension; nothing if they are not numbers."""
     try:
         return np.asarray(given, dtype=np.float64).ravel()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody first asks for them (PEP 562), so that importing it is quick."""
+"""Lazy imports of a package's names (PEP 562), for a fast import."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,15 +11,15 @@ def on_demand(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The functions `__getattr__` and `__dir__` of a package, and its list `__all__`.
 
-    A name that was asked for once is kept in the package: from then on it is as cheap as any other, and is one object
-    for `torch.compile`. No name may be that of a module in the package, because Python itself puts modules there.
-    Type checkers read neither function. For them the package has the same imports under `if TYPE_CHECKING`, and
-    `tests/core/test_structure.py` compares the two.
+    A name stays in the package after its first access, as cheap as any other, and one object for `torch.compile`. No
+    name may be that of a module in the package, because Python itself puts modules there. Type checkers read neither
+    function. For them the package has the same imports under `if TYPE_CHECKING`, and `tests/core/test_structure.py`
+    compares the two.
 
     Args:
         package: the package's name.
-        modules: from the name of a module to the names that the package has from it.
-        packages: modules in the package that are reached without an import of their own.
+        modules: from the name of a module to its public names.
+        packages: modules in the package accessible without an import of their own.
 
     Raises:
         AttributeError: the package has no such name; raised by the first function.

@@ -1,7 +1,7 @@
-"""Which keys to keep: the scores by which papers evict keys from a cache or prune tokens, read from exact maps.
+"""Scores of keys for cache eviction and token pruning, from exact maps.
 
-Each score has the shape (batch..., G, S) or (batch..., S): one number for each key, larger if the key is worth more;
-`keep` turns scores into the indices of the keys that stay. The maps may come from `regard.attention`, from a watch or
+Each score has the shape (batch..., G, S) or (batch..., S): one value for each key, larger for a more important key;
+`keep` turns scores into the indices of the remaining keys. The maps may come from `regard.attention`, from a watch or
 from `regard.map_of`: the attention itself runs in a fused kernel.
 """
 
@@ -20,9 +20,9 @@ Pool = Callable[[Tensor, int, int, int], Tensor]
 
 
 def accumulated(weights: AttentionMap) -> Tensor:
-    r"""H2O: the attention that a key has received from all queries, $\sum_i P_{ij}$, for each key head.
+    r"""H2O: the attention received by a key from all queries, $\sum_i P_{ij}$, for each key head.
 
-    Returns (batch..., G, S): the mean over the query heads that share a key head.
+    Returns (batch..., G, S): the mean over the query heads of each key head.
 
     Source: Zhang et al. 2023 (arXiv:2306.14048), section 4.
 
@@ -50,15 +50,15 @@ def last_query(weights: AttentionMap) -> Tensor:
 
 
 def observed(weights: AttentionMap, window: int = 32, width: int = 7, pool: Pool = F.avg_pool1d) -> Tensor:
-    r"""SnapKV: what the last queries attend to, $\frac1w \sum_{i \ge T - w} P_{ij}$, pooled over neighbouring keys.
+    r"""SnapKV: the weights of the last queries, $\frac1w \sum_{i \ge T - w} P_{ij}$, pooled over neighbouring keys.
 
     Args:
         weights: the map of a prompt.
-        window: w, how many of the last queries are read; their own keys get the score inf, so that they stay.
-        width: the odd number of neighbouring keys that are pooled; 1 leaves it out.
+        window: w, the number of last queries; their own keys get the score inf, and so remain.
+        width: the odd number of pooled neighbouring keys; 1 for none.
         pool: `F.avg_pool1d`, as in the authors' code, or `F.max_pool1d`, as in their experiments on LongBench.
 
-    Returns (batch..., G, S): of the query heads that share a key head the mean is pooled.
+    Returns (batch..., G, S): the pooled mean over the query heads of each key head.
 
     Source: Li et al. 2024 (arXiv:2404.14469), section 4.1 and listing 1.
 
@@ -83,7 +83,7 @@ def observed(weights: AttentionMap, window: int = 32, width: int = 7, pool: Pool
 
 
 def class_token(weights: AttentionMap, query: int = 0) -> Tensor:
-    r"""EViT and FastV: what one query attends to, $\frac1H \sum_h P_{h, c, j}$, to prune tokens of an image.
+    r"""EViT and FastV: the weights of one query, $\frac1H \sum_h P_{h, c, j}$, to prune tokens of an image.
 
     Args:
         weights: the map of a layer.
@@ -102,17 +102,17 @@ def class_token(weights: AttentionMap, query: int = 0) -> Tensor:
 
 
 def pyramid(layers: int, budget: int, *, least: int | None = None, most: int | None = None) -> list[int]:
-    r"""PyramidKV: how many keys each layer keeps, falling in equal steps from the first layer to the last.
+    r"""PyramidKV: the number of keys of each layer, falling in equal steps from the first layer to the last.
 
-    The last layer keeps the least, and the first $2 b - \text{least}$, b being the budget. If a prompt has fewer keys
-    than that, the first layer keeps all of them, and the last one what is left over: $2 b - \text{most}$.
+    The last layer has the least, and the first $2 b - \text{least}$, b being the budget. If a prompt has fewer keys,
+    the first layer keeps all of them, and the last one the rest: $2 b - \text{most}$.
 
     Args:
-        layers: how many layers there are.
+        layers: the number of layers.
         budget: b, the mean number of keys of a layer; the sum over layers is layers times the budget.
-        least: how many the last layer keeps; None means a twentieth of the budget, as in the authors' code (there the
-            window that always stays is not counted).
-        most: how many keys there are, if the budgets shall not exceed them.
+        least: the keys of the last layer; by default a twentieth of the budget, as in the authors' code (there without
+            the fixed window).
+        most: the number of keys, as an upper limit.
 
     Source: Cai et al. 2024 (arXiv:2406.02069), section 3.2.
 
@@ -143,10 +143,10 @@ def keep(scores: Tensor, count: int, *, first: int = 0, recent: int = 0) -> Tens
     """The keys with the largest scores, in their order: (..., count) of int64.
 
     Args:
-        scores: (..., S), larger for a key that is worth more.
-        count: how many keys stay, at most S.
-        first: so many first keys always stay (attention sinks, Xiao et al. 2024, arXiv:2309.17453).
-        recent: so many last keys always stay.
+        scores: (..., S), larger for a more important key.
+        count: the number of remaining keys, at most S.
+        first: this many first keys always stay (attention sinks, Xiao et al. 2024, arXiv:2309.17453).
+        recent: this many last keys always stay.
 
     Of equal scores the earlier key stays.
 

@@ -1,3 +1,3 @@
-"""The version of the package, which `pyproject.toml` reads here."""
+"""The version of the package, read by `pyproject.toml`."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""How the gradient of a block of scores, or of a bias, goes back through autograd."""
+"""The backward pass of a block of scores, or of a bias, through autograd."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ def pull_through_graph(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the query and the key of a block; the gradients of `learned` are added to `totals`.
 
-    The graph is kept, because the learned tensors that are selected for some heads belong to the graphs of all blocks.
+    The graph is retained, because all blocks share the graphs of the selected learned tensors.
 
     >>> query, key = torch.ones(1, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True)
     >>> pull_through_graph(query @ key.mT, torch.ones(1, 3), (query, key), (), ())[0]

@@ -1,7 +1,7 @@
 """`checking`: check the values of every call, not only the shapes.
 
-A check of values costs a pass over every tensor, waits for a GPU and would break a compiled graph. Calls therefore
-check shapes alone. Under `regard.checking()` they check values too.
+A check of values costs a pass over every tensor, synchronises a GPU and would break a compiled graph. So calls check
+shapes alone, and values too under `regard.checking()`.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,18 @@ from regard.call.masks.patterns import Documents
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 
 IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
-"""Whether the values of calls are checked at this point, outside of graphs."""
 
 
 @contextmanager
 def checking(enabled: bool = True) -> Iterator[None]:
-    """Check the values of every `attention` call inside the block; the error says what is wrong, where, and what to do.
+    """Check the values of every `attention` call inside the block; the error names the fault, its place and a remedy.
 
-    These are checked: query, key, value and every tensor of the score, the normalization and the bias are finite
-    (-inf in a bias excludes a pair and is allowed); kernel widths are above 0; lengths lie within 0..S; positions and
-    document ids are integers. The checks hold for the thread or task that entered the block. Calls that
-    torch.compile traces are not checked.
+    Checks: query, key, value and every tensor of the score, the normalization and the bias are finite (-inf in a bias
+    excludes a pair and is allowed); kernel widths are above 0; lengths lie within 0..S; positions and document ids are
+    integers. The checks hold for the current thread or task. Calls traced by torch.compile are not checked.
 
     Args:
-        enabled: False switches off the checks of a surrounding `checking()`.
+        enabled: False switches off the checks of an outer `checking()`.
 
     Raises:
         NonFiniteError: a call inside the block has NaN or infinity.
@@ -53,15 +51,15 @@ def checking(enabled: bool = True) -> Iterator[None]:
 
 
 def is_checking() -> bool:
-    """Whether the values of calls are checked at this point."""
+    """Whether the values of calls are checked here."""
     return not torch.compiler.is_compiling() and IS_CHECKING.get()
 
 
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
-    """Check the tensors of a call as the caller gave them, and those inside its score, mask, bias and so on.
+    """Check the tensors of a call as given, and those inside its score, mask, bias and so on.
 
     Raises:
-        NonFiniteError, ArgumentError, ShapeError: in the cases that `checking` lists.
+        NonFiniteError, ArgumentError, ShapeError: see `checking`.
     """
     for name, tensor in {"query": query, "key": key, "value": value}.items():
         _require_finite(name, tensor)
@@ -86,7 +84,6 @@ def _check_part(name: str, part: Any, *, keys: int) -> None:
 
 
 def _check_fields(name: str, part: Any) -> None:
-    """Check the floats and float tensors that a score, a normalization or a bias is made of."""
     for field, number in _fields(part):
         if not isinstance(number, float | Tensor):
             continue
@@ -98,7 +95,6 @@ def _check_fields(name: str, part: Any) -> None:
 
 
 def _parts(option: Any) -> Iterator[Any]:
-    """An option and all the parts that it is made of (`a & b`, a soft-capped score)."""
     yield option
     for _, inner in _fields(option):
         for one in inner if isinstance(inner, tuple) else (inner,):
@@ -137,7 +133,6 @@ def _require_integers(what: str, positions: Any) -> None:
 
 
 def _first(wrong: Tensor) -> tuple[int, ...] | None:
-    """The index of the first True; None if there is none."""
     return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
 
 

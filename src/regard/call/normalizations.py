@@ -1,8 +1,7 @@
-"""How a row of scores becomes a row of weights.
+"""From a row of scores to a row of weights.
 
-A normalization turns masked scores (excluded keys are -inf) into weights and a *row state*: the few
-numbers per row from which any block of the weights can be computed again from its scores alone. For
-softmax the state is the log-sum-exp of the row.
+A normalization turns masked scores (excluded keys are -inf) into weights and a *row state*: the few values per row from
+which any block of the weights follows from its scores alone. For softmax the state is the log-sum-exp of the row.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +15,11 @@ from torch import Tensor
 from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
-"""A log-sum-exp may be rounded to so many nats, which is the relative error of the weights: 3e-5."""
+"""The allowed rounding of a log-sum-exp in nats, and so the relative error of the weights: 3e-5."""
 
 
 def coarse_rows(state: Tensor) -> Tensor:
-    """Whether log-sum-exps are so far from 0 that their steps are larger than `WORST`, bool; beyond 256 in float32.
+    """Whether log-sum-exps are so large that their spacing exceeds `WORST`, bool; beyond 256 in float32.
 
     >>> coarse_rows(torch.tensor([100.0, -1e9, -torch.inf]))
     tensor([False,  True, False])
@@ -29,14 +28,14 @@ def coarse_rows(state: Tensor) -> Tensor:
 
 
 def any_coarse(state: Tensor) -> bool:
-    """Whether any row is coarse; False if the numbers cannot be looked at."""
+    """Whether any row is coarse; False if values cannot be read."""
     if not has_values(state) or in_transform("Vmap"):
         return False
     return bool(coarse_rows(state.detach()).any())
 
 
 class Normalization(ABC):
-    """A normalization gives weights with their row state, and weights from a row state."""
+    """The interface of normalizations: weights with their row state, and weights from a row state."""
 
     has_base: ClassVar[bool] = False
     """Whether the backends run another normalization, `base`, before `finish`."""
@@ -67,7 +66,7 @@ class Normalization(ABC):
         """Weights of a block of scores, given the state of its rows."""
 
     def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
-        """`weights`, when nobody needs the scores any more: it may overwrite them."""
+        """`weights` in place: it may overwrite the scores."""
         return self.weights(scores, state)
 
     @abstractmethod
@@ -86,7 +85,7 @@ class Normalization(ABC):
 class Softmax(Normalization):
     r"""$P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ with $\mathrm{lse}_i = \log \sum_j \exp(s_{ij})$.
 
-    Every row that has a key sums to 1. A row that has no key is exactly 0, and its state is -inf.
+    Every row with a key sums to 1. A row without keys is exactly 0, and its state is -inf.
 
     >>> weights, lse = Softmax().normalize(torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf]]))
     >>> weights
@@ -105,13 +104,13 @@ class Softmax(Normalization):
         total = exponentials.sum(-1, keepdim=True)
         dead = total == 0
         weights = exponentials / total.masked_fill(dead, 1.0)
-        # log(0) has an infinite gradient, and 0 * inf would turn it into NaN. Rows without a key therefore take log(1).
+        # log(0) has an infinite gradient, and 0 * inf is NaN. So rows without a key take log(1).
         lse = (torch.log(total.masked_fill(dead, 1.0)) + peak).masked_fill(dead, -torch.inf)
         return weights, lse.squeeze(-1)
 
     @staticmethod
     def _in_one_pass(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with torch's own softmax. The largest weight is exp(peak - lse), which gives the lse."""
+        """The same with torch's own softmax. The largest weight is exp(peak - lse), hence the lse."""
         weights, dead = torch.softmax(scores, -1), peak == -torch.inf
         if not can_look(dead) or bool(dead.any()):
             weights = weights.masked_fill_(dead, 0.0)
@@ -149,7 +148,7 @@ class SoftmaxWithSink(Softmax):
     """
 
     sink: float | Float[Tensor, "..."] = 0.0
-    """z: a number, a learned scalar, or one number for each head (H,)."""
+    """z: a scalar, perhaps learned, or one for each head (H,)."""
 
     has_base = True
 
@@ -162,7 +161,7 @@ class SoftmaxWithSink(Softmax):
         return output * torch.exp(state - both)[..., None].to(output.dtype), both
 
     def sink_of_rows(self, state: Tensor) -> Tensor:
-        """z, which broadcasts to a row state (B, H, T)."""
+        """z, broadcastable to a row state (B, H, T)."""
         sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
         return sink[:, None] if sink.dim() == 1 else sink
 
@@ -207,7 +206,7 @@ class Sigmoid(Normalization):
 
 @dataclass(frozen=True, slots=True)
 class Unnormalized(Normalization):
-    r"""$P_{ij} = \exp(s_{ij})$: the values of a kernel themselves are the weights, in [0, inf).
+    r"""$P_{ij} = \exp(s_{ij})$: the weights are the values of a kernel, in [0, inf).
 
     >>> Unnormalized().normalize(torch.tensor([[0.0, -torch.inf]]))[0]
     tensor([[1., 0.]])
@@ -231,7 +230,7 @@ class Unnormalized(Normalization):
 
 
 class _Threshold(Normalization):
-    """Weights that are exactly 0 below a threshold tau. The row state is tau, or +inf where a row has no key."""
+    """Weights, exactly 0 below a threshold tau. The row state is tau; +inf for rows without keys."""
 
     def weights(
         self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
@@ -282,7 +281,7 @@ class Sparsemax(_Threshold):
         return mean.gather(-1, size - 1)
 
     def _above(self, scores: Tensor, tau: Tensor) -> Tensor:
-        # Not `clamp_min`, which has the slope 1 where a score is the threshold itself: the row would not keep its sum.
+        # Not `clamp_min`, whose slope is 1 where a score equals the threshold: the row would not keep its sum.
         return (scores - tau).relu()
 
     def _slope(self, weights: Tensor) -> Tensor:
@@ -308,13 +307,13 @@ class Entmax15(_Threshold):
         ordered = (scores / 2).sort(-1, descending=True).values
         count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         finite = ordered.masked_fill(ordered == -torch.inf, 0.0)
-        # The sums are taken relative to the largest score, because the threshold lies near it. Squares of larger
-        # numbers would cancel.
+        # Sums are relative to the largest score, because the threshold lies near it. Squares of larger values would
+        # cancel.
         peak = finite[..., :1]
         finite = finite - peak
         mean, square = finite.cumsum(-1) / count, finite.square().cumsum(-1) / count
         spread = (1 / count - (square - mean.square())).clamp_min(0.0)
-        # The spread of a size that is not chosen may be 0, where the root has no derivative.
+        # The spread of a size not chosen may be 0, where the root has no derivative.
         tau = (mean - spread.sqrt()).detach()
         size = ((ordered - peak) >= tau).sum(-1, keepdim=True)
         mean, spread = (of_each_size.gather(-1, size - 1) for of_each_size in (mean, spread))

@@ -1,4 +1,4 @@
-"""Several sequences in one row: nothing is padded, and no document sees another."""
+"""Several sequences in one row, without padding; no document sees another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +14,24 @@ from regard.errors import ShapeError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Sequences in one row, one after the other, with the place where each begins."""
+    """Sequences concatenated in one row, with their offsets."""
 
     values: Float[Tensor, " total *rest"]
-    """The sequences, concatenated along their first dimension."""
     offsets: Int[Tensor, " documents_plus_one"]
     """0, n_1, n_1 + n_2, ..., the total."""
 
     @property
     def mask(self) -> Mask:
-        """The mask that lets each document attend to itself; combine it with `causal(0)` for language models."""
+        """A mask of each document on itself; combine it with `causal(0)` for language models."""
         return documents(offsets=self.offsets)
 
     @property
     def positions(self) -> Int[Tensor, " total"]:
-        """The position of each token in its own document."""
         starts = self.offsets[:-1].repeat_interleave(self.offsets.diff())
         return torch.arange(len(self.values), device=self.values.device) - starts
 
     def unpack(self, values: Tensor | None = None, *, dim: int = 0) -> list[Tensor]:
-        """The single sequences, or the parts of another tensor whose dimension `dim` is packed in the same way.
+        """The single sequences, or the parts of another tensor with the same packing along `dim`.
 
         Raises:
             ShapeError: that dimension has another length.
@@ -46,7 +44,7 @@ class Packed:
 
 
 def pack(sequences: Sequence[Tensor]) -> Packed:
-    """Put sequences (length_n, ...) into one row.
+    """Concatenate sequences (length_n, ...) into one row.
 
     Raises:
         ShapeError: there is no sequence, or the other dimensions, dtypes or devices of the sequences differ.

@@ -1,4 +1,4 @@
-"""The position of a token as a vector that is added to its embedding."""
+"""Positions of tokens as vectors, added to their embeddings."""
 
 import math
 
@@ -11,7 +11,7 @@ from regard.tensors.precision import widest_dtype
 
 
 def require_even(dim: int) -> None:
-    """Refuse an odd dim, because sines and cosines come in pairs.
+    """Refuse an odd dim: sines and cosines come in pairs.
 
     Raises:
         ArgumentError: dim is odd or not positive.
@@ -29,8 +29,8 @@ def sinusoidal(
         positions: integer positions of any shape.
         dim: d, even.
         base: the slowest wave has a period of about 2 pi base tokens.
-        dtype: of the result. The angles are computed in float64. In float32 their relative error would be 6e-8,
-            which is an error of 6e-3 at position 100,000.
+        dtype: of the result. The angles are computed in float64. In float32 their relative error of 6e-8 would be 6e-3
+            at position 100,000.
 
     Raises:
         ArgumentError: dim is odd or not positive.

@@ -5,8 +5,8 @@
     G  key/value heads (G divides H)
 
 The layout is `(batch..., H, T, D)`; 3-D input is `(B, T, D)` with one head, and 2-D input is `(T, D)`. Inside the
-package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` remembers the rank of the
-input, so that outputs, masks, biases and maps follow it.
+package every tensor is canonical: `(B, H, T, D)` with one flat batch dimension. `Sizes` holds the rank of the input,
+which outputs, masks, biases and maps follow.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +28,6 @@ class Sizes:
     """The sizes of one attention call, in the letters of the legend."""
 
     batch: tuple[int, ...]
-    """The batch dimensions as the caller gave them; () for 2-D input."""
     heads: int
     kv_heads: int
     queries: int
@@ -73,7 +72,7 @@ def canonical(
     state = look(query) if state is None else state
     _check_kinds(query, key, value)
     shapes = query.shape, key.shape, value.shape
-    # In a graph or a trace, lengths may be symbols or tensors: nothing of them is cached.
+    # In a graph or a trace, lengths may be symbols or tensors: do not cache them.
     sizes = _cached_sizes(*shapes) if state.is_plain else sizes_from_shapes(*shapes)
     if sizes.has_heads and len(sizes.batch) == 1 and query.shape[0] == key.shape[0] == value.shape[0]:
         return query, key, value, sizes
@@ -125,13 +124,13 @@ _cached_sizes = lru_cache(maxsize=512)(sizes_from_shapes)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that autocast has for them, as F.scaled_dot_product_attention takes them.
+    """The tensors in autocast's dtype, as in F.scaled_dot_product_attention.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     [t.dtype for t in as_autocast(torch.ones(2), torch.ones(2, dtype=torch.float64))]
     [torch.bfloat16, torch.float64]
     """
-    # A later check names the argument that is not a tensor.
+    # A later check names an argument of another type.
     kind = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
     if not is_autocasting(kind):
         return tensors
@@ -139,7 +138,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context in which nothing is cast on the device of this tensor."""
+    """A context without autocast on the device of this tensor."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext()
 
@@ -155,7 +154,7 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
 
     Raises:
-        ShapeError: the shape is another; the message says which shapes fit. Or the tensor is nested or sparse.
+        ShapeError: the shape does not fit (the message lists shapes that do), or the tensor is nested or sparse.
     """
     require_dense(tensor, name)
     full = sizes.map_shape
@@ -177,7 +176,7 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
 
 
 def _meant(shape: tuple[int, ...], sizes: Sizes, name: str) -> str:
-    """What other libraries take, said in our words; empty if the shape is none of these."""
+    """The convention of another library for this shape, as an advice; empty for other shapes."""
     if name == "mask" and shape == (*sizes.batch, sizes.keys):
         return ": the keys of each sequence that may be attended go in as regard.padding(mask)"
     if sizes.has_heads and shape == (*sizes.batch, sizes.queries, sizes.keys):
@@ -191,7 +190,7 @@ def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: s
     """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`.
 
     Raises:
-        ShapeError: the shape is another, or the tensor is nested or sparse.
+        ShapeError: the shape does not fit, or the tensor is nested or sparse.
     """
     require_dense(tensor, name)
     expected = (*sizes.batch, *trailing)
@@ -243,10 +242,10 @@ def _named(query: Dims, key: Dims, value: Dims) -> str:
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
-    """Check that a tensor is neither nested nor sparse.
+    """Refuse nested and sparse tensors.
 
     Raises:
-        ShapeError: it is; the message says what to do.
+        ShapeError: the tensor is nested or sparse; the message has a remedy.
 
     >>> require_dense(torch.eye(3).to_sparse(), "query")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: after any failure a file is either the old one or the new one, and whole."""
+"""Atomic replacement of files: after any failure a file is either the old one or the new one, and whole."""
 
 import json
 import os
@@ -14,20 +14,19 @@ from regard.errors import FileError, RunFolderError
 from regard.files.untrusted import parse_json
 
 OPENS_FOLDERS = os.name != "nt"
-"""Whether the system opens a folder as it opens a file, so that it can be synced and locked; Windows refuses to."""
+"""Whether folders can be opened, to sync and lock them; Windows refuses."""
 PATIENCE_S = 2.0
-"""How long Windows is asked again to replace a file: it refuses while anybody, such as a virus scanner, reads it."""
+"""Seconds of retries on Windows, which refuses to replace a file under reading, such as by a virus scanner."""
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9]+\.tmp", re.DOTALL)
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces `path` in one step when the block has ended without an error.
+    """A file to write to; it replaces `path` in one step when the block ends without an error.
 
-    A reader sees the old file or the new one, also after a power cut. The bytes are written under a temporary name in
-    the same folder and forced to the disk (fsync); then the file is renamed, and the folder is synced last, so that
-    the new name survives too. If anything fails, the temporary file is removed and the file at `path` stays as it
-    was. A process that is killed leaves the temporary file, which `is_temporary` recognises by its name.
+    A reader sees the old file or the new one, also after a power cut: the bytes go to a temporary file in the same
+    folder, then fsync, rename, and fsync of the folder. On an error the temporary file is removed and `path` stays. A
+    killed process leaves the temporary file, recognised by `is_temporary`.
 
     Raises:
         OSError: the folder does not exist, cannot be written to, or the disk is full. The error names `path` if the
@@ -46,8 +45,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _temporary(target: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside the target. A file or a link that has its name already is somebody's, and stays as it is."""
-    # No two threads on the machine have the same number; the number of the first thread is that of its process.
+    # Native thread numbers are unique on the machine; that of the first thread is the process's.
     number = threading.get_native_id()
     while True:
         path = target.with_name(f".{target.name}.{number}.tmp")
@@ -68,7 +66,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 
 
 def to_disk(file: BinaryIO) -> None:
-    """Return when everything that was written to the file is on the disk.
+    """Force the written bytes of a file to the disk.
 
     Raises:
         OSError: the disk is full.
@@ -78,7 +76,7 @@ def to_disk(file: BinaryIO) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file, which is whole and on the disk, a new name in the same folder. A file of that name is replaced.
+    """Rename a file, whole and on the disk, in its folder; replaces the target.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -90,7 +88,7 @@ def rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name of a file to errors without one: the system reports a full disk without naming a file."""
+    """Add the path to errors without one: the system reports a full disk without naming a file."""
     try:
         yield
     except OSError as error:
@@ -101,10 +99,10 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say which file cannot be written, and why, where the system refuses in the block.
+    """Raise a FileError with the path and the reason if the block cannot write it.
 
     Raises:
-        FileError: there is no such folder, it may not be written to, the disk is full, or the name cannot be one.
+        FileError: there is no such folder, it may not be written to, the disk is full, or the name is invalid.
     """
     if "\0" in os.fspath(path):
         raise FileError(f"cannot write {os.fspath(path)!r}: no name holds a zero byte; check the path")
@@ -120,7 +118,7 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file, by its name, is a temporary file that a killed process left behind.
+    """Whether a file name is that of a temporary file, left by a killed process.
 
     >>> is_temporary(Path("run/.config.json.4711.tmp")), is_temporary(Path("run/notes.tmp"))
     (True, False)
@@ -129,7 +127,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def temporary_of(path: Path) -> str | None:
-    """The name of the file that a temporary file was to become; None if the file, by its name, is not temporary.
+    """The target of a temporary file, by its name; None for other files.
 
     >>> temporary_of(Path("run/.config.json.4711.tmp"))
     'config.json'
@@ -148,7 +146,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote.
+    """Read a JSON object written by `write_json`.
 
     Raises:
         RunFolderError: the file is absent, cut short, or holds something other than a JSON object.
@@ -176,7 +174,6 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder durable: a rename changes the folder, not the file."""
     if not OPENS_FOLDERS:  # NTFS keeps a journal of its names
         return
     descriptor = os.open(folder, os.O_RDONLY)

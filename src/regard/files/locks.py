@@ -1,4 +1,4 @@
-"""Locks that let one process at a time write to some files: two would overwrite each other's files by turns."""
+"""Locks for one writing process at a time."""
 
 import os
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from regard.files.atomic import OPENS_FOLDERS
 
 @contextmanager
 def locked(folder: Path, *, refusal: str) -> Iterator[None]:
-    """Keep out other processes that lock the same `folder`, while the block runs.
+    """Hold the lock of `folder` while the block runs.
 
-    The operating system locks the folder itself. So the lock leaves no file, and it ends when the process ends in any
-    way. On Windows, which opens no folders, a file beside the folder is locked: `.run.lock` for `run`.
+    The operating system locks the folder itself, so the lock leaves no file and ends with the process. Windows cannot
+    open folders: there it locks a file beside it, `.run.lock` for `run`.
 
     Raises:
         RunFolderError: another process has the lock; the message is `refusal`.
 
-    >>> with locked(Path("."), refusal="somebody is here"), locked(Path("."), refusal="somebody is here"):
+    >>> with locked(Path("."), refusal="already locked"), locked(Path("."), refusal="already locked"):
     ...     pass
     Traceback (most recent call last):
-    regard.errors.RunFolderError: somebody is here
+    regard.errors.RunFolderError: already locked
     """
     beside = folder.absolute().with_name(f".{folder.absolute().name}.lock")
     descriptor = os.open(folder, os.O_RDONLY) if OPENS_FOLDERS else os.open(beside, os.O_RDWR | os.O_CREAT)
@@ -40,9 +40,9 @@ def locked(folder: Path, *, refusal: str) -> Iterator[None]:
 
 @contextmanager
 def locked_in_turn(folder: Path) -> Iterator[None]:
-    """Keep out other processes that lock the same `folder` while the block runs; wait for those that came before.
+    """Hold the lock of `folder` while the block runs, after waiting for its earlier holders.
 
-    Where there are no such locks, as on Windows and on some network disks, nobody waits.
+    Without such locks, as on Windows and on some network disks, there is no wait.
     """
     if not OPENS_FOLDERS:
         yield
@@ -59,7 +59,7 @@ def locked_in_turn(folder: Path) -> Iterator[None]:
 def lock(descriptor: int, *, refusal: str) -> None:
     """Lock an open file or folder, until it is closed or the process ends.
 
-    Some network disks have no such locks; there nobody is kept out.
+    Some network disks have no locks; there it does nothing.
 
     Raises:
         RunFolderError: another process has the lock; the message is `refusal`.

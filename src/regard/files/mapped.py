@@ -1,7 +1,7 @@
-"""Memory-mapped files of numbers.
+"""Memory-mapped arrays in files.
 
-Such a file holds the numbers, a footer in JSON that says how to read them, the length of the footer, and a signature.
-A file that was cut short has no signature, so it is recognised without reading all of it.
+A file holds the elements, a footer in JSON, the length of the footer, and a signature. A truncated file lacks the
+signature, a check that reads only the end.
 """
 
 import json
@@ -16,37 +16,31 @@ from regard.errors import RunFolderError
 from regard.files.untrusted import parse_json
 
 SIGNATURE = b"regard01"
-"""The last bytes of every whole file."""
 TAIL_BYTES = 8 + len(SIGNATURE)
-"""The size of the footer's length and the signature together."""
 ADVICE = "delete it to have it made again"
-"""What the error messages tell the user to do with a damaged file."""
 DTYPES = {np.dtype(kind).str: np.dtype(kind) for kind in (np.uint16, np.int32)}
-"""The dtypes in which tokens are stored, by their names in a footer."""
 
 
 class Footer(Protocol):
-    """The description of the numbers in a file: a dataclass whose fields JSON can hold."""
+    """The description of the elements in a file: a dataclass with JSON fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def numbers_bytes(self) -> int:
-        """How many bytes the numbers have according to this footer. In a whole file so many come before it."""
-        ...
+    def numbers_bytes(self) -> int: ...
 
 
 F = TypeVar("F", bound=Footer)
 
 
 def write_footer(file: IO[bytes], footer: Footer) -> None:
-    """Write everything that comes after the numbers: the footer, its length and the signature."""
+    """Write the end of the file: the footer, its length and the signature."""
     written = file.write(json.dumps(asdict(footer)).encode())
     file.write(written.to_bytes(8, "little") + SIGNATURE)
 
 
 def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8], F]:
-    """The bytes before the footer, which are mapped but not yet read, and the footer.
+    """The bytes before the footer, mapped but not yet read, and the footer.
 
     Raises:
         RunFolderError: the file is absent, cut short, another program's, or has another footer.
@@ -67,7 +61,7 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
         footer = footer_type(**parse_json(raw[-TAIL_BYTES - footer_bytes : -TAIL_BYTES].tobytes()))
         _check_types(footer)
         fits = footer.numbers_bytes == len(numbers)
-    except (ValueError, TypeError):  # it is no JSON, no object, or has other fields or types
+    except (ValueError, TypeError):  # not JSON, not an object, or other fields or types
         fits = False
     if not fits:
         raise RunFolderError(f"expected a footer that fits {path}, got damaged bytes; {ADVICE}")
@@ -75,10 +69,10 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
 
 
 def item_bytes(dtype: str) -> int:
-    """The size of a number of one of the dtypes in which tokens are stored.
+    """The bytes of an element of a token dtype.
 
     Raises:
-        ValueError: no tokens are stored so.
+        ValueError: no token dtype.
 
     >>> item_bytes("<u2")
     2

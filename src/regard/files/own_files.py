@@ -1,4 +1,4 @@
-"""Files that are ours to write to or to remove. A link may lead to a file of somebody else, so it is never followed."""
+"""Checks before a file of ours is written or removed. Links are never followed, as they may lead to a foreign file."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from regard.files.atomic import write_atomically
 
 
 def refuse_links(*paths: Path) -> None:
-    """Check that no path is a symbolic link, before something is written or removed there.
+    """Check that no path is a symbolic link, before writing or removing it.
 
     Raises:
         RunFolderError: a path is a link; the message names the first one and where it leads.
@@ -30,7 +30,7 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_links_in(path: Path) -> None:
-    """Check a file or folder, and all that is in the folder, as `refuse_links` does. What is absent has no links.
+    """Check a file, or a folder and its content, as `refuse_links` does. Absent paths pass.
 
     Raises:
         RunFolderError: there is a link; the message names one.
@@ -41,7 +41,7 @@ def refuse_links_in(path: Path) -> None:
 
 
 def is_file_below(name: str) -> bool:
-    """Whether a relative name, as a file has it, is that of a file below the folder in which the file is.
+    """Whether a relative name in a file stays below the file's folder.
 
     >>> [is_file_below(name) for name in ("data/train.tokens", "../x", "/etc/passwd", "", ".", "a/../../b")]
     [True, False, False, False, False, False]
@@ -51,7 +51,7 @@ def is_file_below(name: str) -> bool:
 
 
 def appended_to(path: Path) -> IO[str]:
-    """Open a text file to append to. If it has other names (hard links), they keep the content of before.
+    """Open a text file to append to. Its other names (hard links) keep the old content.
 
     Raises:
         RunFolderError: it is a link.
@@ -63,7 +63,7 @@ def appended_to(path: Path) -> IO[str]:
 
 
 def part_from_other_names(path: Path) -> None:
-    """Give a file with several names (hard links) a content of its own, so that writing to it changes no other.
+    """Break the hard links of a file by copying it, so that writing leaves the other names unchanged.
 
     Raises:
         OSError: it cannot be read, or the disk is full.
@@ -73,7 +73,7 @@ def part_from_other_names(path: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if there is nothing in it; a folder that is absent needs no removing.
+    """Remove a folder if it is empty or absent.
 
     Raises:
         OSError: it cannot be removed.

@@ -1,4 +1,4 @@
-"""Sealed files: JSON objects with a checksum of their own content, which shows whether they were altered."""
+"""Sealed files: JSON objects with a checksum of their content, against alteration."""
 
 import json
 import zlib
@@ -10,13 +10,11 @@ from regard.errors import RunFolderError
 from regard.files.atomic import read_json, write_json
 
 SEAL = "crc32"
-"""The key of the checksum in the object."""
 _CHUNK_BYTES = 2**20
-"""The bytes that are read at a time to compute the checksum of a file."""
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, together with the checksum of its content.
+    """Write `value` as `write_json` does, with the checksum of its content.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.
@@ -25,7 +23,7 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read what `write_sealed` wrote; an object without a checksum is taken as it is.
+    """Read an object of `write_sealed`; an object without a checksum passes.
 
     Raises:
         RunFolderError: the file is absent, cut short, altered, or holds something other than a JSON object.
@@ -47,7 +45,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def checksum_of_file(path: Path) -> dict[str, int | str]:
-    """The size and the checksum of a file, which is read in pieces.
+    """The size and the checksum of a file, read in chunks.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,8 +1,8 @@
-"""JSON, TOML and safetensors that anybody may have written: one reader of each, with one kind of error.
+"""Untrusted JSON, TOML and safetensors: one reader of each, with one kind of error.
 
-What passes has a bounded depth, finite numbers of at most 64 bits, no name twice in one object, and text that UTF-8 can
-write. So whoever uses it may recurse into it, compute with it and print it. No other file parses what is on a disk;
-`tests/core/test_structure.py` names the few that parse what this program itself has just written.
+Accepted data has a bounded depth, finite values of at most 64 bits, unique names in each object, and valid UTF-8 text,
+so it is safe to recurse into, compute with and print. No other file parses files; `tests/core/test_structure.py` names
+the few exceptions, which parse this program's own output.
 """
 
 import json
@@ -17,21 +17,19 @@ from typing import Any
 from regard.errors import DataError, MissingExtraError
 
 DEEPEST = 100
-"""How many lists and objects may be inside each other. Python allows 1,000 calls, and a level may need several."""
+"""The depth of nested lists and objects. Python allows 1,000 calls, and a level may need several."""
 _NO_KEY = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#.*""")
-"""What has dots that part no keys in a line of TOML: texts, and a comment."""
+"""Texts and comments in a line of TOML: their dots separate no keys."""
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1
-"""The integers that 64 bits can hold, with a sign or without one."""
 LONGEST_INTEGER = 20
-"""The most characters of such an integer."""
 
 
 def parse_json(content: bytes | str) -> Any:
-    r"""The value of a JSON text in UTF-8; a byte order mark before it is passed over.
+    r"""The value of a JSON text in UTF-8, with or without a byte order mark.
 
     Raises:
-        DataError: it is not whole JSON; or it is nested more than `DEEPEST` levels deep, has a name twice in one
-            object, a number that is not finite or needs more than 64 bits, or half of a surrogate pair.
+        DataError: the JSON is incomplete, nested more than `DEEPEST` levels deep, repeats a name in one object, has a
+            number that is not finite or needs more than 64 bits, or half of a surrogate pair.
 
     >>> parse_json(b'{"heads": [8, 0.5, null]}')
     {'heads': [8, 0.5, None]}
@@ -48,15 +46,15 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def parse_toml(content: bytes | str) -> dict[str, Any]:
-    r"""The table of a TOML text in UTF-8; a byte order mark before it is passed over.
+    r"""The table of a TOML text in UTF-8, with or without a byte order mark.
 
     Raises:
-        DataError: it is not whole TOML, or it holds what `parse_json` refuses.
+        DataError: the TOML is incomplete, or breaks a limit of `parse_json`.
 
     >>> parse_toml("task = 'translation'\n[fit]\nsteps = 10")
     {'task': 'translation', 'fit': {'steps': 10}}
     """
-    import tomllib  # the attention alone does not need it
+    import tomllib  # attention alone does not need it
 
     with _refusing("TOML"):
         text = _text(content)
@@ -71,7 +69,7 @@ def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterat
     """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`.
 
     Raises:
-        DataError: it is not a whole safetensors file, or it has a dtype that torch does not have.
+        DataError: the file is damaged, or has a dtype unknown to torch.
         OSError: it cannot be opened.
         MissingExtraError: safetensors is not installed.
     """
@@ -82,7 +80,7 @@ def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterat
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what safetensors raises while it opens or reads the file at `path` into a DataError.
+    """Turn errors of safetensors about the file at `path` into a DataError.
 
     Raises:
         DataError: the file is damaged.
@@ -144,14 +142,13 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_keys(text: str) -> None:
-    """Refuse a key of very many parts: the memory of Python's parser grows with the square of their number."""
+    """Refuse keys of very many parts: the parser's memory grows with the square of their count."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > DEEPEST and _NO_KEY.sub("", line).count(".") > DEEPEST:
             raise ValueError(f"line {number} has a key of more than {DEEPEST} parts")
 
 
 def _check_values(value: Any) -> None:
-    """Check depth, numbers and text, level by level, without a call for each level."""
     level, depth = [value], 0
     while level:
         below: list[Any] = []

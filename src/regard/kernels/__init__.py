@@ -15,19 +15,19 @@ from regard.kernels.tiled import Tiled
 from regard.tensors.guards import is_recorded
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
-"""All backends by name, in the order in which `backend=None` asks them."""
+"""All backends by name, in the order of choice for `backend=None`."""
 WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
-"""Every way to compute attention, which the contract tests run against the reference; "fused" takes the last ones."""
+"""Every registered implementation; contract tests compare each with the reference, "fused" with the best last."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and the row state of the call's own normalization; the backend itself runs the base of it."""
+    """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
     output, state = run(backend, call, value)
     return output, row_state(call) if state is None else state
 
 
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same, but the row state is None if the kernel does not return it and the output does not need it."""
+    """The same, with None for a row state neither returned by the kernel nor needed by the output."""
     if not call.normalization.has_base:
         return backend.run(call, value)
     call_ = replace(call, normalization=call.normalization.base)
@@ -36,26 +36,26 @@ def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | N
 
 
 def row_state(call: Call) -> Tensor:
-    """The row state of a call whose kernel returned none, or none that is exact, from a second pass over the scores.
+    """The row state by a second pass over the scores, for a kernel with no exact one.
 
-    It is computed in the compute dtype, and has a gradient if gradients are recorded.
+    In the compute dtype, with a gradient if gradients are recorded.
     """
     grad = is_recorded()
-    # The state is kept. It must not be an inference tensor, even if the first reader is in inference mode.
+    # The state is cached. It must not be an inference tensor, even if its first read is in inference mode.
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
         call = replace(call, query=query, key=key, dropout=0.0)
-        # Any values would do, so the keys are passed as values.
+        # Any values would do: pass the keys.
         return execute(choose_backend(call, None), call, key)[1]
 
 
 def reader(backend: Backend, call: Call) -> Backend:
-    """The backend that computes products with the map of a call that `backend` ran."""
+    """The backend for products with the map of a call run by `backend`."""
     return choose_backend(call, None) if backend.only_by_name else backend
 
 
 def choose_backend(call: Call, name: str | None) -> Backend:
-    """The named backend, or the first that runs the call.
+    """The named backend, or the first one able to run the call.
 
     Raises:
         ArgumentError: no backend has that name.

@@ -1,7 +1,7 @@
-"""The additive masks of a kernel's blocks, rendered a few queries at a time into memory that is used again.
+"""Additive masks of a kernel's blocks, rendered a few queries at a time into a reused buffer.
 
-A predicate holds several numbers of 8 bytes for each pair that it is asked about, and an allocator may keep the memory
-of every block that was freed. So a pass over blocks has one buffer for the mask, and asks for few pairs at a time.
+A predicate allocates several 8-byte indices for each pair, and an allocator may keep the memory of every freed block.
+So a pass over blocks has one buffer for the mask, and renders few pairs at a time.
 """
 
 import math
@@ -12,34 +12,34 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 18
-"""How many pairs are rendered together: 1 MiB in float32, and 2 MiB for each index tensor of a predicate."""
+"""The pairs rendered together: 1 MiB in float32, and 2 MiB for each index tensor of a predicate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdditiveMask:
-    """The numbers that are added to the scores of a block."""
+    """The additive term of a block's scores."""
 
     tensor: Tensor | None
-    """(B or 1, H or 1, t or 1, s), -inf for excluded pairs; None if nothing is added or excluded."""
+    """(B or 1, H or 1, t or 1, s), -inf for excluded pairs; None for zero."""
     live: Tensor | None
-    """Which rows have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
+    """The rows with a key: bool (B or 1, H or 1, t or 1); None for all."""
 
 
 NOTHING_ADDED = AdditiveMask(None, None)
 
 
 class Buffer:
-    """Memory for one mask after another; the next mask overwrites the one before."""
+    """Memory for successive masks; each overwrites the last one."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
 
     def like(self, piece: Tensor, rows: int) -> Tensor:
-        """A tensor like `piece` (B or 1, H or 1, t, s), but with so many rows, whose numbers are not set."""
+        """An uninitialised tensor like `piece` (B or 1, H or 1, t, s), but with so many rows."""
         shape = (*piece.shape[:2], rows, piece.shape[-1])
         count = math.prod(shape)
         if self._memory is None or self._memory.numel() < count or self._memory.dtype != piece.dtype:
-            self._memory = None  # The old memory is freed before the new one is taken.
+            self._memory = None  # Free the old memory before allocating the new.
             self._memory = piece.new_empty(count)
         return self._memory[:count].view(shape)
 
@@ -47,9 +47,9 @@ class Buffer:
 def by_chunks(
     chunks: Iterator[range], count: int, render: Callable[[range], Tensor | None], buffer: Buffer
 ) -> AdditiveMask:
-    """The additive mask of `count` queries, from `render`, which gives the numbers (..., t, s) of some of them.
+    """The additive mask of `count` queries, from `render`, a function to the mask (..., t, s) of some of them.
 
-    None from `render` stands for numbers that are all 0.
+    None from `render` stands for zeros.
     """
     whole: Tensor | None = None
     live = torch.ones(1, 1, count, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A call as one F.scaled_dot_product_attention, if that is the same: compiled and exported graphs hold this form."""
+"""A call as one F.scaled_dot_product_attention, where equivalent: the form in compiled and exported graphs."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from regard.kernels.kernel_arguments import causal_offset, excluding_factors, on
 
 
 def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
-    """The output (B, H, T, E) by one call of torch's own function, or None if that would compute something else.
+    """The output (B, H, T, E) by torch's own function; None if it would compute something else.
 
-    It computes the same for dot products under softmax without dropout, if the call either is causal from the first
-    key on or has only masks and biases that depend on the key alone (lengths, padding, one bias per key), but not
-    both. torch takes the same kernel as the backend `fused`, so the bits are the same too.
+    It is equivalent for dot products under softmax without dropout, if the call either is causal from the first key on
+    or has only masks and biases by key (lengths, padding, one bias per key), but not both. torch runs the same kernel
+    as the backend `fused`, so the bits are equal.
     """
     scale = call.score.dot_scale(call.query.shape[-1])
     if scale is None or type(call.normalization) is not Softmax or call.dropout > 0:
@@ -27,7 +27,7 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         return None
     additive = None
     if others:
-        # A range instead of this tensor would fix the number of keys in an exported graph.
+        # A range would fix the number of keys in an exported graph.
         keys = torch.arange(call.sizes.keys, device=call.query.device)
         additive = call.allowed(And(others), range(1), keys)
     if call.bias is not None:
@@ -38,7 +38,7 @@ def as_sdpa(call: Call, value: Tensor) -> Tensor | None:
         bias = per_key.to(call.query.dtype).expand(*per_key.shape[:-1], call.sizes.keys)
         additive = bias if additive is None else bias.masked_fill(~additive, -torch.inf)
     dtype, width = value.dtype, value.shape[-1]
-    # If the widths differ, torch's function computes the weights in full.
+    # For unequal widths, torch's function computes the weights in full.
     query, key, value = one_width(call.query, call.key, value.to(call.query.dtype))
     query, scale = with_positive_scale(query, scale)
     output = scaled_dot_product_attention(

@@ -18,7 +18,7 @@ from regard.errors import BackendError, ShapeError
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call:
-    """One attention call, checked and canonical. Every backend gets it, and an `AttentionMap` keeps it.
+    """One attention call, checked and canonical: the input of every backend, and the content of an `AttentionMap`.
 
     `score.prepare` has already been applied to `query` (B, H, T, D) and `key` (B, G, S, D); `mask` and `bias`
     are bound.
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def group(self) -> int:
-        """H / G: how many query heads share a key/value head."""
+        """H / G: the query heads of a key/value head."""
         return self.sizes.heads // self.sizes.kv_heads
 
     @property
@@ -47,15 +47,15 @@ class Call:
         """The masked and biased scores (B, H, t, s) of some rows and columns; -inf for excluded pairs."""
         query, key = take(self.query, rows), take(self.key, columns)
         dtype = self.compute_dtype
-        if query.dtype != dtype or key.dtype != dtype:  # (A `to` that has nothing to do takes microseconds.)
+        if query.dtype != dtype or key.dtype != dtype:  # (A no-op `to` takes microseconds.)
             query, key = query.to(dtype), key.to(dtype)
         return self.scores_of(query, key.repeat_interleave(self.group, dim=1) if self.group > 1 else key, rows, columns)
 
     def scores_of(self, query: Tensor, key: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
         """The same scores, from the vectors (B, H, t, D) and (B, H, s, D) of those rows and columns."""
         scores = self.score.block(query, key)
-        # A tensor is changed in place only if nobody else needs it: a function of the caller may return a tensor that
-        # it keeps, and autograd may have saved a tensor that it has recorded.
+        # Change tensors in place only if unshared: a custom function may return a tensor it holds, and autograd may
+        # have saved a recorded tensor.
         is_ours = self.score.is_declared and not scores.requires_grad
         if self.bias is not None:
             bias = self.bias.block(rows, columns, query=query, key=key, sizes=self.sizes).to(scores.dtype)
@@ -64,13 +64,12 @@ class Call:
         return self.masked_(scores, rows, columns) if is_ours else self.masked(scores, rows, columns)
 
     def masked(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """The scores of some rows and columns, with -inf for the pairs that the mask excludes."""
+        """The scores of some rows and columns, with -inf for pairs excluded by the mask."""
         if self.mask is None or _is_covered(self.mask, rows, columns):
             return scores
         return scores.masked_fill(~self.allowed(self.mask, rows, columns), -torch.inf)
 
     def masked_(self, scores: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
-        """Do the same in place."""
         if self.mask is None or _is_covered(self.mask, rows, columns):
             return scores
         return scores.masked_fill_(~self.allowed(self.mask, rows, columns), -torch.inf)
@@ -127,7 +126,7 @@ class Call:
     def select(self, flat_heads: Tensor) -> "Call":
         """The call on some (batch, head) pairs, as flat indices b * H + h. Each becomes a sequence of one head."""
         batches, heads = flat_heads // self.sizes.heads, flat_heads % self.sizes.heads
-        # With one head the parameters belong to sequences: an earlier selection has made its heads into sequences.
+        # With one head the parameters belong to sequences: an earlier selection has turned its heads into sequences.
         owners = batches if self.sizes.heads == 1 else heads
         return replace(
             self,
@@ -141,7 +140,7 @@ class Call:
         )
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensors besides query, key and value that need a gradient: those of the score, then those of the bias."""
+        """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
 
@@ -151,37 +150,36 @@ def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bo
 
 
 class Backend(ABC):
-    """One way to compute attention. A backend runs a call exactly, or says in a sentence why it cannot."""
+    """An implementation of attention. A backend runs a call exactly, or gives the reason for a refusal."""
 
     name: ClassVar[str]
     only_by_name: ClassVar[str | None] = None
-    """The reason why `backend=None` never chooses this backend, also not to read a map; None if it may."""
+    """The reason why `backend=None` never chooses this backend, nor for reading a map; None if it may."""
 
     @abstractmethod
     def why_not(self, call: Call) -> str | None:
-        """None if this backend runs the call; otherwise the reason why it cannot."""
+        """The reason why this backend cannot run the call; None if it can."""
 
     @abstractmethod
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T).
 
-        The state is None if the kernel does not return it; it is then computed when somebody needs it.
+        The state is None if the kernel does not return it; the first read then computes it.
         """
 
     def unnamed(self) -> "Backend":
-        """This backend for a caller who named none; it may leave to others what it cannot do itself."""
+        """This backend for a caller without a choice; it may leave parts to others."""
         return self
 
     def has_exact_state(self, call: Call) -> bool:
-        """Whether the row state that `run` returns is as exact as the call's compute dtype; a map keeps no other."""
+        """Whether the row state of `run` is exact to the call's compute dtype; a map holds only such states."""
         return True
 
     def remark(self, call: Call) -> str | None:
-        """A remark that `explain` adds when this backend runs the call."""
         return None
 
     def require(self, call: Call, others: str) -> None:
-        """Raise an error if this backend, which the caller named, cannot run the call.
+        """Raise an error if this backend, chosen by name, cannot run the call.
 
         Raises:
             BackendError: the backend cannot run the call; the message gives the reason and `others`.

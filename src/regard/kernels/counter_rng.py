@@ -1,14 +1,14 @@
-"""The random bits of dropout as a function of row and column, for graphs that cannot seed a generator again."""
+"""The random bits of dropout as a function of row and column, for graphs without access to a generator's seed."""
 
 from torch import Tensor
 
 
 def kept_at(seed: Tensor, rows: Tensor, columns: Tensor, dropout: float) -> Tensor:
-    """Whether each (row, column) is kept, with probability 1 - dropout. The same seed gives the same answer.
+    """Whether each (row, column) is kept, with probability 1 - dropout. Equal seeds give equal answers.
 
     Args:
-        seed: an integer tensor of one number.
-        rows: (..., t, 1), below 2^31; the numbers go on from one flat_head to the next.
+        seed: an integer tensor of one element.
+        rows: (..., t, 1), below 2^31; numbered on from one flat_head to the next.
         columns: (s,), below 2^31.
         dropout: in [0, 1).
 

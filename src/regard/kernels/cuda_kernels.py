@@ -1,20 +1,20 @@
-"""torch's fused kernels for CUDA, each called within the contract of its operator, which torch does not check itself.
+"""torch's fused CUDA kernels, within the contracts of their operators. torch itself does not check them.
 
-What the sources of torch 2.11 to 2.15 say of the operators:
+From the sources of torch 2.11 to 2.15:
 
 - The flash kernel has no additive mask. Its causal flag is aligned with the last key: row i sees the keys up to
   i + S - T. The memory-efficient kernel and the kernel of the CPU align theirs with the first key.
 - The flash kernel reads the log-sum-exp in its backward from a pointer, as if it were contiguous.
-- The memory-efficient kernel pads the log-sum-exp to a multiple of 32 rows with +inf, and its backward relies on that.
-- Its backward of half precision reads the output from a pointer, with rows that are heads times width apart: those of
-  a contiguous (B, T, H, E). It takes the strides of sequences and heads from the tensor, and copies a gradient of the
-  output that lies in another way.
-- It takes an additive mask only in the dtype of the query, with strides that are multiples of 8.
+- The memory-efficient kernel pads the log-sum-exp to a multiple of 32 rows with +inf for its backward.
+- Its backward of half precision reads the output from a pointer, with rows heads times width apart, as in a contiguous
+  (B, T, H, E). It takes the strides of sequences and heads from the tensor, and copies an output gradient of another
+  layout.
+- It takes an additive mask only in the dtype of the query, with strides in multiples of 8.
 - cuDNN's kernel takes widths up to 128 and more than one key, aligns its flag with the first key, and gives the
   log-sum-exp with one more dimension. torch prefers it on Hopper and Blackwell, from cuDNN 9.15.1 on.
-- All need widths that are multiples of 8, and rows that begin at multiples of 16 bytes. Where they do not, the
-  memory-efficient kernel says so, flash ends the process, and cuDNN's makes wrong numbers (seen on an H200).
-- Flash takes widths of at most 256, and goes back through widths of 193 to 224 on data-centre GPUs alone. Flash and
+- All need widths in multiples of 8, and rows aligned to 16 bytes. Otherwise the memory-efficient kernel raises, flash
+  ends the process, and cuDNN's returns wrong values (seen on an H200).
+- Flash takes widths of at most 256, and its backward takes widths of 193 to 224 on data-centre GPUs only. Flash and
   cuDNN's take grouped heads as they are, the memory-efficient kernel takes them repeated.
 - A grid of blocks has at most 65,535 sequences and heads, and no kernel takes an empty batch.
 """
@@ -38,31 +38,31 @@ from regard.tensors.torch_private import (
 )
 
 NEWEST = (9, 0)
-"""The compute capability that is taken for granted where there is no GPU to ask."""
+"""The assumed compute capability without a GPU."""
 MOST_IN_GRID = 65_535
-"""The most sequences, and the most heads, that one call of a kernel takes."""
 WIDEST_FLASH = 256
 WIDEST_CUDNN = 128
 CUDNN_AFTER = 91_500
 """torch prefers cuDNN's kernel from the version after this one, on the capabilities that follow."""
 CUDNN_MAJOR = (9, 10)
 BACKWARD_OF_DATA_CENTRES = range(193, 225)
-"""Widths through which flash goes back on GPUs of capability 8.0, 9.0 and 10.x, but not on those of desktops."""
+"""Widths with a flash backward on GPUs of capability 8.0, 9.0 and 10.x, but not on desktop ones."""
 FEWEST_OF_CUDNN = 1_024
-"""cuDNN builds a plan for each new shape, in 40 ms, and in 46 ms for the backward: what it saves over flash in hundreds
-of calls of fewer queries (docs/design/gpu.md). Steps of a generation and batches of sentences all have new shapes."""
+"""cuDNN builds a plan for each new shape, in 40 ms, and in 46 ms for the backward: its gain over flash in hundreds of
+calls of fewer queries (docs/design/gpu.md). Steps of a generation and batches of sentences all have new shapes.
+"""
 ALIGNED_BYTES = 16
 LSE_ROWS = 32
 """The memory-efficient kernel pads the log-sum-exp to a multiple of so many rows."""
 
 
 def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a query on CUDA; None if torch has none that returns its log-sum-exp.
+    """The kernel for a query on CUDA; None if no kernel of torch returns its log-sum-exp.
 
     Args:
-        query: the query.
+        query: (B, H, T, D).
         width: the width of the vectors.
-        covering: how the mask is covered; None takes the kernel that runs any plan.
+        covering: the plan of the mask; None for the kernel of any plan.
     """
     half = query.dtype in (torch.float16, torch.bfloat16)
     capability = capability_of(query.device) or NEWEST
@@ -79,7 +79,7 @@ def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel |
 
 
 def _is_for_cudnn(covering: Plan) -> bool:
-    """Whether one call of cuDNN's kernel is worth its plan, and torch itself takes it on a GPU for which it is made."""
+    """Whether cuDNN's kernel pays for its plan, and torch itself prefers it on this GPU."""
     block, *others = covering.every
     if others or len(block.rows) < FEWEST_OF_CUDNN or len(block.columns) < 2:
         return False
@@ -92,7 +92,7 @@ def _is_for_cudnn(covering: Plan) -> bool:
 
 
 class CudaKernel(Kernel):
-    """What the kernels of CUDA have in common."""
+    """The common parts of the CUDA kernels."""
 
     multiple = 8
 
@@ -152,7 +152,6 @@ class CudaEfficient(CudaKernel):
 
 
 def _heads_within_rows(output: Tensor) -> Tensor:
-    """An output (B, H, t, E) whose heads lie side by side in memory, row after row."""
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -236,7 +235,7 @@ class CudaFlash(CudaKernel):
 
 
 def _goes_back(query: Tensor) -> bool:
-    """Whether flash has a backward for this width, to which the gradient of the log-sum-exp may have added columns."""
+    """Whether flash has a backward for this width, perhaps with extra columns for the gradient of the log-sum-exp."""
     width = query.shape[-1]
     if width not in BACKWARD_OF_DATA_CENTRES:
         return width <= WIDEST_FLASH
@@ -245,10 +244,10 @@ def _goes_back(query: Tensor) -> bool:
 
 
 def _as_precise_as(additive: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype of a bias that is more precise than they are.
+    """The tensors in the dtype of a bias of higher precision.
 
-    The kernel takes both in one dtype. A bias in half precision would err by several nats: that of ALiBi counts to
-    thousands, and bf16 has eight bits.
+    The kernel takes both in one dtype. A bias in half precision would err by several nats: ALiBi's reaches thousands,
+    and bf16 has eight bits.
     """
     if additive is None:
         return tensors
@@ -257,7 +256,7 @@ def _as_precise_as(additive: Tensor | None, *tensors: Tensor) -> tuple[Tensor, .
 
 
 def _aligned(additive: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Expand a mask to (B, H, T, S), in a storage whose rows are padded to a multiple of 16 numbers."""
+    """Expand a mask to (B, H, T, S), with rows padded in storage to a multiple of 16 elements."""
     if additive is None:
         return None
     length = key.shape[-2]

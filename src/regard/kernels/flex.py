@@ -17,29 +17,27 @@ from regard.kernels.base import Backend, Call
 from regard.tensors.guards import in_forward_mode, in_transform
 
 MOST_KERNELS = 256
-"""The number of kinds of calls that one process compiles kernels for; a call of one more kind raises an error."""
+"""The most kernels compiled in one process; a call beyond them raises an error."""
 
 HANDS_BACK_LSE = torch.__version__ >= "2.9"
-"""Whether FlexAttention hands back its log-sum-exp in the way that is asked for here."""
+"""Whether FlexAttention has the current interface for its log-sum-exp."""
 
 COMPILERS = ("cl",) if os.name == "nt" else ("c++", "g++", "clang++")
-"""The C++ compilers that `torch.compile` looks for on this system."""
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The function (score, batch, head, query, key) -> score that FlexAttention calls for each pair."""
+"""The function (score, batch, head, query, key) -> score of FlexAttention, for each pair."""
 
 
 class Flex(Backend):
-    """Softmax of dot products, with or without a soft cap, by kernels that `torch.compile(flex_attention)` makes.
+    """Softmax of dot products, with or without a soft cap, by kernels of `torch.compile(flex_attention)`.
 
     Masks are passed as predicates, over blocks of 128 queries and keys; biases and the soft cap are compiled into the
-    kernel. A kernel is made at the first call of its kind (this takes seconds on the CPU), never on import, and lives
-    as long as the process. A call with other shapes is of another kind; a call with other numbers in the tensors is
-    not. No tensor of T x S numbers is allocated, only a few integers for each block of a mask.
+    kernel. The first call of its kind compiles a kernel (seconds on the CPU), which lives as long as the process; other
+    shapes need another kernel, other values do not. It allocates no T x S tensor, only a few integers for each block of
+    a mask.
 
-    On the CPU it runs without gradients only and returns no row state: a map computes the state by a second pass over
-    the scores when it is first read. On CUDA the state and its gradient come with the output. The path for CUDA is
-    written from torch's documentation and has never been run.
+    On the CPU it runs without gradients only and returns no row state: the first read of a map computes the state by a
+    second pass over the scores. On CUDA the state and its gradient come with the output. The CUDA path follows torch's
+    documentation and has never been run.
 
     Source: Dong et al. 2024 (arXiv:2412.05496).
     """
@@ -72,7 +70,7 @@ class Flex(Backend):
         return "its kernel returns no row state: a map computes it by a scores-only pass when it is first read"
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel for this kind of call; compile it first if this is the first call of its kind.
+        """Run the kernel for this kind of call; the first one compiles it.
 
         Raises:
             BackendError: the values require a gradient on the CPU, or torch cannot compile the call.
@@ -82,7 +80,7 @@ class Flex(Backend):
             raise BackendError(f"backend 'flex' cannot run this call: {_NO_GRADIENTS}; detach the values")
         tensors = tuple(t.to(call.query.dtype) for t in (call.query, call.key, value))
         if not on_cuda:
-            # The kernel refuses tensors that require a gradient, even if no gradients are recorded.
+            # The kernel refuses tensors with requires_grad, even if no gradients are recorded.
             tensors = tuple(t.detach() for t in tensors)
         if not all(t.numel() for t in tensors):
             return _nothing(call, value)
@@ -91,11 +89,9 @@ class Flex(Backend):
 
 
 _NO_GRADIENTS = "on the CPU FlexAttention has no gradient, and something here requires one"
-"""The reason why the backend refuses gradients on the CPU."""
 
 
 def _why_not_here(call: Call) -> str | None:
-    """The reason why the call cannot run on its device, or None."""
     kind = call.query.device.type
     if kind not in ("cpu", "cuda"):
         return f"FlexAttention is used on the CPU and on CUDA, not on {kind}"
@@ -116,7 +112,6 @@ def _has_compiler() -> bool:
 
 
 def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
-    """The scale and the soft cap of a score that is a dot product; None for other scores."""
     inner, cap = (score.score, score.cap) if isinstance(score, SoftCapped) else (score, None)
     scale = inner.dot_scale(dim)
     return None if scale is None else (scale, cap)
@@ -124,7 +119,6 @@ def _dot_and_cap(score: Score, dim: int) -> tuple[float, float | None] | None:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """torch's function, which is compiled for each kind of arguments; `fullgraph` refuses a dense fallback."""
     from torch.nn.attention.flex_attention import flex_attention
 
     # Shapes are not dynamic: with dynamic shapes torch 2.13 writes C++ that does not compile if a mask or a bias reads
@@ -165,14 +159,12 @@ def _attend(call: Call, query: Tensor, key: Tensor, value: Tensor, *, with_lse: 
 
 
 def _nothing(call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The answer if there is no query, no key or no sequence."""
     rows = call.query.shape[:-1]
     state = call.query.new_full(rows, -torch.inf, dtype=call.compute_dtype)
     return value.new_zeros(*rows, value.shape[-1]), state
 
 
 def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
-    """The function that applies first the soft cap and then the bias to the score at (batch, head, query, key)."""
     if bias is None and cap is None:
         return None
     added = None if bias is None else _lookup(bias.tensor) if isinstance(bias, DenseBias) else _by_value(bias)
@@ -186,8 +178,6 @@ def _score_mod(bias: Bias | None, cap: float | None) -> ScoreMod | None:
 
 
 def _lookup(tensor: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A function that reads a canonical tensor at a pair; dimensions of size 1 are broadcast."""
-
     def at(*index: Tensor) -> Tensor:
         return tensor[tuple(i if n > 1 else torch.zeros_like(i) for i, n in zip(index, tensor.shape, strict=True))]
 
@@ -195,7 +185,7 @@ def _lookup(tensor: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor
 
 
 def _by_value(bias: Bias) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A function that computes a bias from the head and the positions of query and key, without their vectors."""
+    """A function from the head and the positions of query and key to a bias without vectors."""
 
     def at(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return bias.value(head, query, key, query, key)

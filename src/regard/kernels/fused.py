@@ -1,4 +1,4 @@
-"""torch's fused kernels, with the log-sum-exp that they compute anyway."""
+"""torch's fused kernels, with the log-sum-exp, a by-product of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ from regard.tensors.torch_private import missing
 
 
 class Fused(Backend):
-    """Softmax of scaled dot products at the speed of the kernels; no tensor of T x S numbers is ever allocated.
+    """Softmax of scaled dot products at the speed of the kernels, without any T x S tensor.
 
-    The row state is the log-sum-exp, -inf for rows with no key, and it has a gradient. The kernels have no second
-    derivative: a caller who named no backend gets it from the tiles.
+    The row state is the log-sum-exp, -inf for rows without keys, and it has a gradient. The kernels have no second
+    derivative: without a named backend, the tiles compute it.
     """
 
     name = "fused"
 
     def __init__(self, second: Backend | None = None, kernel: ShortSequences | None = None) -> None:
         self._second = second
-        """The backend of second derivatives, which the kernels do not have; None to refuse them."""
+        """The backend of second derivatives, which the kernels lack; None to refuse them."""
         self._kernel = kernel
-        """The kernel that runs every call; None to choose it."""
+        """The kernel of every call; None to choose one."""
 
     def unnamed(self) -> Backend:
         return _WITH_SECOND
@@ -68,9 +68,9 @@ class Fused(Backend):
         return problem if self._kernel is None else problem or self._kernel.why_not(call)
 
     def has_exact_state(self, call: Call) -> bool:
-        """Not for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
+        """False for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
 
-        That of the kernels of CUDA errs by 2e-6; but its gradient is rounded to half precision.
+        CUDA kernels err by 2e-6; but their gradient is rounded to half precision.
         """
         takes_gradient = call.query.requires_grad or call.key.requires_grad
         return call.query.dtype == call.compute_dtype or (call.query.is_cuda and not takes_gradient)
@@ -111,7 +111,7 @@ class Fused(Backend):
 
 
 def kernel_for(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a device and dtype, or None if torch has none that returns its log-sum-exp."""
+    """The kernel for a device and dtype; None if no kernel of torch returns its log-sum-exp."""
     if query.is_cpu:
         return CPU_FLASH if query.dtype in CPU_DTYPES else None
     return cuda_kernel(query, width=width, covering=covering) if query.device.type == "cuda" else None
@@ -123,9 +123,9 @@ _WITH_SECOND = Fused(Tiled())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Again:
-    """A call whose gradients another backend computes, so that they can be differentiated again.
+    """A call with gradients by another backend, differentiable again.
 
-    It holds neither query nor key: autograd saves them, and hands them back.
+    It holds neither query nor key: autograd saves them.
     """
 
     backend: Backend
@@ -138,7 +138,6 @@ class Again:
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of the query, the key and the value that the kernel got."""
         query, key, value = vectors
         call = Call(
             query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
@@ -156,9 +155,9 @@ NO_SECOND = "backend 'fused' has no second derivative; backend='tiled' has, in l
 
 
 class _WholeCall(torch.autograd.Function):
-    """A block that is all of a call: (query, key, value) -> (output, lse), both with gradients.
+    """A call in one block: (query, key, value) -> (output, lse), both with gradients.
 
-    The block holds what was added to the scores, so that lengths may change in place before the way back.
+    It holds the additive mask, so lengths may change in place before the backward pass.
     """
 
     @staticmethod
@@ -239,10 +238,10 @@ class _FusedBlocks(torch.autograd.Function):
 
 
 def _lost_sums(ctx: Any, lse: Tensor) -> bool:
-    """Whether biases far from 0 left the log-sum-exp of a row no digits for its sum.
+    """Whether biases far from 0 cost the log-sum-exp of a row all digits of its sum.
 
-    The kernels make the weights of the backward pass of it, and torch's own gradients are wrong there. Only rows on the
-    CPU are looked at: on a GPU that would wait for the device.
+    The kernels compute the weights of the backward pass from it, and torch's own gradients are wrong there. Only CPU
+    tensors are checked: a GPU would synchronise.
     """
     return ctx.again is not None and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
 
@@ -250,7 +249,7 @@ def _lost_sums(ctx: Any, lse: Tensor) -> bool:
 def _without(
     covering: Plan, lse: Tensor, grad_output: Tensor, grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same without the queries that run anew: with lse = +inf their weights are 0, and no gradient comes in."""
+    """The same without the queries that run anew: lse = +inf makes their weights 0, and no gradient comes in."""
     if not covering.anew:
         return lse, grad_output, grad_lse
     gone = torch.zeros(lse.shape[-1], dtype=torch.bool, device=lse.device)
@@ -261,7 +260,6 @@ def _without(
 
 
 def _part(tensor: Tensor, where: range, block: Block) -> Tensor:
-    """The rows of a tensor (B, H, length, ...) that a block reads; for joined blocks (B * count, H, rows, ...)."""
     if block.count == 1:
         return tensor[:, :, where.start : where.stop]
     end = where.stop + len(block.rows) * (block.count - 1)
@@ -278,7 +276,7 @@ def _whole(tensor: Tensor, block: Block) -> Tensor:
 
 
 def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
-    """Add `piece` to the rows that `_part` reads. Joined blocks may share keys, so one row may get several terms."""
+    """Add `piece` to the rows of `_part`. Joined blocks may share keys, so one row may get several terms."""
     step = len(block.rows)
     if len(where) <= step:
         end = where.stop + step * (block.count - 1)
@@ -292,7 +290,6 @@ def _add_part(total: Tensor, where: range, block: Block, piece: Tensor) -> None:
 def _forward_blocks(
     kernel: Kernel, covering: Plan, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The output and the lse of all blocks, and the extras of each block."""
     blocks, buffer, end = covering.every, Buffer(), 0
     results: tuple[Tensor, ...] = ()
     extras: list[tuple[Any, ...]] = []
@@ -302,7 +299,7 @@ def _forward_blocks(
         if len(covering.blocks) == 1 and not number:
             results = (pieces[0], pieces[1])
             continue
-        # If each block left small tensors behind, the allocator would keep the memory of every mask between them.
+        # Small tensors left by each block would keep the allocator from reusing the memory of masks between them.
         results = results or tuple(t.new_empty(*t.shape[:2], query.shape[2], *t.shape[3:]) for t in pieces)
         start, end = end, end + pieces[0].shape[2]
         if number >= len(covering.blocks):
@@ -322,7 +319,6 @@ def _forward_block(
     value: Tensor,
     buffer: Buffer,
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """The output, the lse (-inf on rows with no key) and the kernel's extras, for one block or for joined blocks."""
     query = _part(query, block.rows, block)
     if not block.columns:
         dtype = torch.promote_types(query.dtype, torch.float32)

@@ -1,11 +1,11 @@
-"""What a fused kernel of torch is: a forward that returns the log-sum-exp, and a backward that takes its gradient.
+"""The interface of fused kernels: a forward that returns the log-sum-exp, and a backward for its gradient.
 
 The kernel of the CPU is here, those of CUDA are in `regard.kernels.cuda_kernels`.
 
-torch's public function hides the log-sum-exp (lse) that its kernels compute, and accepts no gradient for it. Here
-each kernel is called through the operator that returns the lse. The gradient of the lse goes through the kernel's
-own backward as one more column: with q and k extended by 0, v by 1, out by 0 and grad_out by dlse, the operator
-computes dS = P * (dO v^T - delta) + P * dlse.
+torch's public function hides the log-sum-exp (lse) of its kernels, and accepts no gradient for it. Here each kernel is
+called through the operator with the lse as a result. The gradient of the lse goes through the kernel's own backward as
+one more column: with q and k extended by 0, v by 1, out by 0 and grad_out by dlse, the operator computes dS = P * (dO
+v^T - delta) + P * dlse.
 """
 
 from abc import ABC, abstractmethod
@@ -22,32 +22,31 @@ from regard.tensors.readable import row_contiguous
 from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_alone, flash_cpu_backward
 
 Extras = tuple[Any, ...]
-"""What a kernel's forward returns for its own backward, besides output and lse."""
 Residuals = tuple[Tensor, ...]
 """The saved tensors: query, key, value, output and lse."""
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 256
-"""Up to so many queries the backward of half precision takes less time in float32 (docs/design/choices.md)."""
+"""Up to so many queries the half-precision backward is faster in float32 (docs/design/choices.md)."""
 
 
 class Kernel(ABC):
-    """A fused kernel: `forward` returns the output, the lse, and what else `backward` needs."""
+    """A fused kernel: `forward` returns the output, the lse, and extras for `backward`."""
 
     name: ClassVar[str]
     operators: ClassVar[tuple[Any, ...]]
-    """Those of torch that it calls."""
     multiple: ClassVar[int] = 1
     """The widths of the vectors must be multiples of this."""
     reads_output: ClassVar[bool] = True
-    """Whether `backward` takes the sum of a row's weights times their gradients from the output and its gradient, so
-    that a further column of both can carry the gradient of the lse."""
+    """Whether `backward` computes the row sums of weights times their gradients from the output and its gradient: a
+    further column of both can then carry the gradient of the lse.
+    """
 
     def refuses(self, sizes: Sizes) -> str | None:
-        """The reason why it does not take calls of these sizes; None if it does."""
+        """The reason why it cannot take calls of these sizes, if any."""
         return None
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """Vectors (..., D) as the kernel takes for granted that they stand in memory: the same tensor, or a copy."""
+        """Vectors (..., D) in the memory layout assumed by the kernel: the same tensor, or a copy."""
         return tensor if tensor.is_contiguous() else row_contiguous(tensor)
 
     @abstractmethod
@@ -134,7 +133,7 @@ CPU_FLASH = CpuFlash()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneBlock:
-    """What a kernel is told of a block besides its vectors."""
+    """A block's arguments for a kernel, besides its vectors."""
 
     kernel: Kernel
     scale: float
@@ -142,13 +141,13 @@ class OneBlock:
     added: AdditiveMask
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Extras]:
-        """The output, the lse (-inf on rows with no key) and the kernel's extras."""
+        """The output, the lse (-inf on rows without keys) and the kernel's extras."""
         output, lse, extras = self.kernel.forward(
             query, key, value, additive=self.added.tensor, is_causal=self.is_causal, scale=self.scale
         )
         live = self.added.live
         if live is not None:
-            # Kernels disagree on rows with no key (lse is 0.0 on CPU, +inf in flash): the mask tells which these are.
+            # Kernels disagree on rows without keys (lse is 0.0 on CPU, +inf in flash): find them by the mask.
             lse = lse.masked_fill(~live, -torch.inf)
             output = output if isinstance(self.kernel, CpuFlash) else output.masked_fill(~live[..., None], 0.0)
         return output, lse, extras
@@ -161,7 +160,7 @@ class OneBlock:
         dim = query.shape[-1]
         if self.added.live is not None:
             dead = lse == -torch.inf
-            # With lse = +inf the weights of a row with no key are exp(-inf) = 0 again, for every kernel's convention.
+            # With lse = +inf the weights of a row without keys are exp(-inf) = 0 again, for every kernel's convention.
             lse = lse.masked_fill(dead, torch.inf)
             grad_output = grad_output.masked_fill(dead[..., None], 0.0)
             grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
@@ -183,15 +182,15 @@ class OneBlock:
 
 
 def wider(tensor: Tensor, columns: int, value: float = 0.0) -> Tensor:
-    """A tensor (..., D) with more columns, which follow one another in memory, as the kernels take for granted.
+    """A tensor (..., D) with more columns, contiguous in memory, as the kernels assume.
 
-    torch pads what may be read as channels-last, as one column of many heads may, into memory of that kind.
+    torch pads tensors with a channels-last reading, such as one column of many heads, into channels-last memory.
     """
     return row_contiguous(torch.nn.functional.pad(tensor, (0, columns), value=value))
 
 
 def repeated(query: Tensor, tensor: Tensor) -> Tensor:
-    """Keys or values with a head for each head of the query, for a kernel that does not take grouped heads."""
+    """Keys or values with a head for each query head, for a kernel without grouped heads."""
     group = query.shape[1] // tensor.shape[1]
     return tensor.repeat_interleave(group, dim=1) if group > 1 else tensor
 

@@ -1,17 +1,16 @@
-"""How a fused kernel covers a mask: by a flag, by a bias per key, or by one block of queries after another.
+"""The plan of a mask for a fused kernel: a flag, a bias per key, or successive blocks of queries.
 
-A kernel takes an additive mask, and a flag for causality that starts at the first key. A dense additive mask would
-cost T x S numbers. So the mask is split into its factors. Factors that depend on the key alone become a bias of
-shape (B, 1, 1, S). Causality from the first key becomes the flag. The other factors are rendered from their
-predicates for one block of queries at a time, over the keys that the block can see: in the forward pass, and again
-in the backward pass.
+A kernel takes an additive mask, and a causal flag from the first key on. A dense additive mask would cost T x S
+elements. So the mask is split into its factors. Factors by key alone become a bias of shape (B, 1, 1, S). Causality
+from the first key becomes the flag. The other factors are rendered from their predicates for one block of queries at a
+time, over the block's visible keys: in the forward pass, and again in the backward pass.
 
-A block needs no factor that allows all of its pairs: inside a document there is no mask, and the causal block of a
-document takes the flag. A mask that depends on key - query alone is the same for all blocks along a diagonal: it is
-rendered once, and equal neighbours go to the kernel together, as rows of a batch. The cuts depend on the mask alone.
+A block drops factors without effect in it: inside a document there is no mask, and the causal block of a document takes
+the flag. A mask by key - query alone is equal for all blocks along a diagonal: it is rendered once, and equal
+neighbours go to the kernel together, as rows of a batch. The cuts depend on the mask alone.
 
-Under causality a mask or bias that only a few queries have would take the flag from all the others. So all queries run
-with the flag, as if there were no such mask, and these few then run again, with it.
+Under causality a mask or bias of a few queries would cost all others the flag. So all queries run with the flag,
+without such a mask, and these few then run again, with it.
 """
 
 from bisect import bisect_left
@@ -34,46 +33,45 @@ from regard.tensors.tensor_tree import tensors_of_tree
 from regard.tensors.tile_sizes import fitting, ranges
 
 BLOCK_ELEMENTS = 1 << 22
-"""The most numbers in the additive mask of one block: 16 MiB in float32."""
+"""The most elements of a block's additive mask: 16 MiB in float32."""
 BLOCK_ROWS = (32, 128, 256, 512)
-"""Queries in a block: first the fewest, then the sizes from which the one with the least work is taken."""
+"""Queries in a block: first the fewest, then the candidates for the least work."""
 CUT_ROWS = 128
 """The fewest queries of a block that ends at a cut: smaller blocks cost more in calls than they save in pairs."""
 MOST_JOINED = 65_535
-"""Joined blocks are rows of a batch, and CUDA's kernels take no more of them."""
+"""Joined blocks are rows of a batch, up to the limit of CUDA's kernels."""
 FEW = 4
-"""A mask is that of few queries if it is that of at most one in so many."""
+"""A mask of few queries concerns at most one in so many."""
 PAIRS_A_CALL = 1 << 16
-"""The fixed cost of a kernel call, as a number of pairs of query and key that could be computed in the same time."""
+"""The fixed cost of a kernel call, as the number of pairs computed in the same time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some queries, the keys that they may see, and the masks that still hold between them."""
+    """Some queries, their visible keys, and the remaining masks between them."""
 
     rows: range
     columns: range
     is_causal: bool = False
     """Whether the kernel's flag is on: row i of the block sees its keys up to i."""
     factors: tuple[Mask, ...] = ()
-    """The other masks that hold in the block."""
+    """The other masks of the block."""
     count: int = 1
-    """How many blocks are joined: the queries and keys of each are len(rows) further on, and the mask is the same."""
+    """The number of joined blocks: the queries and keys of each are len(rows) further on, under the same mask."""
     has_bias: bool = True
-    """Whether the bias holds in the block."""
+    """Whether the bias applies to the block."""
 
     @property
     def mask(self) -> Mask | None:
-        """The conjunction of the factors; None without factors."""
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
     @property
     def place(self) -> object:
-        """Where the block lies in a mask that depends on key - query alone: such masks of equal places are equal."""
+        """The block's place in a mask by key - query alone: such masks are equal at equal places."""
         return self.factors, len(self.rows), len(self.columns), self.columns.start - self.rows.start
 
     def continues(self, last: "Block") -> bool:
-        """Whether this block is the next one in the row of equal blocks that `last` stands for."""
+        """Whether this block is the next one in the row of equal blocks that ends with `last`."""
         step = len(last.rows)
         return (
             self.rows == _moved(last.rows, step * last.count)
@@ -86,44 +84,43 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The blocks of a call, and the numbers to add to the scores of each."""
+    """The blocks of a call, and the additive masks of each."""
 
     blocks: tuple[Block, ...]
     bias: Bias | None
     per_row: Tensor | None
-    """The true scores minus the scores of the kernel, one number for each row: (B or 1, H or 1, T)."""
+    """The true scores minus the scores of the kernel, one value for each row: (B or 1, H or 1, T)."""
     sizes: Sizes
     dtype: torch.dtype
     device: torch.device
     anew: tuple[Block, ...] = ()
-    """Blocks of queries that run once more after the others, because more holds for them; their results stand."""
+    """Blocks of queries run once more after the others, with further masks; their results stand."""
     repeated: frozenset[object] = frozenset()
-    """The places of blocks that occur more than once; their masks, which depend on key - query alone, are kept."""
+    """The places of blocks that occur more than once; their masks, by key - query alone, are cached."""
     _rendered: dict[object, AdditiveMask] = field(default_factory=dict)
 
     @property
     def every(self) -> tuple[Block, ...]:
-        """All blocks, in the order in which they run."""
         return (*self.blocks, *self.anew)
 
     @property
     def whole(self) -> Block | None:
-        """The block that holds all queries and keys as they stand in memory, if there is one."""
+        """The block of all queries and keys as they lie in memory, if there is one."""
         first = self.blocks[0]
         is_whole = not self.anew and len(self.blocks) == 1 == first.count and len(first.columns) == self.sizes.keys
         return first if is_whole else None
 
     @property
     def is_square(self) -> bool:
-        """Whether blocks need no mask but the causal flag, and those that need it have as many keys as queries.
+        """Whether blocks need no mask but the causal flag, and only with as many keys as queries.
 
-        The kernels do not agree on the place of the flag in other blocks.
+        The kernels disagree on the alignment of the flag in other blocks.
         """
         plain = self.bias is None and not any(block.factors for block in self.every)
         return plain and all(len(b.rows) == len(b.columns) for b in self.every if b.is_causal)
 
     def additive(self, block: Block, buffer: Buffer) -> AdditiveMask:
-        """The kernel's additive mask for a block; the next one that is asked for with this buffer may overwrite it."""
+        """The kernel's additive mask for a block; the next one in this buffer may overwrite it."""
         if not self.repeated or block.place not in self.repeated:
             return self._render(block, buffer)
         if block.place not in self._rendered:
@@ -143,20 +140,19 @@ class Plan:
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
-        """The bias, unless it is 0 in the whole block."""
         if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
             return None
         return self.bias
 
     def _tensor(self, block: Block, chosen: range) -> Tensor | None:
-        """The additive mask of some rows of a block; None if it is 0.
+        """The additive mask of some rows of a block; None for zeros.
 
         Its last stride is 1: the CPU kernel would copy any other, expanded to B x H x T x S.
         """
         rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
         given = self._bias_of(block)
         if given is not None:
-            # A bias is at least as wide as the queries, which are not looked at.
+            # A bias is at least as wide as the queries, whose values are not read.
             nothing = torch.empty(0, dtype=self.dtype, device=self.device)
             bias = given.block(rows, columns, query=nothing, key=nothing, sizes=self.sizes).detach()
             wide = bias.dtype == self.dtype or self.dtype == torch.float64
@@ -173,7 +169,7 @@ class Plan:
 
 
 def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
-    """Which rows of a block have a key: bool (B or 1, H or 1, t or 1); None if all have one."""
+    """The rows of a block with a key: bool (B or 1, H or 1, t or 1); None for all."""
     if additive is None:
         return None
     # With the first key each row has one, with the flag too.
@@ -190,7 +186,7 @@ def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
-    """The blocks of a plan: what follows from the masks and the sizes of a call."""
+    """The blocks of a plan, as far as they follow from the masks and the sizes of a call."""
 
     blocks: tuple[Block, ...]
     anew: tuple[Block, ...] = ()
@@ -221,7 +217,7 @@ def plan(call: Call) -> Plan:
 
 
 def are_numbers(factors: tuple[Mask, ...]) -> bool:
-    """Whether masks are made of Python's numbers alone, so that equal ones are the same mask.
+    """Whether masks consist of Python numbers alone: then equal ones are the same mask.
 
     >>> from regard.call.masks.basic import (Causal, Lengths)
     >>> are_numbers((Causal(3),)), are_numbers((Lengths(torch.tensor([3])),))
@@ -231,7 +227,7 @@ def are_numbers(factors: tuple[Mask, ...]) -> bool:
 
 
 def _limits() -> tuple[object, ...]:
-    """The constants that decide about blocks: they are part of the key of a cached layout."""
+    """The constants of the block layout: part of the key of a cached layout."""
     return BLOCK_ELEMENTS, BLOCK_ROWS, CUT_ROWS, MOST_JOINED, FEW, PAIRS_A_CALL
 
 
@@ -243,7 +239,7 @@ def _cached_layout(factors: tuple[Mask, ...], is_causal: bool, sizes: Sizes, lim
 
 
 def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> BlockLayout:
-    """The blocks of a call some of whose masks, or whose bias, differ from query to query."""
+    """The blocks of a call with masks, or a bias, by query."""
     anew = _of_few(factors, bias, everything, sizes) if everything.is_causal else None
     if anew is not None:
         return BlockLayout((everything,), anew, _repeated((everything,), bias))
@@ -253,7 +249,7 @@ def _layout(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, siz
 
 
 def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, sizes: Sizes) -> tuple[Block, ...] | None:
-    """Blocks of the queries that have more masks, or a bias, than all queries have; None if they are not few."""
+    """Blocks of the few queries with more masks, or a bias, than all queries have; None if they are not few."""
     more = [m for m in factors if causal_offset(m) != 0 and m not in everything.factors]
     own = None if everything.has_bias else bias
     found: list[range] = []
@@ -270,7 +266,6 @@ def _of_few(factors: tuple[Mask, ...], bias: Bias | None, everything: Block, siz
 
 
 def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]:
-    """The places that several blocks of a relative mask have."""
     if is_compiling() or bias is not None:
         return frozenset()
     places = Counter(b.place for b in blocks if b.factors and all(mask.is_relative() for mask in b.factors))
@@ -278,11 +273,11 @@ def _repeated(blocks: tuple[Block, ...], bias: Bias | None) -> frozenset[object]
 
 
 def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor | None]:
-    """The bias, reduced to one number per key if that is possible, and the rest of it, one number per row."""
+    """The bias, reduced to one value per key where possible, and its remainder, one value per row."""
     if call.bias is None:
         return None, None
-    # With a mask that is aligned to the end, query i is at position S - T + i. "Causal" means that it sees no key
-    # after that position.
+    # With a mask aligned to the end, query i is at position S - T + i. "Causal" means that it sees no key after that
+    # position.
     end = call.sizes.keys - call.sizes.queries
     causal = any((offset := causal_offset(m)) is not None and offset <= end for m in factors)
     split = call.bias.split(call.sizes, call.query.device, causal=causal)
@@ -290,7 +285,7 @@ def _reduced(call: Call, factors: tuple[Mask, ...]) -> tuple[Bias | None, Tensor
 
 
 def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> tuple[Block, ...]:
-    """The cut into blocks that costs least, by the pairs that it computes and a fixed cost of each kernel call."""
+    """The cheapest layout of blocks, by its pairs and a fixed cost of each kernel call."""
     mask = None if not factors else And(factors)
     fewest, *steps = BLOCK_ROWS
     most = fewest * fitting(BLOCK_ELEMENTS, _breadth(mask, bias, sizes) * sizes.keys * fewest)
@@ -301,13 +296,12 @@ def _least_work(factors: tuple[Mask, ...], bias: Bias | None, sizes: Sizes) -> t
         return natural
     tried = [_ranges(mask, cuts, sizes, min(step, most)) for step in steps]
     flat_heads = sizes.flat_batch * sizes.heads
-    # The minimum is found in two steps, because torch.compile cannot trace min with a key.
+    # Two steps for the minimum, because torch.compile cannot trace min with a key.
     work = [sum([PAIRS_A_CALL + flat_heads * len(i) * len(j) for i, j in ranges]) for ranges in tried]
     return tuple(_blocks(factors, bias, tried[work.index(min(work))]))
 
 
 def _breadth(mask: Mask | None, bias: Bias | None, sizes: Sizes) -> int:
-    """How many pairs of sequence and head have additive masks of their own."""
     axes: frozenset[str] = frozenset() if mask is None else mask.depends_on()
     batch_of_bias, heads_of_bias = bias.tensor.shape[:2] if isinstance(bias, DenseBias) else (1, sizes.heads)
     batch = sizes.flat_batch if "batch" in axes else 1 if bias is None else batch_of_bias
@@ -331,7 +325,6 @@ def _blocks(factors: tuple[Mask, ...], bias: Bias | None, ranges: list[tuple[ran
 
 
 def _joined(blocks: tuple[Block, ...], most: int) -> Iterator[Block]:
-    """The blocks, with at most so many equal neighbours joined into one."""
     last, *others = blocks
     for block in others:
         if block.columns and last.count < most and block.continues(last):

@@ -1,6 +1,6 @@
-"""A function that runs between compiled graphs.
+"""A function between compiled graphs.
 
-This module is imported only when a graph is made, because torch.compiler.disable loads the compiler.
+This module is imported by graphs only, because torch.compiler.disable loads the compiler.
 """
 
 from collections.abc import Callable

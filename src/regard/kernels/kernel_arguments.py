@@ -1,4 +1,4 @@
-"""The arguments that torch's kernels take for a call: tensors of one width, the factors of its mask, a scale."""
+"""The arguments of torch's kernels for a call: tensors of one width, the factors of its mask, a scale."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from regard.kernels.base import Call
 
 
 def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
-    """Tensors (..., D), all padded with zeros to the width of the widest, rounded up to a multiple of `multiple`.
+    """Tensors (..., D), zero-padded to the greatest width, rounded up to a multiple of `multiple`.
 
-    Zero columns change neither the scores nor the columns of the output that are kept.
+    Zero columns change neither the scores nor the other columns of the output.
 
     >>> [tuple(t.shape) for t in one_width(torch.ones(2, 3), torch.ones(2, 5), multiple=4)]
     [(2, 8), (2, 8)]
@@ -24,9 +24,9 @@ def one_width(*tensors: Tensor, multiple: int = 1) -> tuple[Tensor, ...]:
 
 
 def causal_offset(mask: Mask) -> int | None:
-    """The offset of a causal mask, where query i sees the keys up to i + offset.
+    """The offset of a causal mask: query i sees the keys up to i + offset.
 
-    It is None for other masks, and for causal ones whose offset differs between sequences.
+    None for other masks, and for causal ones with an offset for each sequence.
     """
     if not isinstance(mask, Causal) or not isinstance(mask.offset, int | torch.SymInt):
         return None
@@ -34,7 +34,7 @@ def causal_offset(mask: Mask) -> int | None:
 
 
 def excluding_factors(call: Call) -> tuple[Mask, ...]:
-    """The factors of a call's mask, without the causal ones that exclude nothing.
+    """The factors of a call's mask, without causal ones that exclude nothing.
 
     An example is the causal mask of a decoding step: its only query sees every key.
     """
@@ -53,6 +53,7 @@ def kernel_tensors(
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Query, key, value and scale as a kernel takes them: of one dtype and width, laid out in memory, scale above 0.
 
+    >>> from regard.tensors.readable import row_contiguous
     >>> tensors = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5)
     >>> query, key, value, scale = kernel_tensors(*tensors, -0.5, 8, row_contiguous)
     >>> query.shape, value.shape, scale
@@ -65,12 +66,12 @@ def kernel_tensors(
         query, key, value = one_width(query, key, value, multiple=multiple)
     if scale <= 0:
         query, scale = with_positive_scale(query, scale)
-    # Last, because the negative of a tensor may stand in memory in another way.
+    # Last, because the negative of a tensor may have another memory layout.
     return lay_out(query), lay_out(key), lay_out(value), scale
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
-    """A query and a scale above 0 that give the same scores: the query is multiplied by the sign of the scale, or by 0.
+    """A query and a positive scale with the same scores: the query is multiplied by the sign of the scale, or by 0.
 
     torch's kernels give an excluded key the score -inf and multiply by the scale afterwards. With a scale of 0 or
     below, an excluded key would get NaN or the largest score (torch 2.13, `is_causal=True` on the CPU).

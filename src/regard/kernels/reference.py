@@ -7,7 +7,7 @@ from regard.kernels.base import Backend, Call
 
 
 class Reference(Backend):
-    """$O = \\mathrm{drop}(P) V$, where P exists in full: T x S numbers for each head.
+    """$O = \\mathrm{drop}(P) V$, with P in full: T x S weights for each head.
 
     Scores and weights are computed in at least float32 and the output is returned in the input's dtype.
     """

@@ -1,11 +1,11 @@
 """Attention over short sequences, one head of one sequence at a time; needs numba.
 
-A batch of sentences is thousands of small problems. torch's kernel is made for long ones: it spends more time around
-its products than in them. Here what belongs to one head of one sequence is read once, stays in the cache of one core in
-float32, and is written once in the dtype of the tensors.
+A batch of sentences is thousands of small problems. torch's kernel is made for long ones, and its overhead exceeds the
+time of its products. Here the data of one head of one sequence is read once, stays in the cache of one core in float32,
+and is written once in the dtype of the tensors.
 
-Scores are kept as (keys, queries), so that each lane of a vector is a query: a maximum or a sum over keys needs no
-other lane.
+Scores are stored as (keys, queries), with a query in each lane of a vector, so a maximum or a sum over keys stays
+within lanes.
 """
 
 import inspect
@@ -35,9 +35,9 @@ from regard.tensors.vector_code import (
 )
 
 SHARE = 4
-"""The heads that a thread takes at a time."""
+"""The heads a thread takes at a time."""
 FEW, MANY = (4, 8) if VECTORS > 1 else (4, 4)
-"""The rows that are multiplied together: MANY with one or two vectors of columns, FEW with more, as registers allow."""
+"""The rows multiplied together: MANY with one or two vectors of columns, FEW with more, as registers allow."""
 LOWEST = -87.0
 """Scores so far below the largest have a weight of 0: the exponential is no normal float32."""
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -45,11 +45,8 @@ ZERO, ONE = np.float32(0), np.float32(1)
 _floats: Any = pointers_to(types.float32)
 
 
-# -- vectors -----------------------------------------------------------------------------------
-
-
 def _copying(from_half: bool, to_half: bool) -> Any:
-    """Copy LANES numbers, multiplied by a factor, from one address to another; bfloat16 on one side if wanted."""
+    """Copy LANES elements, times a factor, from one address to another; bfloat16 on one side if wanted."""
 
     def copy(_typing: Any, _source: Any, _target: Any, _factor: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -65,7 +62,7 @@ def _copying(from_half: bool, to_half: bool) -> Any:
 
 
 def _multiplying(rows: int, vectors: int) -> Any:
-    """Write the products of so many rows with so many vectors of columns of a matrix."""
+    """Emit the products of so many rows with so many vectors of columns of a matrix."""
 
     def multiply(
         _typing: Any, _rows: Any, _row_stride: Any, _stride: Any, _panel: Any, _panel_stride: Any, _depth: Any,
@@ -101,12 +98,12 @@ class _Queries:
         return builder.shuffle_vector(one, nothing, self.code.ints(0))
 
     def address(self, key: Any, matrix: Any = None) -> Any:
-        """Where the scores for a key stand, or the numbers of another matrix of that shape."""
+        """The address of the scores for a key, or of another matrix of that shape."""
         start = self._scores if matrix is None else matrix
         return self.code.at(start, self.code.builder.mul(key, self._stride))
 
     def score(self, key: Any) -> Any:
-        """The scores for a key, with what is added; -inf where a query does not see the key."""
+        """The scores for a key, with additions; -inf where a query does not see the key."""
         code, builder = self.code, self.code.builder
         score = builder.fadd(code.load(self.address(key)), code.one(code.at(self._added, key)))
         seen = builder.icmp_signed(">=", self._last, self._ints(key))
@@ -121,7 +118,7 @@ class _Queries:
 def _softmax(
     _typing: Any, _scores: Any, _stride: Any, _keys: Any, _added: Any, _first: Any, _factors: Any, _lse: Any
 ) -> Any:
-    """Make exponentials of the scores of LANES queries; write 1 / their sums, and the log-sum-exps."""
+    """Exponentials of the scores of LANES queries; writes 1 / their sums, and the log-sum-exps."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (scores, stride, keys, added, first, factors, lse) = VectorCode(builder), arguments
@@ -134,7 +131,7 @@ def _softmax(
             return (code.larger(held, score),)
 
         (top,) = code.loop(keys, [lowest], largest)
-        # A query that sees no key has weights of 0: its exponents are -inf - 0.
+        # A query without keys has weights of 0: its exponents are -inf - 0.
         top = builder.select(builder.fcmp_ordered("==", top, lowest), zeros, top)
 
         def exponentials(key: Any, held: Any) -> tuple[Any]:
@@ -154,12 +151,12 @@ def _softmax(
 def _score_gradients(
     _typing: Any, _scores: Any, _grads: Any, _stride: Any, _keys: Any, _added: Any, _first: Any, _lse: Any
 ) -> Any:
-    """Make weights P of the scores of LANES queries, and P (dP - sum of P dP) of the gradients dP of the weights."""
+    """Weights P from the scores of LANES queries, and P (dP - sum of P dP) from the gradients dP of the weights."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (scores, grads, stride, keys, added, first, lse) = VectorCode(builder), arguments
         queries, sums, lowest = _Queries(code, scores, stride, added, first), code.load(lse), code.floats(-np.inf)
-        # A query that sees no key, or whose scores are all -inf, has weights of 0.
+        # A query without keys, or with all scores -inf, has weights of 0.
         sums = builder.select(builder.fcmp_ordered("==", sums, lowest), code.floats(np.inf), sums)
 
         def weights(key: Any, held: Any) -> tuple[Any]:
@@ -188,16 +185,13 @@ _softmax_of: Any = intrinsic(_softmax)
 _score_gradients_of: Any = intrinsic(_score_gradients)
 
 
-# -- matrices in scratch memory -----------------------------------------------------------------------
-
-
 @numba.njit(nogil=True)
 def _multiply(
     count: int, columns: int, rows: int, row_stride: int, stride: int, panel: int, depth: int, target: int
 ) -> None:
-    """Write rows @ panel, where the panel and the target are as wide as there are columns, a multiple of LANES.
+    """Write rows @ panel; the panel and the target are as wide as the columns, a multiple of LANES.
 
-    The rows may be the columns of a matrix: `stride` is what stands between the numbers of a row.
+    The rows may be the columns of a matrix: `stride` separates the elements of a row.
     """
     column = 0
     while column < columns:
@@ -218,7 +212,6 @@ def _multiply(
 
 @numba.njit(nogil=True)
 def _read(is_half: int, source: int, stride: int, count: int, width: int, factor: Any, target: int) -> None:
-    """Copy rows of a tensor into scratch memory, times a factor."""
     if is_half:
         for row in range(count):
             for column in range(0, width, LANES):
@@ -231,7 +224,6 @@ def _read(is_half: int, source: int, stride: int, count: int, width: int, factor
 
 @numba.njit(nogil=True)
 def _write(is_half: int, source: int, count: int, width: int, factor: Any, target: int, stride: int) -> None:
-    """Copy rows of scratch memory into a tensor, times a factor."""
     if is_half:
         for row in range(count):
             for column in range(0, width, LANES):
@@ -249,9 +241,6 @@ def _turn(rows: int, width: int, padded: int, target: int) -> None:
             transpose(rows + 4 * (row * width + column), width, target + 4 * (column * padded + row), padded)
 
 
-# -- the work -----------------------------------------------------------------------------------------
-
-
 @numba.njit(nogil=True)
 def _read_added(work: Any, b: int, h: int, target: int) -> None:
     source = work.added + 4 * (b * work.added_batch + h * work.added_head)
@@ -262,15 +251,15 @@ def _read_added(work: Any, b: int, h: int, target: int) -> None:
 
 @numba.njit(nogil=True)
 def _last_key(work: Any, query: int) -> int:
-    """The last key that a query sees; each query after it sees at least one more, if there is one."""
+    """The last visible key of a query; each later query sees at least one more, if there is one."""
     return query if work.is_causal else query + work.keys
 
 
 @numba.njit(nogil=True)
 def _sizes(work: Any) -> Any:
-    """The numbers of each piece of scratch memory, in whole vectors.
+    """The elements of each piece of scratch memory, in whole vectors.
 
-    They are query, columns, key, value, gradient of the output, scores, their gradients; then what is added to the
+    They are query, columns, key, value, gradient of the output, scores, their gradients; then the additions to the
     scores of each key, and for each query the log-sum-exp and the factor of its output.
     """
     queries, keys = (work.queries + LANES - 1) // LANES * LANES, (work.keys + LANES - 1) // LANES * LANES
@@ -294,7 +283,6 @@ def _addresses(sizes: Any, start: int) -> Any:
 
 @numba.njit(nogil=True)
 def _forward(work: Any, b: int, h: int, memory: Any) -> None:
-    """The output and the log-sum-exp of one head of one sequence."""
     query, columns, key, value, _, scores, _, added, sums, factors = memory
     queries, keys, width, half = work.queries, work.keys, work.width, work.is_half
     padded, size = (queries + LANES - 1) // LANES * LANES, 2 if half else 4
@@ -311,7 +299,7 @@ def _forward(work: Any, b: int, h: int, memory: Any) -> None:
     for first in range(0, queries, LANES):
         last, here = _last_key(work, first), 4 * first
         _softmax_of(scores + here, padded, keys, added, last, factors + here, sums + here)
-    # The query is not needed again, so that its memory takes the output.
+    # The query is dead now: its memory takes the output.
     _multiply(queries, width, scores, 1, padded, value, keys, query)
     at = work.output + size * (b * work.output_batch + h * work.output_head)
     factor, found = carray(_floats(factors), queries), carray(_floats(sums), queries)
@@ -324,7 +312,6 @@ def _forward(work: Any, b: int, h: int, memory: Any) -> None:
 
 @numba.njit(nogil=True)
 def _backward(work: Any, b: int, h: int, memory: Any) -> None:
-    """The gradients of query, key and value of one head of one sequence."""
     query, columns, key, value, grad, scores, grads, added, sums, _ = memory
     queries, keys, width, half = work.queries, work.keys, work.width, work.is_half
     padded, size = (queries + LANES - 1) // LANES * LANES, 2 if half else 4
@@ -349,7 +336,7 @@ def _backward(work: Any, b: int, h: int, memory: Any) -> None:
     for first in range(0, queries, LANES):
         last, here = _last_key(work, first), 4 * first
         _score_gradients_of(scores + here, grads + here, padded, keys, added, last, sums + here)
-    # The columns and the value are not needed again, so that their memory takes the gradients.
+    # The columns and the value are dead now: their memory takes the gradients.
     _multiply(queries, width, grads, 1, padded, key, keys, columns)
     at = work.grad_query + size * (b * work.grad_query_batch + h * work.grad_query_head)
     _write(half, columns, queries, width, work.scale, at, work.grad_query_row)
@@ -363,10 +350,10 @@ def _backward(work: Any, b: int, h: int, memory: Any) -> None:
 
 @numba.njit(nogil=True)
 def _take_heads(work: Any, sizes: Any, numbers: Any) -> None:
-    """Take heads until none is left, in scratch memory of one's own.
+    """Take heads until none is left, in private scratch memory.
 
-    The memory is an argument, so that the caller holds it until this returns: numba frees an array after the last line
-    that names it, however long its address is used.
+    The memory is an argument, so the caller holds it: numba frees an array after the last line that names it, even if
+    its address is still in use.
     """
     memory = _addresses(sizes, numbers.ctypes.data)
     every = work.batch * work.heads
@@ -381,12 +368,12 @@ def _take_heads(work: Any, sizes: Any, numbers: Any) -> None:
 
 
 def _compiled(version: int) -> Any:
-    """The function that threads call; it closes over the version of other files, so that numba keeps no older code."""
+    """The function for threads. Its closure has the version of other files, so numba does not reuse older code."""
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
     @compiled_function(kind)
     def attend(pointer: Any) -> None:
-        """Take heads until none is left; threads that call it at once share them."""
+        """Take heads until none is left; concurrent threads share them."""
         _ = version
         work = carray(pointer, 1)[0]
         sizes = _sizes(work)
@@ -394,7 +381,7 @@ def _compiled(version: int) -> Any:
         for size in sizes:
             count += size
         numbers = aligned_numbers(count)
-        # What stands in no row of a tensor is multiplied too: numbers that are not normal would take long.
+        # Padding is multiplied too, and subnormal values would be slow.
         numbers[:] = ZERO
         _take_heads(work, sizes, numbers)
 

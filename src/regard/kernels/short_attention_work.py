@@ -1,16 +1,15 @@
-"""What the compiled attention over short sequences is told: one record with addresses, strides and sizes.
+"""The input of the compiled attention over short sequences: one record with addresses, strides and sizes.
 
-Compiled code that several threads start at once takes one pointer, so that everything is in one record.
+Compiled code on several threads takes one pointer.
 """
 
 import numpy as np
 
 FORWARD, BACKWARD = 0, 1
-"""The kinds of work."""
 TENSORS = ("query", "key", "value", "output", "lse", "added", "grad", "grad_query", "grad_key", "grad_value")
-"""What has an address and strides; the last four are those of the way back."""
+"""The tensors with an address and strides; the last four belong to the backward pass."""
 AXES = ("batch", "head", "row")
-"""The strides of a tensor. The last axis has none: its numbers follow one another."""
+"""The strides of a tensor. The last axis is contiguous."""
 
 WORK = np.dtype(
     [
@@ -32,8 +31,8 @@ WORK = np.dtype(
     is_causal       whether query i sees the keys up to i
     is_half         whether query, key, value, output and their gradients are bfloat16; else they are float32
     query, ...      addresses; 0 where the kind has no such tensor, or where nothing is added
-    query_batch ... strides in numbers of the tensor
-    added           what is added to the scores, float32 (batch, heads, queries, keys), -inf for excluded keys
+    query_batch ... strides in elements of the tensor
+    added           the additions to the scores, float32 (batch, heads, queries, keys), -inf for excluded keys
     lse             the logarithm of the sum of exponentials, float32 (batch, heads, queries)
     scale           the factor of the scores
 """

@@ -1,4 +1,4 @@
-"""The kernel for short sequences on a CPU, in training and for the sources of a file: compiled code."""
+"""Compiled CPU kernel for short sequences, in training and for the sources of a file."""
 
 import numpy as np
 import torch
@@ -13,26 +13,26 @@ from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
 
 LONGEST = 128
-"""The most queries and keys: with more, torch's kernel is no slower."""
+"""The most queries and keys: beyond, torch's kernel is as fast."""
 WIDEST = 128
-"""The widest heads: with wider ones, what belongs to one head does not stay in the cache."""
+"""The widest heads: beyond, the data of one head exceeds the cache."""
 LEAST = 1 << 16
-"""Queries of fewer numbers are left to torch's kernel: to load numba takes longer than they do."""
+"""Queries with fewer elements are left to torch's kernel: loading numba takes longer."""
 STEP = 16
-"""The width of the heads is a multiple of this, the numbers of one vector."""
+"""The width of the heads is a multiple of this, the elements of one vector."""
 
 
 class ShortSequences(CpuFlash):
     """Compiled code for batches of short sequences, and torch's kernel for all others.
 
-    It computes in float32, so that half precision is rounded once where torch's kernel also rounds the weights.
+    It computes in float32, so half precision is rounded once where torch's kernel also rounds the weights.
     """
 
     name = "short sequences, CPU"
     reads_output = False
 
     def why_not(self, call: Call) -> str | None:
-        """None for batches of many short sequences, whose gradients this code computes faster; else the reason."""
+        """The reason why torch's kernel is as fast as this one; None for batches of many short sequences."""
         return why_not_vectors(call.query, call.key)
 
     def forward(
@@ -56,7 +56,7 @@ class ShortSequences(CpuFlash):
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, output, lse = saved
-        # Whoever packs what is saved may have changed its dtype.
+        # A saved-tensor hook may have changed the dtype.
         is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
         if not is_known or not _takes(query, key, value, additive, output, lse, grad):
             return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
@@ -72,7 +72,7 @@ SHORT_SEQUENCES = ShortSequences()
 
 
 def why_not_vectors(query: Tensor, key: Tensor) -> str | None:
-    """The same of the vectors of a call.
+    """The same for the vectors of a call.
 
     >>> why_not_vectors(torch.ones(1, 1, 8, 16), torch.ones(1, 1, 8, 16))
     'the kernel for short sequences takes queries of at least 65536 elements'
@@ -96,19 +96,18 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         and query.shape[-1] <= WIDEST
         and query.shape[1] == key.shape[1] == value.shape[1]
         and query.dtype == key.dtype == value.dtype
-        # Scores are kept key by key: what is added to them may differ between keys, and not between queries.
+        # Scores are stored key by key: additions may differ between keys, not between queries.
         and (additive is None or additive.shape[-2] == 1)
         and not in_transform("Grad", "Jvp")
-        # A mode that counts what torch's operators do would not see compiled code.
+        # A mode that counts torch's operators would miss compiled code.
         and not is_observed()
         and is_readable(*given)
-        and all(t.stride(-1) == 1 for t in given)  # It is told of all other strides.
+        and all(t.stride(-1) == 1 for t in given)  # The record has all other strides.
     )
 
 
 def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:
-    """One call of the compiled loop, by as many threads as torch has."""
-    from regard.kernels.short_attention_loop import attend  # numba compiles here, or takes what the disk has
+    from regard.kernels.short_attention_loop import attend  # numba compiles here, or loads its cache
 
     query, key = given["query"], given["key"]
     batch, heads, queries, width = query.shape

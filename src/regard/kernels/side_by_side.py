@@ -1,4 +1,4 @@
-"""Tensors whose heads stand side by side in one memory, as one product of queries, keys and values makes them."""
+"""Tensors with adjacent heads in one memory, as from one product of queries, keys and values."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from regard.tensors.guards import is_readable
 
 
 def are_side_by_side(parts: Sequence[Tensor]) -> bool:
-    """Whether parts (..., H_i, D) follow one another in one memory, place by place, with nothing between.
+    """Whether parts (..., H_i, D) follow one another in one memory, position by position, without gaps.
 
     >>> whole = torch.zeros(2, 5, 6, 8)
     >>> are_side_by_side(whole.split([3, 1, 2], dim=-2)), are_side_by_side([whole[:, :, :3], whole[:, :, 4:]])
@@ -35,7 +35,7 @@ def are_side_by_side(parts: Sequence[Tensor]) -> bool:
 
 
 def heads_together(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor (..., H, D) whose parts stand side by side, as a view; None if they do not.
+    """The tensor (..., H, D) of adjacent parts, as a view; None for other parts.
 
     >>> whole = torch.arange(24.0).view(1, 2, 3, 4)
     >>> bool((heads_together(whole.split([1, 2], dim=-2)) == whole).all()), heads_together([whole, whole])
@@ -48,9 +48,9 @@ def heads_together(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def memory_like(*heads: Tensor) -> list[Tensor]:
-    """New memory for tensors (B, H_i, T_i, D) of the CPU, in which the heads of a place stand side by side.
+    """New memory for CPU tensors (B, H_i, T_i, D), with the heads of a position adjacent.
 
-    Tensors that are side by side among those given are so in the new memory.
+    Tensors adjacent in the input are adjacent in the new memory.
 
     >>> query, key, value = (part.transpose(1, 2) for part in torch.zeros(2, 5, 9, 8).split(3, dim=2))
     >>> heads_together([part.transpose(1, 2) for part in memory_like(query, key, value)]).shape

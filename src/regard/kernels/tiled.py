@@ -1,7 +1,7 @@
 """Attention with any score, mask, normalization and learned bias, in memory linear in T and S.
 
-A tile is made of a few queries of a few heads and of all keys that these may see. Its scores and weights exist
-only while it runs. The backward pass computes them again, tile by tile.
+A tile has a few queries of a few heads and all their visible keys. Its scores and weights exist only while it runs. The
+backward pass recomputes them, tile by tile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,21 +22,20 @@ from regard.tensors.tile_sizes import fitting, ranges, tile_shape
 from regard.tensors.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
 TILE_ELEMENTS = 1 << 20
-"""Pairs of a query and a key in a tile: 4 MiB in float32, so that a few tensors of that size stay in the cache."""
+"""Pairs of a query and a key in a tile: 4 MiB in float32, so a few tensors of that size fit the cache."""
 WIDE_ELEMENTS = 1 << 21
-"""Numbers in a tile, for scores that hold several numbers for each pair while they are computed."""
+"""Elements in a tile, for scores with several temporaries for each pair."""
 MOST_UNROLLED = 32
-"""The most tiles that a compiled graph holds one after another: tracing one tile takes about 0.2 s."""
+"""The most tiles unrolled into a compiled graph: tracing one tile takes about 0.2 s."""
 TILE_ROWS = 256
-"""Queries that a tile takes from one head before it takes a second head: narrow matrix products are slow."""
+"""Queries of one head in a tile before it adds a second head: narrow matrix products are slow."""
 
 
 class Tiled(Backend):
     """The arithmetic of the reference, on one tile at a time.
 
-    This backend gives every derivative that the reference gives, also second derivatives, in memory linear in the
-    number of queries plus one tile. Dropout draws one seed, and the backward pass makes the random bits of each
-    tile from it again.
+    It has every derivative of the reference, also second ones, in memory linear in the number of queries plus one tile.
+    Dropout draws one seed, and the backward pass regenerates the random bits of each tile from it.
     """
 
     name = "tiled"
@@ -53,7 +52,7 @@ class Tiled(Backend):
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         dtype, (batch, heads) = value.dtype, call.query.shape[:2]
         seed = _seed(call.query) if call.dropout else 0
-        # The upcast and the repetition of the key heads are done once here, and not again in every tile.
+        # Cast and repeat the key heads once here, not in every tile.
         call, value = call.expanded(), value.to(call.compute_dtype).repeat_interleave(call.group, dim=1)
         if call.bias is not None:
             call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
@@ -83,7 +82,7 @@ def _run_compiling(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some flat_heads (flat indices of batch and head), some of their queries, and the keys that these may see."""
+    """Some flat_heads (flat indices of batch and head), some of their queries, and the visible keys of these."""
 
     flat_heads: range
     rows: range
@@ -97,7 +96,7 @@ class Tile:
 
 
 class Tiling:
-    """A call that is cut into tiles. It keeps the objects of the call, but not its query and key."""
+    """A call divided into tiles. It keeps the objects of the call, but not its query and key."""
 
     def __init__(self, call: Call, seed: int | Tensor) -> None:
         self.seed = seed
@@ -124,7 +123,6 @@ class Tiling:
 
     @property
     def count(self) -> int:
-        """How many tiles there are."""
         few, rows = self._extent()
         return -(-self.call.sizes.flat_batch * self.call.sizes.heads // few) * -(-self.call.sizes.queries // rows)
 
@@ -133,7 +131,7 @@ class Tiling:
         flat_heads, row_size = sizes.flat_batch * sizes.heads, max(1, sizes.keys * self.width)
         budget = TILE_ELEMENTS if self.width == 1 else WIDE_ELEMENTS
         few, rows = tile_shape(flat_heads, sizes.queries, row_size, budget=budget, few_rows=TILE_ROWS)
-        # If all flat_heads are in the tile and it still has room, it takes more rows.
+        # If all flat_heads fit into the tile with room to spare, it takes more rows.
         return few, max(rows, fitting(budget, row_size * few, sizes.queries))
 
     def _tile(self, flat_heads: range, rows: range) -> Tile:
@@ -143,11 +141,9 @@ class Tiling:
         return Tile(flat_heads, rows, columns or range(1))
 
     def part(self, flat_heads: range) -> Call:
-        """The call on the flat_heads of a tile."""
         return self.call.select(torch.arange(flat_heads.start, flat_heads.stop, device=self.call.query.device))
 
     def kept(self, tile: Tile, weights: Tensor) -> Tensor | None:
-        """The factors by which dropout multiplies the weights of a tile; None without dropout."""
         dropout = self.call.dropout
         if not dropout:
             return None
@@ -175,17 +171,17 @@ class Tiling:
         return (weights @ value).squeeze(1), state.squeeze(1)
 
     def assemble(self, pieces: list[tuple[Tile, Tensor]]) -> Tensor:
-        """The results of all tiles, in the order of `tiles`, put together along rows and flat_heads."""
+        """The results of all tiles, in the order of `tiles`, concatenated along rows and flat_heads."""
         by_flat_heads: dict[int, list[Tensor]] = {}
         for tile, piece in pieces:
             by_flat_heads.setdefault(tile.flat_heads.start, []).append(piece)
         return torch.cat([torch.cat(rows, dim=1) if len(rows) > 1 else rows[0] for rows in by_flat_heads.values()])
 
     def composite(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All tiles as checkpointed parts of one graph, which can be differentiated any number of times."""
+        """All tiles as checkpointed parts of one graph, differentiable any number of times."""
         outputs, states = [], []
         run: Callable[..., tuple[Tensor, Tensor]] = self.forward
-        # Nobody goes back through an exported program, and a strict export cannot hold a checkpoint.
+        # An exported program has no backward pass, and a strict export cannot hold a checkpoint.
         goes_back = torch.is_grad_enabled() and not torch.compiler.is_exporting()
         if goes_back and (CHECKPOINTS_IN_TRANSFORMS or not (in_forward_mode() or in_transform("Vmap"))):
             run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
@@ -237,7 +233,6 @@ class Back:
 
     tiling: Tiling
     vectors: tuple[Tensor, Tensor, Tensor]
-    """Query, key and value."""
     state: Tensor
     grad_output: Tensor
     grad_state: Tensor | None
@@ -247,16 +242,15 @@ class Back:
     """Whether some row state has lost the sum of its row. Weights are then normalised anew: tiles have whole rows."""
 
     def gradients(self, learned: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of query, key, value and the learned tensors."""
         call = self.tiling.call
         of_score = len([t for t in call.score.learned() if t.requires_grad])
-        # If the tiles write every number exactly once, the tensor need not be filled with zeros first.
+        # If the tiles write every element exactly once, zeros are unnecessary.
         is_written = call.bias is not None and call.bias.is_whole and call.mask is None
         grads = [torch.zeros_like(t) for t in (*self.vectors, *learned[:of_score])]
         grads += [torch.empty_like(t) if is_written else torch.zeros_like(t) for t in learned[of_score:]]
         halves = slice(0, of_score), slice(of_score, None)
         split = [(learned[half], grads[3:][half]) for half in halves]
-        # Parameters that `select` takes for some heads must pass their gradient on to the whole tensor.
+        # Parameters selected for some heads must pass their gradient on to the whole tensor.
         with torch.enable_grad():
             parts = list(self.tiling.parts())
         for tile, part in parts:
@@ -294,13 +288,12 @@ class Back:
 
 
 Learned = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""Learned tensors, and the tensors in which their gradients are summed."""
 
 
 def _twice(
     tiling: Tiling, vectors: tuple[Tensor, ...], learned: list[Tensor], grad_output: Tensor, grad_state: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The same gradients, computed through `composite`, so that they can be differentiated again."""
+    """The same gradients through `composite`, differentiable again."""
     inputs = [t for t in (*vectors, *learned) if t.requires_grad]
     output, state = tiling.composite(*vectors)
     outputs, grads = ((output,), (grad_output,)) if grad_state is None else ((output, state), (grad_output, grad_state))
@@ -309,7 +302,7 @@ def _twice(
 
 
 def _seed(query: Tensor) -> int | Tensor:
-    """A seed for the generators of the tiles; it stays a tensor if tensors have no values, as in a compiled graph."""
+    """A seed for the generators of the tiles; a tensor if tensors have no values, as in a compiled graph."""
     seed = torch.randint(2**62, ())
     return int(seed.item()) if has_values(seed) and has_values(query) else seed
 

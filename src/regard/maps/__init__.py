@@ -1,4 +1,4 @@
-"""Maps of weights that are never stored: their statistics, the sources of their weights, and their files."""
+"""Maps of weights, computed on demand: their statistics, the sources of their weights, and their files."""
 
 from regard.maps.attention_map import AttentionMap as AttentionMap
 from regard.maps.attention_map import stack as stack

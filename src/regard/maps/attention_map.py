@@ -1,4 +1,4 @@
-"""The exact weights of attention, never stored."""
+"""The exact weights of attention, computed on demand."""
 
 import math
 import reprlib
@@ -24,22 +24,22 @@ from regard.tensors.byte_size import human
 
 @final
 class AttentionMap(TensorLike):
-    r"""The weights P of shape (batch..., H, T, S), computed when they are read.
+    r"""The weights P of shape (batch..., H, T, S), computed on demand.
 
-    $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of what the kernel already has: the map keeps
-    queries, keys and one number per row, and computes any block of P from them exactly. Weights are
-    float32 (float64 for float64 input), before dropout, and carry gradients to query and key.
+    $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of the kernel's inputs and its log-sum-exp: the map keeps
+    queries, keys and one value per row, and computes any block of P from them exactly. Weights are float32 (float64 for
+    float64 input), before dropout, and carry gradients to query and key.
 
-    - `map[index]` equals the same index of the tensor. If queries and keys stay, it is a map again, still lazy:
-      `map[0]`, `map[..., 1:, 1:]`, `map[:, :, keep]`. If a query, a key or single weights are named, it is a tensor:
-      `map[0, :, 5]` has the weights of query 5 of sequence 0, in every head. Two index tensors are paired with one
-      another; `block(rows, columns)` and `only(rows=..., columns=...)` take the outer block.
+    - `map[index]` equals the same index of the tensor. If queries and keys stay, the result is a map, still lazy:
+      `map[0]`, `map[..., 1:, 1:]`, `map[:, :, keep]`. Otherwise it is a tensor: `map[0, :, 5]` has the weights of query
+      5 of sequence 0, in every head. Two index tensors are paired with one another; `block(rows, columns)` and
+      `only(rows=..., columns=...)` take the outer block.
     - `map @ x` is P x for x of shape (..., S, N), in memory linear in T and S.
-    - `map.dense()` is the whole of P, if it fits a limit.
+    - `map.dense()` is the whole of P, up to a memory limit.
 
-    There is one kind of map. Its `source` gives the weights: a call, an average, a selection, steps of a generation,
-    weights times values, or statistics that were kept in place of weights. If a source cannot answer, it raises
-    `ArgumentError` (it lacks a tensor that the answer needs) or `NotKeptError` (only statistics were kept of it).
+    There is one class of maps. Its `source` computes the weights: a call, an average, a selection, steps of a
+    generation, weights times values, or saved statistics without weights. A source without the answer raises
+    `ArgumentError` (it lacks a tensor) or `NotKeptError` (it has statistics only).
 
     >>> import regard
     >>> x = torch.eye(3)
@@ -50,14 +50,12 @@ class AttentionMap(TensorLike):
     True
     """
 
-    # -- parts -----------------------------------------------------------------------------------------
-
     def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
         """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
         Raises:
             ShapeError: the index does not fit the map.
-            TooLargeError: the weights that are named take more than the limit of `dense()`.
+            TooLargeError: the selected weights exceed the limit of `dense()`.
         """
         given = Index.of(index, self.ndim)
         if given.is_points:
@@ -79,9 +77,9 @@ class AttentionMap(TensorLike):
         return weights[..., 0] if is_one[1] else weights
 
     def _weights_of(self, index: Index) -> Tensor:
-        """The weights of an index that pairs tensors with one another, or makes a dimension after the queries'."""
+        """The weights of an index with paired tensors, or with a new dimension after the queries'."""
         ones = [isinstance(i, int) and not isinstance(i, bool) for i in index.lead]
-        # Integers come first, as in torch: other heads and sequences are not computed.
+        # Integers first, as in torch: other heads and sequences are not computed.
         chosen = self._choose_leading(tuple(i if one else slice(None) for i, one in zip(index.lead, ones, strict=True)))
         rest = (*(i for i, one in zip(index.lead, ones, strict=True) if not one), *index.pair)
         try:
@@ -102,12 +100,10 @@ class AttentionMap(TensorLike):
         has_heads = self.source.has_heads and lead[-1] is not None and not is_integer(lead[-1])
         return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told_heads(has_heads))
 
-    # -- products --------------------------------------------------------------------------------------
-
     def __matmul__(self, other: Any) -> Any:
         """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
 
-        A vector (S,) and a map are taken as by a tensor.
+        Vectors (S,) and maps are accepted as by a tensor.
 
         Raises:
             ShapeError: x does not fit the map.
@@ -126,7 +122,7 @@ class AttentionMap(TensorLike):
 
     @property
     def mT(self) -> "AttentionMap":
-        """The transposed map (batch..., H, S, T), still lazy: `map.mT @ x` is the sum of x that every key receives.
+        """The transposed map (batch..., H, S, T), still lazy: `map.mT @ x` sums the x received by every key.
 
         For softmax of dot products the product is one fused call. Row statistics of it go by tiles.
 
@@ -139,15 +135,13 @@ class AttentionMap(TensorLike):
         """
         return AttentionMap(TransposedSource.of_source(self.source))
 
-    # -- other maps ------------------------------------------------------------------------------------
-
     def only(self, *, heads: Any = None, rows: Any = None, columns: Any = None) -> "AttentionMap":
         """A map of some heads, queries or keys, still lazy.
 
         Args:
             heads: an integer, slice or index tensor for the dimension before queries and keys.
             rows: a slice or a 1-D index tensor (integers or bools) of queries.
-            columns: the same for keys. The weights are not changed, so that rows may sum to less than 1.
+            columns: the same for keys. The weights are unchanged, so rows may sum to less than 1.
 
         Raises:
             ShapeError: an index is out of range, or heads are chosen in a map without heads.
@@ -176,13 +170,13 @@ class AttentionMap(TensorLike):
 
         Args:
             dim: a dimension as in `shape`; -3 is the heads. For the mean of some heads, select them first.
-            weights: one for each head; they are divided by their sum. None gives all heads the same weight.
+            weights: one for each head, normalised by their sum. By default all are equal.
 
         Sums and products of the average are averages of those of the heads; other statistics go by tiles.
 
         Raises:
-            ArgumentError: the dimension is not before queries and keys, or the number of weights is wrong, or their sum
-                is 0 or not finite.
+            ArgumentError: the dimension is not before queries and keys, there are not as many weights, or their sum is
+                0 or not finite.
 
         >>> import regard
         >>> q = torch.randn(2, 4, 5, 3)
@@ -204,13 +198,13 @@ class AttentionMap(TensorLike):
         return AttentionMap(self.source.choose(None, (*self.leading, 1)).told_heads(True))
 
     def per_key_head(self) -> "AttentionMap":
-        """The mean over the query heads that share a key head, (batch..., G, T, S), still lazy.
+        """The mean over the query heads of each key head, (batch..., G, T, S), still lazy.
 
-        It is the map itself if each head has keys of its own. Caches hold keys for G heads, so that a score of keys is
-        needed for each of these.
+        The map itself if each head has its own keys. Caches hold keys for G heads, so scores of keys are needed for
+        each of these.
 
         Raises:
-            ArgumentError: the map is not that of one call.
+            ArgumentError: the map is not from one call.
 
         >>> import regard
         >>> q, k = torch.zeros(1, 4, 2, 3), torch.zeros(1, 2, 2, 3)
@@ -224,14 +218,12 @@ class AttentionMap(TensorLike):
         *batch, heads = source.leading
         return AttentionMap(average(source.choose(None, (*batch, heads // group, group)), -3, None))
 
-    # -- with values -----------------------------------------------------------------------------------
-
     def with_values(self, value: Tensor) -> "AttentionMap":
-        """The same map together with the values (batch..., G, S, E) that it weighs. By itself a map keeps no values.
+        """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.
 
         Raises:
             ShapeError: the values do not fit the map.
-            ArgumentError: the map is not that of one call.
+            ArgumentError: the map is not from one call.
 
         >>> import regard
         >>> v = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
@@ -250,9 +242,9 @@ class AttentionMap(TensorLike):
         return AttentionMap(source.with_value(value))
 
     def value_norms(self) -> "AttentionMap":
-        r"""How large each key's part of the output is: $\lVert P_{ij} v_j \rVert$, a lazy map of the same shape.
+        r"""The size of each key's part of the output: $\lVert P_{ij} v_j \rVert$, a lazy map of the same shape.
 
-        Give the values multiplied by the output projection for the norms of Kobayashi et al.
+        For the norms of Kobayashi et al., pass values times the output projection.
 
         Source: Kobayashi et al. 2020 (arXiv:2004.10102), section 3.
 
@@ -266,16 +258,16 @@ class AttentionMap(TensorLike):
         r"""The loss's gradient at each weight: $\partial L / \partial P_{ij} = dO_i \cdot v_j$, a lazy map with signs.
 
         Args:
-            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E). None takes that of a
-                backward pass under `regard.watch(model, values=True, gradients=True)`.
+            grad_output: dO = dL/dO, of the output's shape (batch..., H, T, E). By default the gradient of a backward
+                pass under `regard.watch(model, values=True, gradients=True)`.
 
-        It is dO V^T, also for masked weights. Of attention that a model wrote out it is the gradient of the weights
-        that it made. Entropy and shares of the mass have no meaning for it.
+        It is dO V^T, also for masked weights. For attention without a fused kernel it is the gradient of the model's
+        own weights. Entropy and shares of the mass have no meaning for it.
 
         Raises:
             ArgumentError: the values were not kept, or the gradient of the output was neither given nor kept; or the
-                map is not that of one call.
-            GradientError: no backward pass has handed the gradient over, or more than one; the message says why.
+                map is not from one call.
+            GradientError: there was no backward pass, or more than one; the message says why.
             ShapeError: `grad_output` does not have the output's shape.
         """
         return AttentionMap(self.source.gradient(grad_output))
@@ -283,7 +275,7 @@ class AttentionMap(TensorLike):
     def attribution(self, grad_output: Tensor | None = None) -> "AttentionMap":
         r"""Weight times gradient: $P_{ij} \, dO_i \cdot v_j$, a lazy map with signs; exactly 0 where masked.
 
-        Its rows sum to dO_i . O_i: it says how much of the loss, to first order, hangs on each weight of each head.
+        Its rows sum to dO_i . O_i: to first order, the part of the loss due to each weight of each head.
 
         Args:
             grad_output: as in `gradient`.
@@ -294,7 +286,7 @@ class AttentionMap(TensorLike):
         return AttentionMap(self.source.attribution(grad_output))
 
     def relevance(self, grad_output: Tensor | None = None) -> "AttentionMap":
-        r"""How much each key speaks for the loss: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.
+        r"""The positive relevance of each key: $\bar A_{ij} = \frac1H \sum_h (P_{hij} \, dO_{hi} \cdot v_{hj})^+$.
 
         The positive part of `attribution`, as a mean over heads: a lazy map (batch..., T, S) without negative elements.
         `regard.watching.relevance` follows it through all layers.
@@ -320,10 +312,8 @@ class AttentionMap(TensorLike):
     def _values_kept(self, name: str) -> Tensor:
         return source_of_call(self.source, f"{name}()").beside.values_for(f"{name}()")
 
-    # -- where it is -----------------------------------------------------------------------------------
-
     def detach(self) -> "AttentionMap":
-        """The map without its graph: nothing that is read from it carries gradients.
+        """The map without its graph: results carry no gradients.
 
         >>> import regard
         >>> q = torch.eye(3, requires_grad=True)
@@ -334,23 +324,23 @@ class AttentionMap(TensorLike):
         return AttentionMap(self.source.mapped(Tensor.detach))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the factors (query, key, row state, mask, bias) to a safetensors file, from which `load` reads the map.
+        """Write the factors (query, key, row state, mask, bias) to a safetensors file, for `load`.
 
         Memory on disk is linear in T and S. Nothing is pickled.
 
         Raises:
-            ArgumentError: no file can hold a part of it, such as a predicate or score that is a user's function; or
-                the map is not that of one call.
-            NotKeptError: only statistics were kept of it; `regard.maps.save_summary` writes these.
+            ArgumentError: a part of it cannot be saved, such as a custom predicate or score function; or the map is not
+                from one call.
+            NotKeptError: it has statistics only; `regard.maps.save_summary` writes these.
         """
         files.save(path, source_of_call(self.source, "save()"))
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, device: torch.device | str = "cpu") -> "AttentionMap":
-        """Read a map that `save` or `regard.maps.save_summary` wrote.
+        """Read a map written by `save` or `regard.maps.save_summary`.
 
         Raises:
-            DataError: the file is no map, is cut short, or has parts that this version does not know.
+            DataError: the file is no map, is truncated, or has parts unknown to this version.
 
         >>> import regard, tempfile, pathlib
         >>> weights = regard.attention(*[torch.eye(3)] * 3, mask=regard.causal(), return_weights=True).weights
@@ -362,7 +352,6 @@ class AttentionMap(TensorLike):
         return cls(files.load(path, torch.device(device)))
 
     def __repr__(self) -> str:
-        """The shape and the source, the memory that it holds, and the memory that `dense()` would take."""
         try:
             return self._described()
         except OverwrittenError as error:
@@ -376,23 +365,23 @@ class AttentionMap(TensorLike):
 
 
 def stack(maps: Sequence[AttentionMap], *, starts: Sequence[int] | None = None) -> AttentionMap:
-    """The steps of a generation as one map: rows below one another, and exact zeros for keys that a step did not have.
+    """The steps of a generation as one map: rows concatenated, and exact zeros for keys a step did not have.
 
-    The caller chooses the steps; `Seen.joined` finds them among the calls of a watched module.
+    `Seen.joined` finds the steps among the calls of a watched module.
 
     Args:
         maps: (batch..., H, T_t, S_t), one for each step, usually with T_t = 1.
-        starts: the place of each step's first key among all keys, which is not 0 where a sliding window has let go of
-            the keys before it. None is 0 for all steps.
+        starts: the index of each step's first key among all keys, above 0 where a sliding window has dropped earlier
+            keys. The default is 0 for all steps.
 
     Returns:
         A map (batch..., H, sum of T_t, largest of start + S_t).
 
-    If only statistics were kept of the steps, those of queries are put below one another, and those of keys are summed.
+    For maps with statistics only, those of queries are concatenated, and those of keys are summed.
 
     Raises:
         ArgumentError: there are no maps, or not one start of at least 0 for each of them.
-        NotKeptError: only statistics were kept of the steps, and none of these can be joined.
+        NotKeptError: the steps have statistics only, and none of these can be joined.
         ShapeError: the maps differ in leading dimensions, dtype or device.
 
     >>> import regard

@@ -33,12 +33,13 @@ NAMED: tuple[ModuleType, ...] = (
     *(additive, custom, kernels, scores, normalizations),
     *(st, pooling),
 )
-"""The modules whose classes a file may name. It gives only the name of a class, which is unique, so that a class can
-move to another module."""
+"""The modules with classes for files. A file has only the unique name of a class, so the class can move to another
+module.
+"""
 
 
 def as_json_and_tensors(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]:
-    """A tree as JSON, and its tensors by the names that it gives them."""
+    """A tree as JSON, and its tensors by generated names."""
     tensors: dict[str, Tensor] = {}
     names = {kind: name for name, kind in _kinds().items()}
     tree = json.dumps(_written(parts, names, tensors))
@@ -53,7 +54,7 @@ def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, .
     """The tree of JSON and tensors.
 
     Raises:
-        Exception: of any class, if `as_json_and_tensors` did not write the text.
+        Exception: of any class, for text not written by `as_json_and_tensors`.
     """
     tree = _read(parse_json(text), _kinds(), tensors)
     if not isinstance(tree, tuple):
@@ -62,7 +63,7 @@ def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, .
 
 
 def _kinds() -> dict[str, type]:
-    """The classes that a file may name: the frozen objects that make up a call, without those that hold a function."""
+    """The classes of frozen objects in a call, for files; without those that hold a function."""
     found = {
         name: kind
         for module in NAMED
@@ -73,9 +74,8 @@ def _kinds() -> dict[str, type]:
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:
-    """A tree as JSON; tensors are named and put aside."""
     if isinstance(tree, float) and not math.isfinite(tree):
-        return {"number": str(tree)}  # JSON has no such number
+        return {"number": str(tree)}  # JSON has no infinities or NaN
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, Tensor):
@@ -105,12 +105,12 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
     found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
     check_fields(kind, found)
     made = rebuilt(kind, found)
-    # The places follow from the ids, and are found anew: others would show keys of other documents.
+    # Recompute the extents from the ids: others would show keys of other documents.
     return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made
 
 
 def check_fields(kind: Any, values: dict[str, Any]) -> None:
-    """Check that a class has these fields, and that their values are of the types that it declares."""
+    """Check that a class has these fields, with values of the declared types."""
     hints = _hints(kind)
     if set(values) != set(hints):
         raise ValueError(f"{kind.__name__} has the fields {sorted(hints)}, got {sorted(values)}")
@@ -138,7 +138,7 @@ def _is(value: Any, hint: Any) -> bool:
     if hint in (int, float, bool, str):
         return type(value) is hint or (hint is float and type(value) is int)
     if origin is not None or hint is Callable:
-        return False  # nothing of this kind is in a file
+        return False  # files have nothing of this type
     return isinstance(value, hint)
 
 
@@ -149,7 +149,7 @@ def _all_are(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
 
 
 def spelled(value: Any) -> str:
-    """A value in few words."""
+    """A value, abbreviated."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return repr(value)[:80] if isinstance(value, int | float | str | Iterable) else type(value).__name__

@@ -1,4 +1,4 @@
-"""Maps on disk: a safetensors file holds their factors, and its header has their tree in JSON.
+"""Maps on disk: a safetensors file of their factors, with their tree as JSON in the header.
 
 A file is checked against its own tensors before anything of the claimed size is allocated: sizes are those of the
 tensors, and a few weights are computed in the corners of the map.
@@ -53,7 +53,7 @@ class CallParts(NamedTuple):
 
 
 class SummaryParts(NamedTuple):
-    """The parts of a map of which only statistics were kept."""
+    """The parts of a map with statistics only."""
 
     layout: tuple[int, ...]
     number: str
@@ -77,10 +77,10 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
-    """Read a map that `save` wrote, or `save_summary` if only statistics were kept of it.
+    """Read a map of `save`, or the statistics of `save_summary`.
 
     Raises:
-        DataError: it is not such a file, or its sizes do not fit its own tensors.
+        DataError: it is no such file, or its sizes do not fit its own tensors.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path)
@@ -91,10 +91,10 @@ def load(path: str | PathLike[str], device: torch.device) -> Source:
 
 
 def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) -> None:
-    """Write the result of `map.summary(...)` to a safetensors file, from which `load_summary` reads it.
+    """Write the result of `map.summary(...)` to a safetensors file, for `load_summary`.
 
-    It also takes a map of which only statistics were kept (`regard.watch(model, keep="summary")`), and writes all of
-    them. `regard.AttentionMap.load` reads such a map again, and it can be asked and drawn as before.
+    It also takes a map with statistics only (`regard.watch(model, keep="summary")`), and writes all of them.
+    `regard.AttentionMap.load` reads such a map again.
 
     Raises:
         ArgumentError: the map holds its factors; `map.save(path)` writes these.
@@ -118,10 +118,10 @@ def save_summary(path: str | PathLike[str], summary: Summary | MapStatistics) ->
 
 
 def load_summary(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> Summary:
-    """Read the statistics that `save_summary` wrote, by name.
+    """Read the statistics of `save_summary`, by name.
 
     Raises:
-        DataError: it is not such a file.
+        DataError: it is no such file.
         MissingExtraError: safetensors is not installed.
     """
     header, tensors = _contents(path)
@@ -161,13 +161,13 @@ def _loaded(
     """The source of a file.
 
     Raises:
-        DataError: anything was raised while it was made.
+        DataError: construction failed in any way.
     """
     try:
         source = made(header, from_json_and_tensors(header["map"], tensors))
         repr(source)
         _try(source)
-    except Exception as error:  # parts that do not fit together fail in torch, in numpy and in our own code
+    except Exception as error:  # inconsistent parts fail in torch, in numpy and in our own code
         raise DataError(f"{path} does not hold a map that this version of regard can read: {error!r}") from error
     moved: S = source if source.device == device else source.mapped(lambda tensor: tensor.to(device))
     return moved
@@ -204,15 +204,12 @@ def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[s
 
 
 def _backend(name: str | None, call: Call) -> Backend:
-    # To compile a kernel takes minutes, so that backends chosen by name alone never read a map.
+    # Compiling a kernel takes minutes, so backends for explicit use never read a map.
     known = name in BACKENDS and BACKENDS[name].only_by_name is None
     try:
         return choose_backend(call, name if known else None)
     except BackendError:
         return choose_backend(call, None)
-
-
-# -- checks ------------------------------------------------------------------------------------------------
 
 
 def _require(holds: bool, wrong: str) -> None:
@@ -276,7 +273,6 @@ def _check_summary(parts: SummaryParts) -> None:
 
 
 def _try(source: Source) -> None:
-    """Compute a little of a map. Parts that do not fit together raise errors of any class."""
     if isinstance(source, SummarySource):
         ask_all(source, list(source.answers))
     elif isinstance(source, CallSource) and source.flat_heads:
@@ -312,7 +308,6 @@ def _try_corners(source: CallSource) -> None:
 
 
 def _corners(length: int, device: torch.device) -> Tensor:
-    """The first two places, two in the middle, and the last two."""
     places = {0, min(1, length - 1), (length - 1) // 2, length // 2, max(length - 2, 0), length - 1}
     return torch.tensor(sorted(places), device=device)
 
@@ -323,7 +318,6 @@ def _check_layout(layout: tuple[int, ...], flat_heads: int) -> None:
 
 
 def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: int) -> list[tuple[int, ...]]:
-    """The shapes of the answers of a statistic that can be kept."""
     match statistic:
         case st.TopWeights(k) if 1 <= k <= keys:
             return [(flat_heads, queries, k)] * 2
@@ -342,7 +336,6 @@ def _answer_shapes(statistic: Statistic, flat_heads: int, queries: int, keys: in
 
 
 def _are_places(indices: Tensor, keys: int) -> bool:
-    """Whether a tensor holds indices of keys; -1 stands for none."""
     if indices.dtype not in (torch.int32, torch.int64):
         return False
     return indices.numel() == 0 or (int(indices.min()) >= -1 and int(indices.max()) < keys)

@@ -1,4 +1,4 @@
-"""The indices that a map takes, as in `map[...]`."""
+"""The indices of a map, as in `map[...]`."""
 
 import operator
 import reprlib
@@ -15,7 +15,7 @@ from regard.tensors.guards import has_values
 
 @dataclass(frozen=True)
 class Index:
-    """An index of a map, parted into the dimensions before queries and keys, and these two."""
+    """An index of a map, split into the dimensions before queries and keys, and these two."""
 
     whole: tuple[Any, ...]
     """All entries, without an ellipsis."""
@@ -46,12 +46,11 @@ class Index:
 
     @property
     def is_whole(self) -> bool:
-        """Whether queries and keys stay as they are."""
         return self.pair == (slice(None), slice(None))
 
     @property
     def is_outer(self) -> bool:
-        """Whether rows and columns are chosen by themselves: torch pairs index tensors with one another."""
+        """Whether rows and columns are chosen separately: torch pairs index tensors with one another."""
         many = [i for i in (*self.lead, *self.pair) if isinstance(i, Tensor)]
         in_pair = [i for i in self.pair if isinstance(i, Tensor)]
         return (
@@ -62,7 +61,7 @@ class Index:
 
     @property
     def is_points(self) -> bool:
-        """Whether two 1-D tensors of integers name single weights, and no tensor comes before them."""
+        """Whether two 1-D integer tensors index single weights, without a tensor before them."""
         return (
             len(self.pair) == 2
             and not any(isinstance(i, Tensor) for i in self.lead)
@@ -72,7 +71,6 @@ class Index:
 
 
 def _as_entry(entry: Any) -> Any:
-    """One entry; lists and arrays as tensors, integers of any kind as those of Python."""
     if entry is None or entry is Ellipsis or isinstance(entry, slice | bool):
         return entry
     if is_integer(entry):
@@ -103,7 +101,7 @@ def _dimensions(entry: Any) -> int:
 
 
 def is_integer(index: Any) -> bool:
-    """Whether an index names one row: an integer of Python, of NumPy, or a tensor of one integer without dimensions.
+    """Whether an index selects one row: an integer of Python, of NumPy, or a tensor of one integer without dimensions.
 
     >>> import numpy
     >>> is_integer(3), is_integer(numpy.int64(3)), is_integer(torch.tensor(3)), is_integer(True)
@@ -124,7 +122,7 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
     """Rows or columns as a range or a 1-D tensor of positions from 0.
 
     Raises:
-        ShapeError: an index is out of range, or of another kind.
+        ShapeError: an index is out of range, or of another type.
     """
     if isinstance(index, slice):
         where = range(*index.indices(length))

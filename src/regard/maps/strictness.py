@@ -1,4 +1,4 @@
-"""`strict_maps`: an error in place of a dense matrix, with the line that asked for it."""
+"""`strict_maps`: an error for a dense matrix, with the line of its cause."""
 
 import sys
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ LAZILY = {
     **dict.fromkeys(("tolist", "numpy", "numpy.asarray"), "read rows of it, or map.pooled(rows, columns)"),
     **dict.fromkeys(("svdvals", "svd", "matrix_norm"), "use map.singular_values(k)"),
 }
-"""Lazy answers in place of functions that need the matrix."""
+"""Lazy alternatives of functions that need the matrix."""
 
 
 @contextmanager
 def strict_maps() -> Iterator[None]:
     """Inside `with regard.strict_maps():` no function of torch or NumPy may turn a map into its dense matrix.
 
-    Most functions of torch make the matrix (batch..., H, T, S) of a map, if it fits the limit of `dense()`. With
-    strict maps such a call raises an error instead, which names the line. `map.dense()` itself is always allowed.
+    Most functions of torch make the matrix (batch..., H, T, S) of a map, up to the limit of `dense()`. With strict maps
+    such a call raises an error with the line instead. `map.dense()` itself is always allowed.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -51,10 +51,10 @@ def strict_maps() -> Iterator[None]:
 
 
 def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
-    """Raise inside of `strict_maps`.
+    """Raise inside `strict_maps`.
 
     Raises:
-        TooLargeError: maps are strict here; the message names the line that asked.
+        TooLargeError: maps are strict here; the message has the line.
     """
     if _strict.get():
         instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
@@ -65,7 +65,6 @@ def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
 
 
 def _line() -> str:
-    """The innermost line of a caller, outside of this package and of torch."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] in _OURS:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""A map in place of the tensor that it stands for: functions of torch, NumPy, arithmetic, iteration."""
+"""A map in place of a tensor: functions of torch, NumPy, arithmetic, iteration."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ from regard.maps.torch_functions import NOT_LAZY, lazily
 OF_STORAGE = frozenset(
     {"retain_grad", "register_hook", "register_post_accumulate_grad_hook", "data_ptr", "storage", "untyped_storage"}
 )
-"""Methods of a tensor that would act on a temporary copy."""
 
 
 def _operator(name: str) -> Any:
@@ -29,25 +28,23 @@ def _operator(name: str) -> Any:
 
 
 class TensorLike(MapStatistics, ABC):
-    """The interface of a tensor (batch..., H, T, S) that is not stored.
+    """The interface of a tensor (batch..., H, T, S) computed on demand.
 
-    Code that was written for the `attentions` of a model runs on maps. Lazy are indexing, `@`, `.mT`, `sum`, `mean`,
-    `max`, `argmax`, `topk`, `to`, and `torch.stack` and `torch.cat` over the dimensions before queries and keys. Every
-    other function of torch gets the dense matrix, under the limit of `dense()`; inside `regard.strict_maps()` it raises
-    an error that names the line instead. A map is never changed in place.
+    Code for the `attentions` of a model runs on maps. Lazy are indexing, `@`, `.mT`, `sum`, `mean`, `max`, `argmax`,
+    `topk`, `to`, and `torch.stack` and `torch.cat` over the dimensions before queries and keys. Every other function of
+    torch gets the dense matrix, under the limit of `dense()`; inside `regard.strict_maps()` it raises an error instead.
+    A map is immutable.
     """
-
-    # -- functions of torch ------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer a function of torch that got a map.
+        """Apply a function of torch to a map.
 
         Raises:
             ArgumentError: the function changes its input.
-            TooLargeError: only the dense matrix can answer, and it is above the limit, or maps are strict here.
+            TooLargeError: it needs the dense matrix, above the limit or with strict maps.
         """
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
         if name.endswith("_") and not name.endswith("__"):
@@ -76,7 +73,7 @@ class TensorLike(MapStatistics, ABC):
         return np.asarray(as_matrix(self, "numpy.asarray()").detach().cpu().numpy(), dtype=dtype)
 
     __array_priority__ = 1000
-    """NumPy leaves arithmetic of its scalars and arrays with a map to the map, as with a tensor."""
+    """NumPy defers arithmetic of its scalars and arrays with a map, as with a tensor."""
 
     def __dlpack__(self, **options: Any) -> Any:
         """The dense weights for `torch.as_tensor` and other libraries.
@@ -101,8 +98,6 @@ class TensorLike(MapStatistics, ABC):
 
     def _as(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return type(self).__torch_function__(getattr(Tensor, name), (type(self),), (self, *args), kwargs)
-
-    # -- arithmetic --------------------------------------------------------------------------------------
 
     __mul__ = __rmul__ = _operator("__mul__")
     __truediv__ = _operator("__truediv__")
@@ -158,8 +153,6 @@ class TensorLike(MapStatistics, ABC):
         """
         raise ArgumentError("a map is never changed: change the tensor map.dense()")
 
-    # -- reductions --------------------------------------------------------------------------------------
-
     def sum(self, *args: Any, **kwargs: Any) -> Any:
         """The sum over dimensions, as of a tensor: a map if queries and keys stay, else a tensor.
 
@@ -175,22 +168,22 @@ class TensorLike(MapStatistics, ABC):
     def max(self, *args: Any, **kwargs: Any) -> Any:
         """The largest of all weights, or values and indices over one dimension, as of a tensor.
 
-        `top_weight()` is the largest of each query. Over keys, and of all, it takes one pass over tiles.
+        `top_weight()` is the largest of each query. Over keys or everything, it takes one pass over tiles.
         """
         return self._as("max", *args, **kwargs)
 
     def argmax(self, *args: Any, **kwargs: Any) -> Any:
-        """Where the largest weight is, as in a tensor. `top_key()` is that of each query, and -1 without any key."""
+        """The index of the largest weight, as of a tensor. `top_key()` is that of each query, and -1 without any
+        key.
+        """
         return self._as("argmax", *args, **kwargs)
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        """The k largest along a dimension and their indices, as of a tensor: every index is that of a key.
+        """The k largest along a dimension and their indices, as of a tensor: every index is a key's.
 
         `top_keys(k)` has -1 where fewer than k keys have a weight.
         """
         return self._as("topk", k, dim, largest, sorted)
-
-    # -- shape, dtype and place --------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -200,40 +193,36 @@ class TensorLike(MapStatistics, ABC):
         """A map of some heads, or a block of weights."""
 
     def dim(self) -> int:
-        """The number of dimensions."""
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or one of its sizes."""
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:
-        """How many weights there are."""
         return self.shape.numel()
 
     @property
     def requires_grad(self) -> bool:
-        """Whether answers of the map carry gradients."""
+        """Whether results carry gradients."""
         return any(tensor.requires_grad for tensor in self.source.tensors())
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the factors are on a GPU."""
         return self.device.type == "cuda"
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The map with its factors on another device, or with its answers in another dtype; it keeps its graph.
 
         Args:
-            args: a device, a dtype, both, or a tensor or map that has both, as `Tensor.to` takes them.
-            kwargs: `device` and `dtype`; `non_blocking` and `copy` change nothing.
+            args: a device, a dtype, both, or a tensor or map with both, as in `Tensor.to`.
+            kwargs: `device` and `dtype`; `non_blocking` and `copy` have no effect.
 
-        Weights are computed as before, and answers are rounded to the dtype at the end. Tensors that the function of
-        a custom score or predicate closes over are not moved.
+        Weights are computed as before, and answers are rounded to the dtype at the end. Tensors in the closure of a
+        custom score or predicate are not moved.
 
         Raises:
             ArgumentError: an argument is neither a device nor a floating-point dtype.
-            NotKeptError: no factors were kept of the map, so that it cannot be moved.
+            NotKeptError: the map has statistics only, and cannot be moved.
         """
         device, dtype = _place(args, kwargs)
         moved = self.source
@@ -246,16 +235,14 @@ class TensorLike(MapStatistics, ABC):
         return self if moved is self.source else type(self)(moved)
 
     def cpu(self) -> Self:
-        """The map with its factors in the memory of the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: Any = "cuda") -> Self:
-        """The map with its factors on a GPU."""
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
 
 
 def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the dtype that `to` was asked for.
+    """The device and the dtype for `to`.
 
     Raises:
         ArgumentError: an argument is something else.
@@ -283,7 +270,7 @@ def _source(one: Any) -> Any:
 
 
 def as_matrix(one: Any, asked: str) -> Any:
-    """A map's matrix for something that was asked, unless maps are strict; anything else as it is.
+    """A map's matrix, unless maps are strict; anything else unchanged.
 
     Raises:
         TooLargeError: it is above the limit of `dense()`, or maps are strict here.
@@ -296,7 +283,6 @@ def as_matrix(one: Any, asked: str) -> Any:
 
 
 def _each(change: Callable[[Any], Any], tree: Any) -> Any:
-    """A change of everything in nested lists, tuples and dictionaries."""
     if isinstance(tree, dict):
         return {name: _each(change, one) for name, one in tree.items()}
     if type(tree) in (list, tuple):

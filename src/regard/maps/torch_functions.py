@@ -1,7 +1,7 @@
-"""The functions of torch that a map answers without its matrix.
+"""The lazy functions of torch on maps.
 
-Each entry takes the sources in place of the maps, and returns a source (a map again), a tensor, or `NOT_LAZY` if only
-the matrix can answer. The names are those of torch, and mean the same.
+Each entry takes sources for maps, and returns a source (a map again), a tensor, or `NOT_LAZY` where only the matrix
+would do. The names and meanings are torch's.
 """
 
 import inspect
@@ -21,22 +21,18 @@ from regard.maps.statistics.products import product, transposed_product
 from regard.maps.statistics.tiles import ask, ask_all
 
 NOT_LAZY: Any = object()
-"""The answer of an entry that needs the matrix."""
 
 
 def lazily(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The answer of a function of torch without any matrix, or NOT_LAZY."""
+    """The result of a function of torch without any matrix, or NOT_LAZY."""
     entry = ENTRIES.get(name)
     if entry is None:
         return NOT_LAZY
     try:
         inspect.signature(entry).bind(*args, **kwargs)
-    except TypeError:  # The entry does not know these arguments: torch answers, or says why they are wrong.
+    except TypeError:  # Arguments unknown to the entry: torch answers, or explains its error.
         return NOT_LAZY
     return entry(*args, **kwargs)
-
-
-# -- layout ------------------------------------------------------------------------------------------------
 
 
 def _squeeze(input: Source, dim: int) -> Any:
@@ -55,7 +51,6 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any:
-    """Join maps along a leading dimension. Their flat indices are joined first, and say which map is where."""
     sources = list(tensors)
     if not sources or not all(isinstance(source, Source) for source in sources):
         return NOT_LAZY
@@ -77,9 +72,6 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
     whole = side_by_side(sources, (first,))
     in_order = torch.equal(flat_heads, torch.arange(first, device="cpu"))
     return whole.choose(None if in_order else flat_heads.to(sources[0].device), layout)
-
-
-# -- sums --------------------------------------------------------------------------------------------------
 
 
 def _sum(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
@@ -111,7 +103,6 @@ def _reduced(source: Source, dim: Any, keepdim: bool, over: Callable[[Source, in
 
 
 def _over_last(source: Source, dims: set[int]) -> Tensor:
-    """Sums over queries (-2), over keys (-1) or over both."""
     if -2 not in dims:
         return row_sums(source)
     received = source.laid_out(ask(source, st.Received())[0])
@@ -119,13 +110,10 @@ def _over_last(source: Source, dims: set[int]) -> Tensor:
 
 
 def _dimensions(dim: Any, rank: int) -> list[int] | None:
-    """The dimensions that `dim` names, in ascending order; None if torch refuses it."""
+    """The dimensions of `dim`, in ascending order; None if torch refuses it."""
     given = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     found = sorted({d % rank for d in given if -rank <= d < rank})
     return None if len(found) < len(given) else found or list(range(rank))
-
-
-# -- the largest weights -----------------------------------------------------------------------------------
 
 
 def _max(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
@@ -148,7 +136,7 @@ def _argmax(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _of_rows(source: Source, dim: Any, keepdim: bool) -> Any:
-    """The largest weight of each query and the first key that has it; a row of zeros has its first key."""
+    """The largest weight of each query and its first key; a row of zeros has its first key."""
     if not _is_last(source, dim):
         return NOT_LAZY
     pair: list[Statistic] = [st.Largest(), st.ArgLargest(names_zeros=source.has_signs)]
@@ -158,7 +146,7 @@ def _of_rows(source: Source, dim: Any, keepdim: bool) -> Any:
 
 
 def _topk(input: Source, k: Any, dim: Any = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Every index is that of a key, and none comes twice."""
+    """Every index is a key's, without repetition."""
     if not largest or not _is_integer(k) or not 1 <= k <= input.keys or not _is_last(input, dim):
         return NOT_LAZY
     values, keys = map(input.laid_out, ask(input, st.TopWeights(k, names_zeros=input.has_signs)))
@@ -174,17 +162,14 @@ def _is_integer(given: Any) -> bool:
 
 
 def _filled(keys: Tensor) -> Tensor:
-    """Keys (..., k) with others in place of each -1: the first that are not among them, whose weights are 0 too."""
+    """Keys (..., k) with the first unused keys for each -1; the weights of these are 0 too."""
     k = keys.shape[-1]
-    # Of the keys 0 to k - 1 as many are free as are missing, or more. A key beyond them falls into a last place.
+    # Of the keys 0 to k - 1 at least as many are free as are missing. A key beyond them falls into a last place.
     taken = torch.zeros(*keys.shape[:-1], k + 1, dtype=torch.bool, device=keys.device)
     taken.scatter_(-1, torch.where((keys < 0) | (keys > k), k, keys), True)
     free = taken[..., :k].to(torch.int8).argsort(dim=-1, stable=True)
     number = ((keys < 0).cumsum(-1) - 1).clamp_min(0)
     return torch.where(keys < 0, free.gather(-1, number), keys)
-
-
-# -- products ----------------------------------------------------------------------------------------------
 
 
 def _matmul(input: Any, other: Any) -> Any:
@@ -210,4 +195,3 @@ ENTRIES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("matmul", "__matmul__"), _matmul),
     "__rmatmul__": lambda input, other: _matmul(other, input),
 }
-"""The entries by their names in torch."""

@@ -1,4 +1,4 @@
-"""The settings of the models: their sizes and the names of their parts. They need no torch; flags are made of them."""
+"""The settings of the models, without torch: sizes and names of parts, the source of the command line's flags."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from regard.tensors.ranges import require_above
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
 POSITIONS = ("sinusoidal", "learned", "rotary")
-"""What `StackConfig` may name."""
+"""The names of `StackConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class StackConfig:
     num_heads: int = 4
     """The number of attention heads; the paper's h."""
     num_kv_heads: int | None = None
-    """The number of key/value heads, which the query heads share; None means one for each query head."""
+    """The key/value heads, shared by the query heads; by default one for each query head."""
     feed_forward_dim: int = 1024
     """The hidden width of the feed-forward networks; the paper's d_ff."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
@@ -29,22 +29,24 @@ class StackConfig:
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_position: Literal["pre", "post"] = "pre"
-    """The norm stands before each sublayer (easy to train) or after it (as in the paper)."""
+    """The norm before each sublayer (easy to train) or after it (as in the paper)."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    """Positions added to the embeddings; rotary positions rotate the queries and keys of self-attention."""
     max_length: int = 1024
     """The longest sequence in tokens, if positions are learned."""
     embedding_gain: float = 1.0
-    """Embeddings begin so much smaller than in the paper, and their factor is larger: above 1 they learn faster."""
+    """Embeddings begin smaller than in the paper by this factor, and their scale is larger: above 1 they learn
+    faster.
+    """
     dropout: float = 0.1
     """The probability of dropping an entry of an embedding or of a sublayer's output."""
     activation_dropout: float | None = None
-    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); None means `dropout`."""
+    """The probability of dropping a hidden unit of the feed-forward networks (the paper: 0); by default `dropout`."""
     attention_dropout: float = 0.0
     """The probability of dropping an attention weight; above 0 the fused kernels cannot run."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, and sizes of which no model can be made.
+        """Refuse unknown names, and impossible sizes.
 
         Raises:
             ArgumentError: names the field, its allowed values and its value.
@@ -92,7 +94,7 @@ class TransformerConfig(StackConfig):
     """Whether the output layer shares the matrix of the target embedding."""
 
     def __post_init__(self) -> None:
-        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.
+        # super() fails here: `dataclass` replaces a class with slots by a new one, and super() refers to the old one.
         StackConfig.__post_init__(self)
         require_sizes(encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
 
@@ -106,7 +108,7 @@ class DecoderOnlyConfig(StackConfig):
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     """Activation of the feed-forward networks; swiglu is gated."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    """Positions added to the embeddings; rotary positions rotate the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
 
@@ -124,7 +126,7 @@ class EncoderOnlyConfig(StackConfig):
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
     """Activation of the feed-forward networks; swiglu is gated."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions that are added to the embeddings; rotary positions turn the queries and keys of self-attention."""
+    """Positions added to the embeddings; rotary positions rotate the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
 
@@ -142,7 +144,7 @@ class RNNConfig:
     hidden_dim: int = 256
     """The width of the decoder's state, and of the encoder's state in each direction; Bahdanau's n."""
     attention_dim: int = 256
-    """The number of hidden units of the additive score; Bahdanau's n'."""
+    """The hidden units of the additive score; Bahdanau's n'."""
     decoder: Literal["bahdanau", "luong"] = "bahdanau"
     """Whether the decoder attends with the state before the step (Bahdanau) or after it (Luong)."""
     score: Literal["additive", "dot"] = "additive"

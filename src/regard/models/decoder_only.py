@@ -20,14 +20,14 @@ from regard.nn import KeyValue
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderOnlyState:
-    """The state that decoding passes from step to step; N sequences are the first dimension."""
+    """The decoding state; N sequences are the first dimension."""
 
     caches: tuple[KeyValue | None, ...]
     """Keys and values of the text so far, one entry per layer."""
     position: int | Int[Tensor, " N"]
-    """The position of the next token; one number if all prompts have the same length."""
+    """The position of the next token; a single integer if all prompts have the same length."""
     seen: tuple[Int[Tensor, " N"], int] | None
-    """If prompts were padded: their lengths, and the width that they were padded to; else None."""
+    """The lengths and the padded width of padded prompts; else None."""
 
 
 class DecoderOnly(OneStack):
@@ -48,7 +48,7 @@ class DecoderOnly(OneStack):
     >>> model(text).shape
     torch.Size([2, 5, 11])
 
-    In decoding, the source is the text before the first token that a search passes in:
+    In decoding, the source is the text before the first token of a search:
 
     >>> state = model.start(text[:, :4], torch.tensor([4, 4]))
     >>> torch.allclose(model.step(state, text[:, 4]).logits, model(text)[:, 4], atol=1e-5)
@@ -64,8 +64,8 @@ class DecoderOnly(OneStack):
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of the token after each token. Padding at the end has logits too, and does not change other logits.
 
-        With `loss`, the result of `loss`: it is called instead of the output layer, with the input of that layer and
-        the layer.
+        With `loss`, the result of `loss`, called instead of the output layer with the input of that layer and the
+        layer.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
@@ -79,7 +79,7 @@ class DecoderOnly(OneStack):
         return maps
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderOnlyState:
-        """Read all but the last tokens of the texts that will be continued. The first step reads the last tokens.
+        """Read all but the last tokens of the prompts. The first step reads the last tokens.
 
         Args:
             source: token ids, padded at the end with any id; the width may be 0.
@@ -99,12 +99,10 @@ class DecoderOnly(OneStack):
         return DecoderOnlyState(caches, source_lengths, (source_lengths, width))
 
     def step(self, state: DecoderOnlyState, tokens: Int[Tensor, " N"]) -> Step:
-        """Logits after one more token."""
         caches, x = self._extend(tokens[:, None], state.caches, _mask(state), state.position)
         return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
 
     def reorder(self, state: DecoderOnlyState, index: Int[Tensor, " N"]) -> DecoderOnlyState:
-        """The state of the sequences `index`, in that order."""
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         if state.seen is None:
             return replace(state, caches=caches)
@@ -115,7 +113,7 @@ class DecoderOnly(OneStack):
     def _extend(
         self, tokens: Tensor, caches: tuple[KeyValue | None, ...], mask: Mask, offset: int | Tensor
     ) -> tuple[tuple[KeyValue, ...], Tensor]:
-        """Read tokens that follow those of the caches: the longer caches, and the output of the last layer."""
+        """Read tokens after those of the caches: the longer caches, and the output of the last layer."""
         x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):
             x, extended = layer.extend(x, cache, mask, bias, offset)
@@ -124,7 +122,6 @@ class DecoderOnly(OneStack):
 
 
 def _mask(state: DecoderOnlyState) -> Mask:
-    """The mask of the next token: it sees all tokens before it, except padding."""
     if state.seen is None:
         return causal()
     (lengths, width), cache = state.seen, state.caches[0]

@@ -44,13 +44,13 @@ class EncoderOnly(OneStack):
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
-        """Logits of the token at each position. Tokens beyond a sequence's length are never attended to.
+        """Logits of the token at each position. Padding is never attended to.
 
         Args:
             tokens: token ids.
             token_lengths: the number of real tokens in each sequence.
-            segments: the kind of text of each token, for a model that tells kinds apart; None means the first kind.
-            loss: is called instead of the output layer, with the input of that layer and the layer.
+            segments: the segment of each token, for a model with segments; by default the first.
+            loss: called instead of the output layer, with the input of that layer and the layer.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.

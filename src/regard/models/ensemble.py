@@ -1,4 +1,4 @@
-"""Several models that translate together: the mean of their probabilities at each step."""
+"""Ensembles of translation models: the mean of their probabilities at each step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from regard.models.protocol import Seq2Seq, Step
 
 
 class Ensemble(nn.Module):
-    r"""Models with one vocabulary, as one model whose probabilities are the mean of theirs.
+    r"""Models with one vocabulary as one model, with the mean of their probabilities.
 
     $$\log p(y_t) = \log \frac1n \sum_{m=1}^n p_m(y_t)$$
 
-    These logarithms take the place of logits, so that every search works as it does for one model. The members may
-    differ in their kind and sizes. What an ensemble attends to is what its first member attends to.
+    These logarithms replace logits, so every search works as for one model. The members may differ in class and sizes.
+    The attention of an ensemble is its first member's.
 
     Args:
         members: at least one model, in evaluation mode.
@@ -55,12 +55,10 @@ class Ensemble(nn.Module):
 
     @property
     def output(self) -> nn.Linear:
-        """The output layer of the first member."""
         return cast(nn.Linear, cast(Any, self.members[0]).output)
 
     @property
     def alignment_names(self) -> list[str]:
-        """Those of the first member."""
         return next(self._models()).alignment_names
 
     def forward(
@@ -72,21 +70,17 @@ class Ensemble(nn.Module):
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
     ) -> dict[str, AttentionMap]:
-        """Every attention map of the first member."""
         return next(self._models()).attend(source, source_lengths, target_input)
 
     def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> tuple[Any, ...]:
-        """The states of all members before the first step."""
         return tuple(member.start(source, source_lengths) for member in self._models())
 
     def step(self, state: tuple[Any, ...], tokens: Int[Tensor, " N"]) -> Step:
-        """One step of all members; the alignment is the first member's."""
         taken = [member.step(one, tokens) for member, one in zip(self._models(), state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 
     def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
-        """The states of the sequences `index`."""
         return tuple(member.reorder(one, index) for member, one in zip(self._models(), state, strict=True))
 
 

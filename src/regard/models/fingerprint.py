@@ -1,4 +1,4 @@
-"""Tell models apart by their weights."""
+"""Fingerprints of models by their weights."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Thirty-two hexadecimal digits, which differ for models whose weights differ.
+    """Thirty-two hexadecimal digits, different for different weights.
 
     >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> fingerprint(one) == fingerprint(one), fingerprint(one) == fingerprint(other)

@@ -1,4 +1,4 @@
-"""Lists of keys that lie together, so that a search for the nearest looks at a few lists and not at every key.
+"""Lists of adjacent keys, so a nearest-neighbour search reads a few lists and not every key.
 
 Source: inverted lists of a coarse quantizer without compression, Jégou, Douze and Schmid 2011 (Product quantization for
 nearest neighbor search, section IV); the centres are those of Lloyd's algorithm (Lloyd 1982).
@@ -14,32 +14,32 @@ from regard.errors import ShapeError
 from regard.tensors.topk import WIDE, largest
 
 LISTS_PER_ROOT = 1.5
-"""There are so many lists as the square root of the number of keys, times this."""
+"""The number of lists is this times the square root of the number of keys."""
 LOOKED_AT = 32
-"""A query looks at the keys of so many lists, those with the nearest centres."""
+"""The lists read for a query, those with the nearest centres."""
 LLOYD_ROUNDS = 6
-"""Lloyd's algorithm moves the centres so many times."""
+"""The iterations of Lloyd's algorithm."""
 SAMPLED_PER_LIST = 64
-"""It looks at so many keys for each list."""
+"""The keys it reads for each list."""
 KEYS_TOGETHER = 1 << 12
-"""So many keys are compared with all centres at a time."""
+"""The keys compared with all centres at a time."""
 SCORES_HELD = 1 << 23
-"""At most so many scores are held at a time."""
+"""The most scores in memory at a time."""
 
 
 class KeyLists(NamedTuple):
-    """L lists of keys that stand one after the other."""
+    """L lists of keys, one after the other."""
 
     centres: Float[Tensor, "L D"]
     sizes: Int[Tensor, " L"]
-    """How many keys each list has, at least 1; their sum is E."""
+    """The keys of each list, at least 1; their sum is E."""
 
 
 def listed(keys: Float[Tensor, "E D"], *, seed: int = 0) -> tuple[Int[Tensor, " E"], KeyLists]:
-    """Put keys into lists by the centre that is nearest.
+    """Sort keys into lists by their nearest centre.
 
     Returns:
-        The order in which the keys stand in their lists, and the lists.
+        The order of the keys in their lists, and the lists.
 
     >>> keys = torch.tensor([[0.0], [9.0], [0.1], [9.1]])
     >>> order, lists = listed(keys)
@@ -79,15 +79,15 @@ def nearest_in_lists(
     *,
     looked_at: int = LOOKED_AT,
 ) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-    """The keys with the largest q . k - |k|^2 / 2 among those of the lists that a query looks at, and these numbers.
+    """The keys with the largest q . k - |k|^2 / 2 in the lists read for a query, and these values.
 
     Args:
         query: N queries.
         keys: in the order of their lists.
         half_squares: |k|^2 / 2 of each key.
         lists: the lists.
-        count: K; where the lists have fewer keys, numbers of -inf and any places follow.
-        looked_at: how many lists a query looks at; with all of them the search is exact.
+        count: K; if the lists have fewer keys, values of -inf with arbitrary indices follow.
+        looked_at: the number of lists read for a query; with all of them the search is exact.
 
     Raises:
         ShapeError: there are fewer keys than `count`, or the lists are not those of the keys.
@@ -109,11 +109,11 @@ def _looked_for(
 ) -> tuple[Tensor, Tensor]:
     ends = lists.sizes.cumsum(0)
     half = 0.5 * lists.centres.square().sum(-1)
-    # Number n of `near` is for query n // looked_at. Those of one list are answered by one product.
+    # Entry n of `near` is for query n // looked_at. Those of one list take one product.
     near = largest(torch.addmm(half, query, lists.centres.mT, beta=-1), looked_at).flatten()
     order = near.argsort()
     which, how_often = near[order].unique_consecutive(return_counts=True)
-    # Whole chunks: what `largest` leaves over at the end of a row would pass for more than -inf.
+    # Whole chunks: the remainder of `largest` at the end of a row would pass for more than -inf.
     widest = -(-max(int(lists.sizes[which].max()), -(-count // looked_at)) // WIDE) * WIDE
     scores = query.new_full((len(near), widest), -torch.inf)
     bounds = zip((ends - lists.sizes)[which].tolist(), ends[which].tolist(), strict=True)

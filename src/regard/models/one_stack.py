@@ -16,7 +16,7 @@ from regard.nn.arguments import require_sizes
 
 
 class OneStack(nn.Module):
-    """Embedding, layers of self-attention, output layer. The two subclasses decide who may attend to whom."""
+    """Embedding, layers of self-attention, output layer. The two subclasses define the mask."""
 
     def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
         super().__init__()
@@ -67,5 +67,4 @@ class OneStack(nn.Module):
         return x
 
     def each_layer(self) -> Iterator[SelfAttentionLayer]:
-        """The layers, from first to last."""
         return (cast(SelfAttentionLayer, layer) for layer in self.layers)

@@ -8,7 +8,7 @@ from torch import nn
 from regard.nn import MultiHeadAttention, PostNorm, PreNorm
 
 Maker = Callable[[], nn.Module]
-"""A function that makes one module. It is called once for each place in the model."""
+"""A function that makes one module, called once for each place in the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,6 @@ class StackParts:
     """The parts of an encoder or of a decoder."""
 
     num_layers: int
-    """The number of layers in the stack."""
     attention: Callable[[], MultiHeadAttention]
     """Makes each self-attention and, in a decoder, each attention to the source."""
     feed_forward: Maker
@@ -24,9 +23,9 @@ class StackParts:
     residual: Callable[[], PreNorm | PostNorm]
     """Makes the skip connection and the norm around each of these."""
     positions: Maker
-    """Makes the module that adds positions to embeddings, (B, T, D) to (B, T, D); it is called with an `offset`."""
+    """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
     relative: Maker | None = None
-    """Makes the module that returns, without arguments, the bias that the self-attention of every layer shares."""
+    """Makes the module of the self-attention bias shared by every layer, called without arguments."""
     embedding_norm: Maker = nn.Identity
     """Makes the norm after the positions are added."""
     final_norm: Maker = nn.Identity
@@ -37,7 +36,7 @@ class StackParts:
 class TransformerParts:
     """The parts of an encoder-decoder Transformer.
 
-    `TransformerConfig` describes the parts of models that are trained here. Weights of other families need other parts.
+    `TransformerConfig` describes the parts of models trained here. Weights of other families need other parts.
     """
 
     dim: int
@@ -45,17 +44,16 @@ class TransformerParts:
     encoder: StackParts
     decoder: StackParts
     embedding_gain: float = 1.0
-    """How much smaller than 1 / sqrt(dim) the embeddings begin, and how much larger than sqrt(dim) their factor is."""
+    """The factor by which embeddings begin smaller than 1 / sqrt(dim), and are scaled above sqrt(dim)."""
     embedding_scale: float | None = None
-    """The factor of the embeddings; None means their gain times the square root of `dim`."""
+    """The factor of the embeddings; by default their gain times the square root of `dim`."""
     dropout: float = 0.0
     """Probability of dropping an entry of the embeddings."""
     shared_embeddings: bool = False
-    """Whether source and target embeddings share one matrix."""
     tied_output: bool = True
     """Whether the output layer shares the matrix of the target embedding."""
     output_bias: bool = False
-    """Whether a learned number for each token of the vocabulary is added to its logits."""
+    """Whether the logits have a learned bias for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +61,16 @@ class OneStackParts:
     """The parts of a Transformer of one stack: decoder-only or encoder-only."""
 
     dim: int
-    """Width of the model."""
     stack: StackParts
     num_segments: int = 0
-    """The number of kinds of text; each has a learned vector that is added to the embeddings. 0 means none."""
+    """The segments, each with a learned vector added to the embeddings; 0 for none."""
     embedding_gain: float = 1.0
-    """How much smaller than 1 / sqrt(dim) the embeddings begin, and how much larger than sqrt(dim) their factor is."""
+    """The factor by which embeddings begin smaller than 1 / sqrt(dim), and are scaled above sqrt(dim)."""
     embedding_scale: float | None = None
-    """The factor of the embeddings; None means their gain times the square root of `dim`."""
+    """The factor of the embeddings; by default their gain times the square root of `dim`."""
     dropout: float = 0.0
-    """Probability of dropping an entry of the embeddings."""
     head: Maker = nn.Identity
     """Makes the module between the last layer and the output layer, (..., D) to (..., D)."""
     tied_output: bool = True
-    """Whether the output layer shares the matrix of the embedding."""
     output_bias: bool = False
-    """Whether a learned number for each token of the vocabulary is added to its logits."""
+    """Whether the logits have a learned bias for each token."""

@@ -15,7 +15,7 @@ OutputLoss = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
 """
 
 RecordMap = Callable[[str, AttentionMap], None]
-"""A function that is called with the name and the map of every attention call of a pass."""
+"""A callback for the name and the map of every attention call of a pass."""
 
 
 class StepAlignment(Protocol):
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     logits: Float[Tensor, "N V"]
     alignment: StepAlignment | None
-    """The attention of the step to the source, computed only if it is read; None without a source."""
+    """The attention of the step to the source, computed on demand; None without a source."""
     state: Any
 
 
@@ -40,7 +40,7 @@ class Seq2Seq(Protocol):
     """A model from token ids to token ids: B sequences, S source tokens, T target tokens, a vocabulary of V."""
 
     max_length: int | None
-    """The longest source or target that the model takes; None means no limit."""
+    """The longest source or target; None for no limit."""
 
     def __call__(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
@@ -66,5 +66,5 @@ class Seq2Seq(Protocol):
 
     @property
     def alignment_names(self) -> list[str]:
-        """The names of the maps that align the target with the source."""
+        """The names of the maps from target to source."""
         ...

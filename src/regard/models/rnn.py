@@ -26,11 +26,9 @@ class AdditiveAligner(nn.Module):
         self.attention = AdditiveAttention(config.hidden_dim, 2 * config.hidden_dim, config.attention_dim)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S A"]:
-        """U_a h_j, computed once for a source."""
         return self.attention.project(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
-        """Contexts and weights."""
         return self.attention.attend(query, projected, annotations, mask=mask, return_weights=True)
 
 
@@ -42,11 +40,9 @@ class DotAligner(nn.Module):
         self.weight = nn.Linear(2 * config.hidden_dim, config.hidden_dim, bias=False)
 
     def project(self, annotations: Float[Tensor, "B S annotation"]) -> Float[Tensor, "B S n"]:
-        """W h_j, computed once for a source."""
         return self.weight(annotations)
 
     def forward(self, query: Tensor, projected: Tensor, annotations: Tensor, mask: Mask) -> Attended:
-        """Contexts and weights."""
         score = ScaledDot(scale=1.0)
         return attention(query, projected, annotations, score=score, mask=mask, return_weights=True)
 
@@ -56,17 +52,17 @@ Aligner = AdditiveAligner | DotAligner
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RNNState:
-    """The state that decoding passes from step to step; N sequences are the first dimension."""
+    """The decoding state; N sequences are the first dimension."""
 
     hidden: Float[Tensor, "N n"]
     """s_{i-1}"""
     fed: Float[Tensor, "N n"]
-    """Luong's attentional vector of the last step; it is zero at first, and unused without input feeding."""
+    """Luong's attentional vector of the last step; zero at first, and unused without input feeding."""
     annotations: Float[Tensor, "N S annotation"]
     projected: Float[Tensor, "N S A"]
     source_lengths: Int[Tensor, " N"]
     sources: Int[Tensor, " N"]
-    """The number of each sequence's source, as counted at the start. Hypotheses of one source share annotations."""
+    """The index of each sequence's source, in the order of `start`. Hypotheses of one source share annotations."""
 
 
 class BahdanauDecoder(nn.Module):
@@ -75,8 +71,8 @@ class BahdanauDecoder(nn.Module):
     $c_i = \sum_j \alpha_{ij} h_j,\quad s_i = \mathrm{GRU}([E y_{i-1}; c_i], s_{i-1}),\quad
     t_i = \mathrm{maxout}(U_o s_{i-1} + V_o E y_{i-1} + C_o c_i)$, logits $W_o t_i$.
 
-    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after
-    the recurrent product and exchanges z and 1 - z; otherwise the equations are those of the paper.
+    Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.2.2. torch's GRU applies the reset gate after the
+    recurrent product and exchanges z and 1 - z; otherwise the equations are the paper's.
     """
 
     def __init__(self, config: RNNConfig) -> None:
@@ -96,7 +92,7 @@ class BahdanauDecoder(nn.Module):
         return features, state.hidden, replace(state, hidden=hidden), attended
 
     def read(self, features: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch n"]:
-        """t: the larger number of each pair of units."""
+        """t: the larger element of each pair of units."""
         return self.dropout(self.readout(features).unflatten(-1, (-1, 2)).amax(-1))
 
 
@@ -124,7 +120,6 @@ class LuongDecoder(nn.Module):
         return combined, hidden, replace(state, hidden=hidden, fed=combined), attended
 
     def read(self, features: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-        """The attentional vector itself."""
         return self.dropout(features)
 
 
@@ -133,7 +128,7 @@ DECODERS: dict[str, type[BahdanauDecoder] | type[LuongDecoder]] = {"bahdanau": B
 
 
 class RNNSeq2Seq(nn.Module):
-    """Bidirectional GRU encoder, and a GRU decoder that attends at every step.
+    """Bidirectional GRU encoder, and a GRU decoder with attention at every step.
 
     Args:
         config: sizes and parts.
@@ -218,12 +213,11 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
     def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
-        """Logits after one more token, and the attention of the step."""
         features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
     def reorder(self, state: RNNState, index: Int[Tensor, " N"]) -> RNNState:
-        """The state of the sequences `index`. If their sources are the same as before, no annotation is copied."""
+        """The state of the sequences `index`. For unchanged sources, no annotation is copied."""
         hidden, fed, sources = (t.index_select(0, index) for t in (state.hidden, state.fed, state.sources))
         if torch.equal(sources, state.sources):
             return replace(state, hidden=hidden, fed=fed)
@@ -238,11 +232,9 @@ class RNNSeq2Seq(nn.Module):
         return {"decoder.cross": self._alignment(queries, state)}
 
     def _alignment(self, queries: Tensor, state: RNNState) -> AttentionMap:
-        """The alignment of all steps, made once more from their queries, (B, 1, T, S)."""
         attended = self.aligner(queries, state.projected, state.annotations, lengths(state.source_lengths))
         return attended.weights.with_heads()
 
     @property
     def alignment_names(self) -> list[str]:
-        """The name of the only map."""
         return ["decoder.cross"]

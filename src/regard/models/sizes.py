@@ -1,5 +1,5 @@
-"""Named sizes, each from a paper: widths, heads, layers and dropout. The names of parts also follow that paper if
-`StackConfig` has such parts; a comment says what else was special in the model.
+"""Named sizes, each from a paper: widths, heads, layers and dropout, and parts where `StackConfig` has them; a comment
+lists other properties of the original.
 """
 
 from types import MappingProxyType
@@ -30,17 +30,15 @@ TRANSFORMER_SIZES = MappingProxyType[Size, TransformerConfig](
         ),
     }
 )
-"""Sizes of the encoder-decoder Transformer."""
-
 DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
     {
-        # Eldan and Li 2023 (arXiv:2305.07759), the released TinyStories-8M: a GPT-Neo of width 256, in which every
-        # second layer looks back only 256 tokens.
+        # Eldan and Li 2023 (arXiv:2305.07759), the released TinyStories-8M: a GPT-Neo of width 256, with a window of
+        # 256 tokens in every second layer.
         "tiny": DecoderOnlyConfig(
             dim=256, num_heads=16, num_layers=8, feed_forward_dim=1024, positions="learned", dropout=0.0
         ),
         # Biderman et al. 2023 (arXiv:2304.01373), table 1, Pythia-70M: its layers run attention and feed-forward
-        # network in parallel, and rotary positions turn a quarter of each head.
+        # network in parallel, and rotary positions rotate a quarter of each head.
         "small": DecoderOnlyConfig(
             dim=512, num_heads=8, num_layers=6, feed_forward_dim=2048, tied_output=False, dropout=0.0
         ),
@@ -50,8 +48,6 @@ DECODER_ONLY_SIZES = MappingProxyType[Size, DecoderOnlyConfig](
         ),
     }
 )
-"""Sizes of the decoder-only Transformer."""
-
 ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
     {
         # Turc et al. 2019 (arXiv:1908.08962), BERT-Tiny and BERT-Small; Devlin et al. 2018 (arXiv:1810.04805),
@@ -67,4 +63,3 @@ ENCODER_ONLY_SIZES = MappingProxyType[Size, EncoderOnlyConfig](
         ),
     }
 )
-"""Sizes of the encoder-only Transformer."""

@@ -47,10 +47,10 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
 
 
 def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> StackParts:
-    """The makers of the parts that a configuration names, for layers of so many sublayers.
+    """The makers of a configuration's parts, for layers of so many sublayers.
 
-    Where the norms stand after the n sublayers of a stack, the last matrix of each begins smaller by the square root
-    of n (as in GPT-2: Radford et al. 2019, section 2.3), so that the first updates are as those of a shallow model.
+    With pre-norm, the last matrix of each of the n sublayers of a stack begins smaller by the square root of n (as in
+    GPT-2: Radford et al. 2019, section 2.3), which makes the first updates those of a shallow model.
 
     Raises:
         ArgumentError: names the field, its allowed values and its value.
@@ -86,7 +86,6 @@ def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> S
 
 
 def _smaller(make: Callable[[], Body], gain: float) -> Body:
-    """A module whose last matrix begins so many times as large."""
     made = make()
     last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention) else made.down)
     with torch.no_grad():
@@ -104,7 +103,6 @@ class SelfAttentionLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
     def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
         around_attention, around_network = self.residuals
         x = around_attention(
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
@@ -114,7 +112,7 @@ class SelfAttentionLayer(nn.Module):
     def extend(
         self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
     ) -> tuple[Tensor, KeyValue]:
-        """Read positions (N, T, D) that follow those of a cache; see `MultiHeadAttention.extend`."""
+        """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
         caches: list[KeyValue] = []
 
         def look_back(y: Tensor) -> Tensor:
@@ -144,17 +142,17 @@ def recorded_attention(
 
 
 def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap | None = None) -> Mask | None:
-    """`lengths(valid)` for sequences (B, S, ...), or None where all of them are whole: the same for every layer.
+    """`lengths(valid)` for sequences (B, S, ...), or None without padding: computed once for all layers.
 
-    To find that out takes each layer as long as it takes here once. Where gradients are recorded, and where somebody
-    looks at the calls, who may ask for their mask, it stays.
+    The check takes as long as one layer's would. With gradients recorded, or with observers of the mask, the mask
+    stays.
     """
     is_looked_at = record is not None or torch.is_grad_enabled() or get_function_mode() is not None
     return None if not is_looked_at and _are_whole(valid, sequences) else lengths(valid)
 
 
 def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
-    """Whether no sequence is padded, where that can be seen at once; of what is no lengths it says no."""
+    """Whether no sequence is padded, where values are readable; False for anything but lengths."""
     is_one_each = valid.shape == sequences.shape[:1] and valid.dtype in (torch.int64, torch.int32)
     if not is_one_each or 0 in sequences.shape[:2] or type(valid) is not Tensor or not may_be_kept(valid):
         return False
@@ -162,5 +160,5 @@ def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
 
 
 def shared_bias(relative: nn.Module | None) -> Bias | None:
-    """The bias that all layers of a stack share, from the module that holds it."""
+    """The bias shared by all layers of a stack, from its module."""
     return None if relative is None else relative()

@@ -1,8 +1,8 @@
-r"""A memory of places where tokens were written, and an output layer that asks it: nearest-neighbour translation.
+r"""A datastore of target positions, and an output layer that reads it: nearest-neighbour translation.
 
-While a model reads pairs that it is given, what its output layer reads at each place of a target is kept as a key,
-and the token that stands there as its value. At each step of a search the nearest keys then vote for their tokens:
-attention of the step to the whole training text, by a Gaussian kernel of distances, as Nadaraya and Watson have it.
+While a model reads given pairs, the input of its output layer at each target position is saved as a key, and the token
+there as its value. At each step of a search the nearest keys vote for their tokens: attention of the step to the whole
+training text, by a Gaussian kernel of distances, as in Nadaraya and Watson.
 
 Source: Khandelwal et al. 2021 (arXiv:2010.00710), equations 2 and 3.
 """
@@ -20,13 +20,13 @@ from regard.models.key_lists import LOOKED_AT, KeyLists, nearest_in_lists
 from regard.tensors.topk import largest
 
 ROWS = 256
-"""So many queries look at the keys together."""
+"""The queries of one block of scores."""
 SCORES = 1 << 20
-"""So many scores are made at a time: they stay in the cache, so that to choose among them takes little beside them."""
+"""The scores of one block: they stay in the cache, so a choice among them costs little more."""
 
 
 def read_by_output(model: Any, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> Float[Tensor, "B T D"]:
-    """What the output layer of a `Seq2Seq` model reads while the model is forced to write targets.
+    """The inputs of the output layer of a `Seq2Seq` model in a teacher-forced pass.
 
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
@@ -45,17 +45,17 @@ def read_by_output(model: Any, source: Tensor, source_lengths: Tensor, target_in
 
 
 class TokenMemory(nn.Module):
-    """Keys of E places in targets, and the tokens that stand there.
+    """Keys of E target positions, and their tokens.
 
     Args:
-        keys: what an output layer read at each place (E, D); kept in float32.
-        tokens: the token of each place (E,).
-        pairs: the number of the pair that each place is of (E,).
-        texts: the source and the target of each pair, to show them; may be left out.
-        lists: those in which the keys stand (`regard.models.key_lists.listed`); without them every key is looked at.
+        keys: the inputs of an output layer (E, D); stored in float32.
+        tokens: the token of each key (E,).
+        pairs: the index of each key's pair (E,).
+        texts: the source and the target of each pair, for display; optional.
+        lists: the lists of the keys (`regard.models.key_lists.listed`); without them a search is exhaustive.
 
     Raises:
-        ShapeError: they do not fit together, or there is no place.
+        ShapeError: they do not fit together, or there is no key.
 
     >>> memory = TokenMemory(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([7, 8]), torch.tensor([0, 1]))
     >>> distances, places = memory.nearest(torch.tensor([[3.0, 3.0]]), 2)
@@ -104,14 +104,13 @@ class TokenMemory(nn.Module):
 
     @property
     def lists(self) -> KeyLists | None:
-        """The lists in which the keys stand; None if there are none."""
         return None if self.centres is None or self.sizes is None else KeyLists(self.centres, self.sizes)
 
     def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
-        """The squared distances to the nearest keys, the nearest first, and their places. K is `count`, or E if less.
+        """The squared distances to the nearest keys, the nearest first, and their indices. K is `count`, or E if less.
 
-        Without lists, and on a GPU, the search is exact: all keys are looked at. With lists it looks at those of
-        the few whose centres are nearest, and finds nearly all. A distance of inf has no place: the lists had fewer.
+        Without lists, and on a GPU, the search is exact. With lists it reads those with the nearest centres, and finds
+        nearly all. A distance of inf has no key: the lists had fewer.
         """
         if not len(query):
             none = min(count, len(self))
@@ -123,7 +122,7 @@ class TokenMemory(nn.Module):
     def _nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:
         # The nearest key has the largest q . k - |k|^2 / 2.
         lists = self.lists
-        # Lists of very unlike lengths would have more places to fill than there are keys.
+        # Lists of very different lengths would have more padding than there are keys.
         if lists is not None and query.device.type == "cpu" and LOOKED_AT * int(lists.sizes.max()) < len(self):
             score, place = nearest_in_lists(query, self.keys, self._half_squares, lists, count, looked_at=LOOKED_AT)
             return (query.square().sum(-1, keepdim=True) - 2 * score).clamp_min(0.0), place
@@ -141,7 +140,7 @@ class TokenMemory(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """How much the memory has to say.
+    """The weight of the memory.
 
     Raises:
         ArgumentError: a value is out of its range.
@@ -150,9 +149,9 @@ class Vote:
     share: float = 0.4
     """The share of the memory in the probability of each token, above 0 and below 1; the model has the rest."""
     temperature: float = 10.0
-    """By how much the squared distance of a key has to grow until its weight falls to 1/e; above 0."""
+    """The increase of a key's squared distance that lowers its weight to 1/e; above 0."""
     count: int = 32
-    """How many keys vote; at least 1."""
+    """The number of voting keys; at least 1."""
 
     def __post_init__(self) -> None:
         if not (0 < self.share < 1 and 0 < self.temperature < float("inf") and self.count >= 1):
@@ -163,18 +162,18 @@ class Vote:
 
 
 class RememberingOutput(nn.Module):
-    r"""An output layer whose probabilities are the model's together with those of a memory.
+    r"""An output layer with the mixed probabilities of the model and a memory.
 
     $$p(y) = (1 - \lambda)\, \mathrm{softmax}(W x + b)_y + \lambda \sum_{i \in N(x)} a_i\, [y_i = y], \qquad
     a = \mathrm{softmax}_{i \in N(x)}(-\|x - k_i\|^2 / \tau)$$
 
-    N(x) are the `vote.count` nearest keys, lambda is `vote.share` and tau `vote.temperature`. The logarithm of p takes
-    the place of logits, so that searches, likelihoods and ensembles work with it as with any model.
+    N(x) are the `vote.count` nearest keys, lambda is `vote.share` and tau `vote.temperature`. The logarithm of p
+    replaces logits, so searches, likelihoods and ensembles work as with any model.
 
     Args:
         output: the output layer of the model.
         memory: of keys as wide as that layer's input.
-        vote: how much the memory has to say.
+        vote: the weight of the memory.
 
     Raises:
         ShapeError: the keys have another width, or a token is not one of the layer's.
@@ -195,26 +194,22 @@ class RememberingOutput(nn.Module):
                 f"memory has keys of {width} and tokens from {least} to {most}: it is of another model"
             )
         self.linear, self.memory, self.vote = output, memory, vote
-        # A file that is gone on with must be of the same vote: it belongs to the fingerprint of the model.
+        # Resuming a file needs the same vote: it belongs to the fingerprint of the model.
         self.register_buffer("_vote", torch.tensor([vote.share, vote.temperature, vote.count], dtype=torch.float64))
 
     @property
     def weight(self) -> Tensor:
-        """The matrix of the model's own layer."""
         return self.linear.weight
 
     @property
     def in_features(self) -> int:
-        """The width of what it reads."""
         return self.linear.in_features
 
     @property
     def out_features(self) -> int:
-        """The number of tokens."""
         return self.linear.out_features
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """The logarithm of the probability of each token, in float32."""
         logits = self.linear(x).float()
         places, weights = self.voters(x.reshape(-1, x.shape[-1]))
         p = (logits.softmax(-1) * (1 - self.vote.share)).view(-1, logits.shape[-1])
@@ -222,6 +217,6 @@ class RememberingOutput(nn.Module):
         return p.log().view_as(logits)
 
     def voters(self, x: Float[Tensor, "N D"]) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """The places in the memory that vote, and the weight a of each; rows sum to 1."""
+        """The voting keys in the memory, and the weight a of each; rows sum to 1."""
         distances, places = self.memory.nearest(x, self.vote.count)
         return places, (-distances / self.vote.temperature).softmax(-1)

@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, KeyValue]:
         """One position, with the cache of the positions before it; also returns the longer cache.
 
-        The N / A sequences of a source, side by side, are the queries of one call. `record` is called with its weights.
+        The N / A sequences of a source, side by side, are the queries of one call. `record` gets its weights.
         """
         caches: list[KeyValue] = []
 
@@ -96,27 +96,26 @@ class SharedAlignment:
         self._weights = weights
 
     def dense(self) -> Float[Tensor, "N H 1 S"]:
-        """The weights, in at least float32."""
         return self._weights.dense().transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransformerState:
-    """The state that decoding passes from step to step; N sequences are the first dimension."""
+    """The decoding state; N sequences are the first dimension."""
 
     caches: tuple[KeyValue | None, ...]
     """Keys and values of the target so far, one entry per layer."""
     memory: tuple[KeyValue, ...]
     """Keys and values of A sources, one entry per layer."""
     source_lengths: Int[Tensor, " A"] | None
-    """None if no source is padded."""
+    """None without padded sources."""
     sources: Int[Tensor, " N"]
-    """The source of each sequence, from 0 to A - 1. The sequences of a source stand side by side, N / A of each."""
+    """The source of each sequence, from 0 to A - 1. The sequences of a source are adjacent, N / A of each."""
     position: int
 
 
 class Transformer(nn.Module):
-    """An encoder and a decoder that are built on attention alone.
+    """An encoder and a decoder built on attention alone.
 
     Args:
         config: sizes and names of parts, or the parts themselves.
@@ -180,11 +179,11 @@ class Transformer(nn.Module):
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
         Args:
-            source: token ids. Tokens beyond a sequence's length are never attended to.
+            source: token ids. Padding is never attended to.
             source_lengths: the number of source tokens in each sequence.
             target_input: the target shifted right; it starts with the begin token.
-            loss: is called instead of the output layer, with the input of that layer and the layer.
-            record: is called with the name and the map of each attention of the decoder; the maps carry gradients.
+            loss: called instead of the output layer, with the input of that layer and the layer.
+            record: called with the name and the map of each attention of the decoder; the maps carry gradients.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
@@ -196,7 +195,6 @@ class Transformer(nn.Module):
     def encode(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: RecordMap | None = None
     ) -> Float[Tensor, "B S D"]:
-        """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
         mask, bias = padding_mask(source_lengths, x, record), shared_bias(self.encoder_bias)
         for number, layer in enumerate(self.encoder):
@@ -210,7 +208,6 @@ class Transformer(nn.Module):
         source_lengths: Int[Tensor, " B"],
         record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of each next target token, given the encoder's output."""
         return self.output(self._decoded(target_input, memory, source_lengths, record))
 
     def _decoded(
@@ -225,7 +222,6 @@ class Transformer(nn.Module):
     def attend(
         self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
     ) -> dict[str, AttentionMap]:
-        """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
         memory = self.encode(source, source_lengths, maps.__setitem__)
         self.decode(target_input, memory, source_lengths, maps.__setitem__)
@@ -247,7 +243,7 @@ class Transformer(nn.Module):
     def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
         """Logits after one more token; the alignment is the last layer's.
 
-        Where no gradients are recorded, the caches are written in place: the given state must not be used again.
+        Without recorded gradients, the caches are written in place: the given state must not be used again.
         """
         x = self.target_norm(self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position))
         mask = None if state.source_lengths is None else lengths(state.source_lengths)
@@ -265,13 +261,13 @@ class Transformer(nn.Module):
         return (cast(DecoderLayer, layer) for layer in self.decoder)
 
     def reorder(self, state: TransformerState, index: Int[Tensor, " N"]) -> TransformerState:
-        """The state of the sequences `index`. If their sources are the same as before, no memory is copied."""
+        """The state of the sequences `index`. For unchanged sources, no memory is copied."""
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         sources = state.sources[index]
         if torch.equal(sources, state.sources):
             return replace(state, caches=caches)
         kept, counts = sources.unique_consecutive(return_counts=True)
-        # Sources of unlike numbers of sequences are repeated: each sequence gets a memory of its own.
+        # Sources with unequal numbers of sequences are repeated: each sequence gets its own memory.
         each = int(counts[0]) if len(kept) and bool((counts == counts[0]).all()) else 1
         rows = sources[::each]
         mine = torch.arange(len(rows), device=rows.device)
@@ -283,7 +279,7 @@ class Transformer(nn.Module):
 
 
 def _parts(config: TransformerConfig) -> TransformerParts:
-    """The makers of the parts that a configuration names.
+    """The makers of a configuration's parts.
 
     Raises:
         ArgumentError: names the field, its allowed values and its value.

@@ -20,7 +20,7 @@ class AdditiveAttention(nn.Module):
     Args:
         query_dim: width of the queries.
         key_dim: width of the keys.
-        hidden_dim: the number of hidden units, A; the paper's n'.
+        hidden_dim: A, the hidden units; the paper's n'.
         dropout: the probability that a weight is dropped in training, in [0, 1).
 
     Raises:
@@ -35,7 +35,7 @@ class AdditiveAttention(nn.Module):
     >>> attend(torch.randn(2, 1, 4), memory, mask=regard.lengths(torch.tensor([2, 5]))).shape
     torch.Size([2, 1, 6])
 
-    If many queries attend to the same keys, one after the other, project the keys once:
+    For many queries on the same keys, one after the other, project the keys once:
 
     >>> projected = attend.project(memory)
     >>> attend.attend(torch.randn(2, 1, 4), projected, memory).shape
@@ -88,9 +88,9 @@ class AdditiveAttention(nn.Module):
         Args:
             query: (batch..., T, query_dim).
             key: (batch..., S, key_dim).
-            value: (batch..., S, E); the key itself if None.
-            mask: as `regard.attention` takes it, over (batch..., T, S).
-            backend: as `regard.attention` takes it.
+            value: (batch..., S, E); by default the key.
+            mask: as in `regard.attention`, over (batch..., T, S).
+            backend: as in `regard.attention`.
             return_weights: also return the weights, an `AttentionMap` of shape (batch..., T, S).
 
         Returns:
@@ -104,7 +104,6 @@ class AdditiveAttention(nn.Module):
         return self.attend(query, projected, value, mask=mask, backend=backend, return_weights=return_weights)
 
     def project(self, key: Float[Tensor, "*batch S key_dim"]) -> Float[Tensor, "*batch S A"]:
-        """W_k k, which is then given to `attend`, once or many times."""
         require_dense(key, "the key")
         if key.shape[-1] != self.key_weight.shape[1]:
             raise ShapeError(f"the key must be {self.key_weight.shape[1]} wide, got {key.shape[-1]}")
@@ -135,7 +134,7 @@ class AdditiveAttention(nn.Module):
         backend: str | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
-        """Attend to keys that are already projected; the rest is as in `forward`."""
+        """Attend to projected keys; the rest is as in `forward`."""
         return attention(
             query,
             projected,

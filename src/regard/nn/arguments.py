@@ -1,4 +1,4 @@
-"""Checks that the constructors of modules share."""
+"""Shared checks of module constructors."""
 
 from collections.abc import Iterable
 
@@ -32,10 +32,10 @@ def require_dropout(**probabilities: float) -> None:
 
 
 def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a value that is none of the allowed names.
+    """Refuse a value outside the allowed names.
 
     Raises:
-        ArgumentError: the value is none of them.
+        ArgumentError: the value is not allowed.
     """
     if value not in (allowed := list(allowed)):
         raise ArgumentError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Projected keys and values: the state that is passed into attention and handed back."""
+"""Projected keys and values: a state passed into attention and returned."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValue:
-    """Projected keys and values of S positions, in buffers that may have room for more.
+    """Projected keys and values of S positions, in buffers with or without spare room.
 
-    `MultiHeadAttention.project` makes it, and `append` extends it. Appending may write into the free room of the
-    buffers. The old object keeps its own positions, but must not be appended to again.
+    `MultiHeadAttention.project` makes it, and `append` extends it, perhaps into the spare room of the buffers. The old
+    object keeps its own positions, but must not be appended to again.
 
     >>> kv = KeyValue.of(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
     >>> kv.append(KeyValue.of(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))).key.shape
@@ -26,24 +26,21 @@ class KeyValue:
 
     @classmethod
     def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
-        """Keys and values without free room."""
         return cls(key, value, key.shape[-2])
 
     @property
     def key(self) -> Float[Tensor, "*batch G S D"]:
-        """The filled part of the keys, a view."""
         return _first(self.key_buffer, self.length)
 
     @property
     def value(self) -> Float[Tensor, "*batch G S D"]:
-        """The filled part of the values, a view."""
         return _first(self.value_buffer, self.length)
 
     def append(self, new: "KeyValue") -> "KeyValue":
         """These positions followed by the new ones.
 
-        While gradients are recorded, the buffers are never written to. Otherwise the new positions are written into the
-        free room. If there is none, the buffers grow to twice the length: n appends copy at most 2n positions.
+        While gradients are recorded, buffers are never written to. Otherwise new positions go into the spare room;
+        without any, the buffers grow to twice the length, so n appends copy at most 2n positions.
         """
         if torch.is_grad_enabled():
             return KeyValue.of(torch.cat([self.key, new.key], -2), torch.cat([self.value, new.value], -2))
@@ -53,7 +50,7 @@ class KeyValue:
         return KeyValue(room.key_buffer, room.value_buffer, length)
 
     def with_room(self, more: int) -> "KeyValue":
-        """The same positions, in buffers with room for so many more: these, or others of twice the length."""
+        """The same positions, in buffers with room for `more`: these, or new ones of twice the length."""
         length = self.length + more
         if length <= self.key_buffer.shape[-2] and _is_writable(self.key_buffer):
             return self
@@ -70,11 +67,11 @@ class KeyValue:
 
 
 def _first(buffer: Tensor, length: int) -> Tensor:
-    """The first positions of a buffer; the buffer itself if it is full, because even a view takes microseconds."""
+    """The first positions of a buffer; a full buffer itself, because even a view takes microseconds."""
     return buffer if buffer.shape[-2] == length else buffer[..., :length, :]
 
 
 def _is_writable(buffer: Tensor) -> bool:
-    """Whether it may be written to here. What was made in inference mode may not be written to outside of it."""
-    # torch.compile cannot trace the question.
+    """Whether in-place writes are allowed here: inference tensors are read-only outside inference mode."""
+    # torch.compile cannot trace is_inference_mode.
     return torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not buffer.is_inference()

@@ -14,22 +14,22 @@ from regard.tensors.guards import autocast_dtype
 
 
 class MisfitError(ShapeError, AssertionError):
-    """Inputs or masks do not fit. torch's module raises `AssertionError` for them, and programs may catch it."""
+    """Inputs or masks do not fit. torch's module raises `AssertionError` for them, as callers may expect."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in `torch.nn.MultiheadAttention`: the same arguments, parameters and state dict.
 
-    Masks keep torch's meaning here: True = drop, and a float mask is added. These are the differences:
+    Masks have torch's meaning here: True = drop, and a float mask is added. The differences:
 
-    - `need_weights=True` computes the weights apart, and changes neither the output nor its gradients. They are those
-      before dropout, where torch has those after it. Under autocast they have the query's dtype.
-    - A row whose keys are all masked is 0, with finite gradients, where torch has NaN.
-    - `is_causal=True` needs no mask. With an `attn_mask` that mask holds; torch without weights passes over it.
+    - `need_weights=True` computes the weights separately, and changes neither the output nor its gradients. They are
+      those before dropout, where torch has those after it. Under autocast they have the query's dtype.
+    - A fully masked row is 0, with finite gradients, where torch has NaN.
+    - `is_causal=True` needs no mask. With an `attn_mask` that mask holds; torch without weights ignores it.
     - A float mask may have another dtype than the query, and a dropout of 1 is refused in training.
-    - `torch.jit.script` does not take this module. `torch.jit.trace` does; with weights, for the traced lengths alone.
-    - The fast path of `nn.TransformerEncoderLayer` in evaluation reads the parameters and calls no module: there a row
-      whose keys are all masked is NaN. `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
+    - `torch.jit.script` rejects this module. `torch.jit.trace` accepts it; with weights, for the traced lengths alone.
+    - The fast path of `nn.TransformerEncoderLayer` in evaluation reads the parameters and calls no module: there a
+      fully masked row is NaN. `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
 
     >>> ours, theirs = MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)
     >>> _ = ours.load_state_dict(theirs.state_dict())
@@ -49,7 +49,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The same as torch's `forward`, see there. Returns (output, weights or None).
+        """The same as torch's `forward`. Returns (output, weights or None).
 
         Raises:
             MisfitError: the inputs or masks do not fit. It is a `ShapeError` and an `AssertionError`.
@@ -72,7 +72,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             causal=_causal_before(sizes[3], k.shape[2]) if is_causal and attn_mask is None else None,
         )
         attended, weights = self._attend(q, k, v, mask, bias, need_weights=need_weights)
-        # As torch's, the output is contiguous in its own layout: programs call `view` on it.
+        # As torch's, the output is contiguous in its own layout: callers use `view` on it.
         attended = attended.transpose(1, 2) if self.batch_first else attended.permute(2, 0, 1, 3)
         output = self.out_proj(attended.flatten(2))
         if weights is not None:
@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output.squeeze(0 if self.batch_first else 1), None if weights is None else weights.squeeze(0)
 
     def _nested(self, *arguments: Any) -> tuple[Tensor, Tensor | None]:
-        """What torch's module makes of nested tensors; its encoder makes them in evaluation, for a kernel of its own.
+        """Nested tensors by torch's own module; its encoder makes them in evaluation, for a kernel of its own.
 
         Raises:
             MisfitError: torch's module refuses them.
@@ -107,8 +107,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         weights = lazy.dense(limit_bytes=2**62)
         if bias is None:
             return output, weights
-        # In a row of numbers as low as finfo.min the log-sum-exp has no digits left for the number of keys, and a
-        # compiled graph cannot look for such rows.
+        # In a row as low as finfo.min the log-sum-exp has no digits left for the number of keys, and a compiled graph
+        # cannot test for such rows.
         return output, weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -170,7 +170,7 @@ def _checked_masks(
     """The padding as (N, 1, 1, S) and the mask as (1 or N, 1 or H, T, S); torch's module broadcasts neither.
 
     Raises:
-        MisfitError: another shape or kind.
+        MisfitError: another shape or type.
     """
     batch, heads, queries, keys = sizes
     if padding is not None:
@@ -194,7 +194,7 @@ def _check_mask(name: str, mask: Tensor, ranks: str, shapes: dict[int, tuple[int
 
 
 def _for_more_keys(given: Tensor | None, more: int) -> Tensor | None:
-    """A mask with `more` keys after its own keys. Every query sees them: False drops nothing, and 0 adds nothing."""
+    """A mask with `more` keys after its own keys, visible to every query: False drops nothing, and 0 adds nothing."""
     return None if given is None else nn.functional.pad(given, (0, more))
 
 

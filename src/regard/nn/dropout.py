@@ -1,4 +1,4 @@
-"""Dropout with cheap random numbers: on a CPU, `torch.nn.Dropout` spends most of its time on them."""
+"""Dropout with cheap random bits: on a CPU, `torch.nn.Dropout` spends most of its time on them."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from regard.nn.dropout_decisions import Decisions, decide, of_masked_relu
 
 
 class Dropout(nn.Module):
-    r"""Zeroes each number with probability p during training, and divides the other numbers by 1 - p.
+    r"""Zeroes each element with probability p during training, and divides the others by 1 - p.
 
     Args:
-        p: in [0, 1), rounded to a multiple of 1/65,536. The other numbers are divided by the exact probability with
-            which they are kept, so the expectation does not change.
+        p: in [0, 1), rounded to a multiple of 1/65,536. The divisor is the exact probability after rounding, so the
+            expectation is unchanged.
 
-    On a CPU the bits come as whole random words (four decisions from each word). This is about four times as fast as
-    `torch.nn.Dropout`, and draws other numbers from the same generator. If numba is installed (`regard[fast]`), tensors
-    of 65,536 numbers and more in float32 or bfloat16 go through one pass of compiled code, which makes the bits from
-    two keys that are drawn, and keeps none. On other devices, and when compiled, it is `torch.nn.Dropout`.
+    On a CPU the bits come as whole random words (four decisions from each word), about four times as fast as
+    `torch.nn.Dropout`; the random stream differs from torch's. If numba is installed (`regard[fast]`), tensors of at
+    least 65,536 elements in float32 or bfloat16 take one pass of compiled code, which derives the bits from two drawn
+    keys and stores none. On other devices, and when compiled, it is `torch.nn.Dropout`.
 
     Raises:
         ArgumentError: the probability is outside [0, 1).
@@ -38,7 +38,6 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop numbers of x, which may have any shape."""
         if not self.training or not self.p:
             return x
         if _leaves_it_to_torch(x):
@@ -46,7 +45,7 @@ class Dropout(nn.Module):
         return _Masked.apply(x, decide(x, self.p), x.dtype)
 
     def relu(self, x: Tensor) -> Tensor:
-        """`dropout(relu(x))` with the same bits. Only the result is saved, whose numbers above 0 are those kept."""
+        """`dropout(relu(x))` with the same bits. Only the result is saved: its positive elements are the kept ones."""
         if not self.training or not self.p:
             return torch.relu(x)
         if _leaves_it_to_torch(x):
@@ -62,12 +61,11 @@ class Dropout(nn.Module):
         return _MaskedSum.apply(x, y, decide(y, self.p))
 
     def extra_repr(self) -> str:
-        """The probability."""
         return f"p={self.p}"
 
 
 def masked_relu(x: Tensor, decisions: Decisions) -> Tensor:
-    """Give max(x, 0) kept scale. Only the answer is saved for the gradient, which can be differentiated.
+    """Give max(x, 0) kept scale. Only the result is saved for the gradient, itself differentiable.
 
     >>> masked_relu(torch.tensor([-1.0, 3.0]), decide(torch.ones(2), 0.0))
     tensor([0., 3.])

@@ -1,4 +1,4 @@
-"""Which numbers dropout keeps: drawn by torch's generator, or made from their places by compiled code."""
+"""The decisions of dropout: drawn by torch's generator, or hashed from indices by compiled code."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,18 +14,17 @@ from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
 
 LEVELS = 1 << 16
-"""The number of steps of a probability: 16 random bits decide about each number."""
+"""Steps of a probability: 16 random bits decide each element."""
 SMALL = 1 << 16
-"""Tensors with fewer numbers are left to torch's operations: to load numba takes longer than they do."""
+"""Smaller tensors are left to torch's operations: loading numba takes longer."""
 MOST = 1 << 32
-"""The numbers that have random bits of their own."""
+"""The elements with independent random bits."""
 
 
 class Decisions(ABC):
-    """What is done with numbers and the decisions about them; y has the shape of the tensor that they are about."""
+    """Decisions about a tensor's elements, and operations with them; y has the shape of that tensor."""
 
     scale: float
-    """The factor of the kept numbers."""
 
     @abstractmethod
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,29 +40,26 @@ class Decisions(ABC):
 
     @abstractmethod
     def parts(self) -> tuple[tuple[Tensor, ...], Callable[..., "Decisions"]]:
-        """The tensors that an autograd.Function has to save, and what makes the decisions of them again."""
+        """The saved tensors of an autograd.Function, and a function from them to the decisions."""
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnBits(Decisions):
-    """Whole random words of torch's generator, of which each gives four decisions."""
+    """Random words of torch's generator, of four decisions each."""
 
     bits: Tensor
-    """16 random bits for each number, as int16 in the tensor's shape."""
+    """16 random bits for each element, as int16 in the tensor's shape."""
     least: int
-    """A number is kept if its bits are at least this."""
     scale: float
-    """The factor of the kept numbers."""
 
     @classmethod
     def draw(cls, like: Tensor, dropped: int) -> "DrawnBits":
-        """Fresh decisions, by which `dropped` of LEVELS numbers are dropped."""
         words = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
         bits = words.view(torch.int16)[: like.numel()].view(like.shape)
         return cls(bits, dropped - LEVELS // 2, LEVELS / (LEVELS - dropped))
 
     def _kept(self, dtype: torch.dtype) -> Tensor:
-        """1 where the number is kept, else 0. Comparing into numbers is three times as fast as into bools."""
+        """1 for kept elements, else 0. Comparing into floats is three times as fast as into bools."""
         return torch.ge(self.bits, self.least, out=torch.empty(self.bits.shape, dtype=dtype, device="cpu"))
 
     def masked(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,18 +80,16 @@ class DrawnBits(Decisions):
 
 @dataclass(frozen=True, eq=False)
 class PlacedBits(Decisions):
-    """The decisions that a hash makes of two keys and the place of a number, in one pass of compiled code."""
+    """The hash of two keys and an element's index as its decision, in one pass of compiled code."""
 
     key: int
     second_key: int
     least: int
-    """A number is kept if its 32 random bits are at least this."""
+    """An element is kept if its 32 random bits are at least this."""
     scale: float
-    """The factor of the kept numbers."""
 
     @classmethod
     def draw(cls, dropped: int) -> "PlacedBits":
-        """Keys by torch's generator, by which `dropped` of LEVELS numbers are dropped."""
         both = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)) % 2**64
         return cls(both % 2**32, both >> 32, dropped * (MOST // LEVELS), LEVELS / (LEVELS - dropped))
 
@@ -114,7 +108,7 @@ class PlacedBits(Decisions):
         return (), lambda: self
 
     def _kept(self, like: Tensor) -> Tensor:
-        """1 where a number is kept, else 0: the compiled loop's hash by torch's operations, which graphs record."""
+        """1 for kept elements, else 0: the compiled loop's hash by torch's operations, for graphs."""
         lower, places = MOST - 1, torch.arange(like.numel(), device="cpu")
         bits = (places * STEP + self.key) & lower
         bits = ((bits ^ (bits >> 16)) + self.second_key) & lower
@@ -130,12 +124,12 @@ class PlacedBits(Decisions):
 
 
 def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
-    """The gradient of `masked_relu`: what is above 0 in its answer let it through, times the scale.
+    """The gradient of `masked_relu`: passed where its result is above 0, times the scale.
 
     >>> of_masked_relu(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.5, 0.0]), 2.0)
     tensor([0., 4., 0.])
     """
-    # A gradient that is to be differentiated is made by torch's operations.
+    # A gradient with its own gradient needs torch's operations.
     if torch.is_grad_enabled() or not is_worth_it(grad.numel()) or not _has_loops(grad, answer):
         gradient: Tensor = torch.ops.aten.threshold_backward(grad, answer, 0).mul_(scale)
         return gradient
@@ -145,7 +139,6 @@ def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
 def _run(
     kind: int, dtype: torch.dtype, y: Tensor, x: Tensor | None, scale: float, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Tensor:
-    """One call of the compiled loop, whose answer is a new tensor."""
     y, x = y.contiguous(), None if x is None else x.contiguous()
     answer = torch.empty(y.shape, dtype=dtype, device="cpu")
     addresses = 0 if x is None else x.data_ptr(), y.data_ptr(), answer.data_ptr()
@@ -156,7 +149,7 @@ def _run(
 
 def _call(what: tuple[int, int], told: tuple[int | float, ...]) -> None:
     """Run the compiled loop by as many threads as torch has; the arguments are WORK's, before and after its counter."""
-    from regard.nn.dropout_loop import drop  # numba compiles here, or takes what the disk has
+    from regard.nn.dropout_loop import drop  # numba compiles here, or loads its cache
 
     counter = np.zeros(1, np.int64)
     work = np.array([(*what, counter.ctypes.data, *told)], WORK)
@@ -164,16 +157,15 @@ def _call(what: tuple[int, int], told: tuple[int | float, ...]) -> None:
 
 
 def _has_loops(*tensors: Tensor) -> bool:
-    """Whether compiled code can read the numbers of these tensors."""
     return is_readable(*tensors) and all(t.dtype in DTYPES for t in tensors)
 
 
 def decide(like: Tensor, probability: float) -> Decisions:
-    """Fresh decisions about the numbers of a tensor of the CPU.
+    """Fresh decisions for a CPU tensor.
 
     Args:
         like: the tensor.
-        probability: of a number to be dropped, in [0, 1); rounded to a multiple of 1 / LEVELS.
+        probability: of dropping an element, in [0, 1); rounded to a multiple of 1 / LEVELS.
 
     >>> kept = decide(torch.ones(1000), 0.25).masked(torch.ones(1000), torch.float32)
     >>> sorted({round(float(number), 4) for number in kept.unique()})
@@ -189,5 +181,5 @@ def _dropped(probability: float) -> int:
 
 
 def is_worth_it(count: int) -> bool:
-    """Whether compiled code would take less time than torch's operations on so many numbers."""
+    """Whether compiled code is faster than torch's operations for so many elements."""
     return SMALL <= count < MOST and is_installed()

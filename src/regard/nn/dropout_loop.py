@@ -1,7 +1,7 @@
-"""Dropout in one pass: the random bits of a number come from its place, and stay in registers; needs numba.
+"""Dropout in one pass: the random bits of an element are a hash of its index and stay in registers; needs numba.
 
-torch's operations read and write a tensor of random bits, one of decisions, and each product of the two. Here a number
-is read once and written once, and the way back makes the same bits again, so that nothing is kept for it.
+torch's operations read and write a tensor of random bits, one of decisions, and each product of the two. Here an
+element is read once and written once, and the backward pass recomputes the bits, so none are stored.
 """
 
 import inspect
@@ -50,11 +50,11 @@ _number_of: Any = intrinsic(_as_number)
 
 
 def _wide(number: Any) -> Any:
-    """A number of an array as float32; arrays of bfloat16 are arrays of whole numbers here."""
+    """An array's element as float32; bfloat16 arrays are integer arrays here."""
 
 
 def _for_array(_array: Any, _number: Any) -> Any:
-    """float32 as a number of the array: as it is, or rounded to bfloat16, of two equally near ones to the even one."""
+    """float32 as an array's element, rounded to bfloat16 if needed, ties to even."""
 
 
 @overload(_wide, strict=False, inline="always")
@@ -79,12 +79,12 @@ def _for_array_of(_array: Any, _number: Any) -> Any:
 
 @numba.njit(nogil=True, inline="always")
 def _factor(place: int, key: int, second: int, least: int, scale: float) -> Any:
-    """The scale if the number of a place is kept, else 0.
+    """The scale if the element of an index is kept, else 0.
 
-    The bits are a hash of the place, to which one key is added before its bits are mixed once, and the other after.
-    Source of the hash: Wellons 2018, "Prospecting for hash functions" (triple32).
+    The bits are a hash of the index, with one key added before the first mixing, and the other after. Source of the
+    hash: Wellons 2018, "Prospecting for hash functions" (triple32).
     """
-    # numba makes 64 bits of each answer; only the lower 32 are meant.
+    # numba widens each result to 64 bits; keep the lower 32.
     bits = np.uint32(np.uint32(place) * STEP + key)
     bits = np.uint32((bits ^ (bits >> SIXTEEN)) + second)
     bits = np.uint32((bits ^ (bits >> SEVENTEEN)) * FIRST)
@@ -142,7 +142,6 @@ def _half_at(address: int, first: int, count: int) -> Any:
 
 @numba.njit(nogil=True)
 def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
-    """What arrays of given dtypes need; `work` tells the kind."""
     long_vectors()
     if work.kind == MASKED:
         _masked(work, first, y, answer)
@@ -161,7 +160,6 @@ def _work_on(work: Any, first: int, count: int, y: Any, answer: Any) -> None:
 
 @numba.njit(nogil=True)
 def _share(work: Any, first: int, count: int) -> None:
-    """Some numbers, whose arrays have the dtypes that `work` tells."""
     long_vectors()
     if work.y_half:
         y = _half_at(work.y, first, count)
@@ -178,12 +176,12 @@ def _share(work: Any, first: int, count: int) -> None:
 
 
 def _compiled(version: int) -> Any:
-    """The function that threads call; it closes over the version of other files, so that numba keeps no older code."""
+    """The function for threads. Its closure has the version of other files, so numba does not reuse older code."""
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
     @compiled_function(kind)
     def drop(pointer: Any) -> None:
-        """Take shares until none is left; threads that call it at once share them."""
+        """Take shares until none is left; concurrent threads share them."""
         long_vectors()
         _ = version
         work = carray(pointer, 1)[0]

@@ -1,18 +1,16 @@
-"""What the compiled loops of dropout are told: one record with addresses, keys and a scale.
+"""The input of dropout's compiled loops: one record with addresses, keys and a scale.
 
-Compiled code that several threads start at once takes one pointer, so that everything is in one record.
+Compiled code on several threads takes one pointer.
 """
 
 import numpy as np
 
 SHARE = 1 << 14
-"""The numbers that a thread takes at a time: what it reads and writes stays in its caches."""
+"""The elements a thread takes at a time: its input and output fit its caches."""
 MASKED, RELU, SUM, OF_RELU = 0, 1, 2, 3
-"""The kinds of work: y kept scale; max(y, 0) kept scale; x + y kept scale; and y scale where x is above 0."""
+"""The operations: y kept scale; max(y, 0) kept scale; x + y kept scale; and y scale where x is above 0."""
 
 STEP, FIRST, SECOND, THIRD = 0x9E3779B1, 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB
-"""The factors of the hash that makes the random bits of a place."""
-
 WORK = np.dtype(
     [(name, np.int64) for name in ("kind", "count", "counter", "x", "y", "answer", "x_half", "y_half", "answer_half")]
     + [(name, np.uint32) for name in ("key", "second_key", "least")]

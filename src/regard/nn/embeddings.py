@@ -15,24 +15,24 @@ from regard.tensors.guards import may_be_kept
 from regard.tensors.ranges import require_above
 
 MOST_KEPT = 1 << 20
-"""Tables of sinusoidal positions with up to so many numbers are kept for the next call: 4 MiB in float32."""
+"""The most elements of a cached table of sinusoidal positions: 4 MiB in float32."""
 Offset = int | Int[Tensor, "*batch"]
-"""The position of a sequence's first vector: a number, or one number for each sequence of the batch."""
+"""The position of a sequence's first vector: one for all sequences, or one for each."""
 
 
 class TokenEmbedding(nn.Module):
-    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at the beginning, so that entries have unit variance.
+    r"""$x_t = c\, E_{w_t}$, with $E \sim N(0, 1 / c^2)$ at initialisation, for entries of unit variance.
 
-    The default, $c = \sqrt d$, is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; a gain g makes it
-    $g \sqrt d$. The same matrix can serve as output layer. The steps of Adam have one length for weights of every
-    size, so that the words of a small matrix change faster: g times as fast as the other parts of the model.
+    The default, $c = \sqrt d$, is that of Vaswani et al. 2017 (arXiv:1706.03762), section 3.4; a gain g makes it $g
+    \sqrt d$. The same matrix can serve as output layer. Adam's steps have one length for weights of every size, so the
+    words of a small matrix change faster: g times as fast as the other parts of the model.
 
     Args:
         vocab_size: number of tokens.
         dim: d.
-        pad_id: a token whose vector starts at zero and gets no gradient from this layer.
+        pad_id: a token with a zero vector at first, and no gradient from this layer.
         gain: g, above 0.
-        scale: c, for weights that are loaded: they begin with N(0, 1/d), whatever it is. None means g sqrt(d).
+        scale: c, for loaded weights: initial weights are N(0, 1/d) in any case. The default is g sqrt(d).
 
     Raises:
         ArgumentError: a size is below 1, the gain is not above 0, or the pad_id is outside the vocabulary.
@@ -69,7 +69,6 @@ class TokenEmbedding(nn.Module):
                 self.weight[self.pad_id].zero_()
 
     def forward(self, tokens: Int[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
-        """Vectors of token ids."""
         return nn.functional.embedding(tokens, self.weight, padding_idx=self.pad_id) * self.scale
 
 
@@ -78,8 +77,8 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         dim: width of the vectors.
-        layout: the dimensions that hold the sine and the cosine of one wave: neighbours as in the paper, or
-            dimensions half the width apart (`Half()`: Tensor2Tensor and Marian).
+        layout: the dimensions of the sine and the cosine of one wave: neighbours as in the paper, or dimensions half
+            the width apart (`Half()`: Tensor2Tensor and Marian).
 
     Raises:
         ArgumentError: dim is odd or not positive.
@@ -99,7 +98,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
         """x plus the vectors of positions offset .. offset + T - 1."""
-        is_ours = type(self.layout) in (Interleaved, Half)  # A layout of the user may change, or have no hash.
+        is_ours = type(self.layout) in (Interleaved, Half)  # A custom layout may change, or have no hash.
         if isinstance(offset, int) and offset >= 0 and is_ours and may_be_kept(x):
             end = offset + x.shape[-2]
             size = 1 << max(end - 1, 1).bit_length()
@@ -114,13 +113,13 @@ def _waves(positions: Int[Tensor, "*shape"], dim: int, layout: Layout, dtype: to
 
 @lru_cache(maxsize=8)
 def _table(size: int, dim: int, layout: Layout, dtype: torch.dtype) -> Float[Tensor, "size dim"]:
-    # A tensor that is made for inference alone could not be used in training later. The default device may be another.
+    # An inference tensor could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
         return _waves(torch.arange(size, device="cpu"), dim, layout, dtype)
 
 
 class NoPositions(nn.Module):
-    """Adds nothing; for models whose attention handles the positions.
+    """Adds nothing; for models with positions in their attention.
 
     >>> NoPositions()(torch.ones(1, 1, 2), offset=3)
     tensor([[[1., 1.]]])
@@ -129,16 +128,15 @@ class NoPositions(nn.Module):
     max_length = None
 
     def forward(self, x: Float[Tensor, "*batch T D"], *, offset: Offset = 0) -> Float[Tensor, "*batch T D"]:
-        """x itself."""
         return x
 
 
 class RelativeBias(nn.Module):
-    """The table of a `regard.T5Bias`, which all layers of a stack share.
+    """The table of a `regard.T5Bias`, shared by all layers of a stack.
 
     Args:
         num_heads: H.
-        num_buckets: the number of rows of the table.
+        num_buckets: the rows of the table.
         bidirectional: whether keys after the query have their own buckets.
         max_distance: from this distance on, all distances share the last bucket.
 
@@ -160,7 +158,6 @@ class RelativeBias(nn.Module):
         self.bidirectional, self.max_distance = bidirectional, max_distance
 
     def forward(self) -> T5Bias:
-        """The bias, which is then passed to attention."""
         return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 

@@ -15,7 +15,7 @@ class FeedForward(nn.Module):
 
     Args:
         dim: width of input and output; the paper's d_model.
-        hidden_dim: the number of hidden units; the paper's d_ff.
+        hidden_dim: the hidden units; the paper's d_ff.
         activation: a.
         dropout: the probability that a hidden unit is dropped in training.
         bias: whether the two layers have b_1 and b_2.
@@ -54,7 +54,6 @@ class FeedForward(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """The network at each position."""
         hidden = self.up(x)
         # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
         is_relu = self.activation is nn.functional.relu
@@ -64,8 +63,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     r"""$W_2\, \mathrm{drop}(a(W_g x) \odot W_1 x)$; SwiGLU with a = SiLU. By default it has no biases.
 
-    Arguments and errors are those of `FeedForward`. With equal numbers of parameters, its hidden_dim is 2/3 of the
-    hidden_dim there.
+    Arguments and errors are those of `FeedForward`. For the same number of parameters, hidden_dim is 2/3 of that of
+    `FeedForward`.
 
     Source: Shazeer 2020 (arXiv:2002.05202), equation 6.
 
@@ -92,13 +91,12 @@ class GatedFeedForward(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform for the matrices, gate and up each for itself; biases as `torch.nn.Linear` begins."""
+        """Glorot uniform for each matrix; biases as `torch.nn.Linear` begins."""
         for layer in (self.gate_and_up, self.down):
             layer.reset_parameters()
         for weight in (*self.gate_and_up.weight.chunk(2), self.down.weight):
             nn.init.xavier_uniform_(weight.detach())
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """The network at each position."""
         gate, up = self.gate_and_up(x).chunk(2, dim=-1)
         return self.down(self.dropout(self.activation(gate) * up))

@@ -28,14 +28,14 @@ class MultiHeadAttention(nn.Module):
         num_heads: H.
         num_kv_heads: G, a divisor of H; H / G query heads share one key/value head. G = 1 is multi-query attention
             (Shazeer 2019, arXiv:1911.02150), and G between 1 and H is Ainslie et al. 2023 (arXiv:2305.13245).
-        key_dim: width of the key input; `dim` if None.
-        value_dim: width of the value input; `key_dim` if None.
-        head_dim: width of one head; dim / H if None.
+        key_dim: width of the key input; by default `dim`.
+        value_dim: width of the value input; by default `key_dim`.
+        head_dim: width of one head; by default dim / H.
         bias: whether the projections have biases.
         dropout: the probability that a weight is dropped in training, in [0, 1).
-        rotary: turns queries and keys by their positions in self-attention (`forward` without a key, and
-            `extend`). Cross-attention is not turned, because its two sides have no positions in common.
-        score: makes a number from a query and a key of one head; T5 uses `Dot()`, which has no scale.
+        rotary: rotates queries and keys by their positions in self-attention (`forward` without a key, and `extend`),
+            not in cross-attention, because its two sides have no positions in common.
+        score: the score of one head; T5 uses `Dot()`, without a scale.
 
     Raises:
         ArgumentError: a size is below 1, the heads do not divide, or the dropout is outside its range.
@@ -50,7 +50,7 @@ class MultiHeadAttention(nn.Module):
     >>> attend(x, mask=regard.causal()).shape, attend(x, memory).shape
     (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
 
-    State is passed in and handed back: `project` the keys and values once, and `attend` as often as needed.
+    The state is explicit: `project` the keys and values once, and `attend` as often as needed.
 
     >>> keys_and_values = attend.project(memory)
     >>> torch.equal(attend.attend(x, keys_and_values), attend(x, memory))
@@ -146,8 +146,8 @@ class MultiHeadAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Glorot uniform for each matrix, and zero biases; queries, keys and values of one width are one matrix.
 
-        So each of them begins smaller than if it were drawn alone, as in `torch.nn.MultiheadAttention`. What that
-        does to the loss is in docs/design/training-recipe.md.
+        So each begins smaller than a separate matrix would, as in `torch.nn.MultiheadAttention`;
+        docs/design/training-recipe.md has the effect on the loss.
         """
         for weight in (*self.in_weights, self.out.weight):
             nn.init.xavier_uniform_(weight.detach())
@@ -185,11 +185,11 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (batch..., T, dim).
-            key: (batch..., S, key_dim); the query itself if None (self-attention).
-            value: (batch..., S, value_dim); the key if None.
-            mask: as `regard.attention` takes it, over (batch..., H, T, S).
-            bias: is added to the scores; it has the same shapes.
-            backend: as `regard.attention` takes it.
+            key: (batch..., S, key_dim); by default the query itself (self-attention).
+            value: (batch..., S, value_dim); by default the key.
+            mask: as in `regard.attention`, over (batch..., H, T, S).
+            bias: an additive term of the scores, of the same shapes.
+            backend: as in `regard.attention`.
             return_weights: also return the weights, an `AttentionMap` of shape (batch..., H, T, S).
 
         Returns:
@@ -210,7 +210,7 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, key: Float[Tensor, "*batch S key_dim"], value: Float[Tensor, "*batch S value_dim"] | None = None
     ) -> KeyValue:
-        """Keys and values as heads, which `attend` can use once or many times. If `value` is None, it is the key."""
+        """Keys and values as heads, for any number of calls of `attend`. The default value is the key."""
         if (value is None or value is key) and self.is_packed:
             return KeyValue.of(*self.project_heads(key, 1, 2))
         return KeyValue.of(*self.project_heads(key, 1), *self.project_heads(key if value is None else value, 2))
@@ -240,7 +240,7 @@ class MultiHeadAttention(nn.Module):
         backend: str | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
-        """Attend to keys and values that are already projected; the rest is as in `forward`."""
+        """Attend to projected keys and values; the rest is as in `forward`."""
         (heads,) = self.project_heads(query, 0)
         return self._attend(heads, key_value, mask, bias, backend, return_weights)
 
@@ -254,19 +254,19 @@ class MultiHeadAttention(nn.Module):
         offset: int | Int[Tensor, "*batch"] | None = None,
         backend: str | None = None,
     ) -> tuple[Tensor, KeyValue]:
-        """Self-attention of the positions that follow those of a cache.
+        """Self-attention of the positions after those of a cache.
 
         Args:
             x: (batch..., T, dim), the new positions.
-            cache: the cache that the last call handed back; None at the beginning. It must not be extended again.
+            cache: the cache of the last call, None at first. It must not be extended again.
             mask: over (batch..., H, T, S), where S counts the positions of the cache and the new ones.
-            bias: is added to the scores; it has the same shapes.
-            offset: the position of the first new vector, for `rotary`; None means the length of the cache. A tensor of
-                the batch's shape is needed if the sequences of a padded cache stand at different places.
-            backend: as `regard.attention` takes it.
+            bias: an additive term of the scores, of the same shapes.
+            offset: the position of the first new vector, for `rotary`; by default the length of the cache. A padded
+                cache with sequences at different positions needs a tensor of the batch's shape.
+            backend: as in `regard.attention`.
 
         Returns:
-            (batch..., T, dim), and the cache with the new positions in it.
+            (batch..., T, dim), and the cache with the new positions.
 
         Raises:
             ShapeError: the inputs do not fit each other.
@@ -308,7 +308,7 @@ class MultiHeadAttention(nn.Module):
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
 
     def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Heads (batch..., heads, T, D), turned by their positions from `offset` on if there is a `rotary`."""
+        """Heads (batch..., heads, T, D), rotated by their positions from `offset` on if there is a `rotary`."""
         return heads if self.rotary is None else tuple(self.rotary.rotate(part, offset) for part in heads)
 
     def _weights(self) -> tuple[Tensor, ...]:
@@ -320,7 +320,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: (batch..., T, width of the input).
-            parts: consecutive numbers out of 0 (query), 1 (key) and 2 (value).
+            parts: consecutive indices out of 0 (query), 1 (key) and 2 (value).
 
         Raises:
             ShapeError: x has no batch dimension, or another width, or it is nested or sparse.
@@ -339,5 +339,5 @@ class MultiHeadAttention(nn.Module):
             weight = weight[rows] if self.is_packed else weight
             bias = None if bias is None else bias[rows]
         heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
-        # To split behind the transpose would cost a copy there, too.
+        # A split behind the transpose would cost a copy there, too.
         return [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]

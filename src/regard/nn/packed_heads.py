@@ -1,4 +1,4 @@
-"""Heads that one product made, taken apart; their gradients come back without a copy if they stand side by side."""
+"""Split the heads of one product; gradients return without a copy if they are adjacent in memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from regard.tensors.guards import in_forward_mode, may_be_kept
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:
-    """Split the heads of one product into parts of so many heads: those of queries, keys and values.
+    """Split the heads of one product into those of queries, keys and values.
 
-    The gradient of torch's own `split` copies its parts into one tensor. Where a kernel writes them side by side, as
-    `regard.kernels.short_sequences` does, they are one tensor already.
+    The gradient of torch's own `split` copies its parts into one tensor. Adjacent parts, as from
+    `regard.kernels.short_sequences`, are one tensor already.
 
     >>> queries, keys = split_heads(torch.ones(2, 5, 4, 8), [3, 1])
     >>> queries.shape, keys.shape
@@ -36,6 +36,6 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # A gradient that is to be differentiated again is put together by an operation that autograd knows.
+        # A gradient with its own gradient is assembled by an operation of autograd.
         whole = None if torch.is_grad_enabled() else heads_together(grads)
         return torch.cat(grads, dim=-2) if whole is None else whole, None

@@ -27,7 +27,6 @@ class PreNorm(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Normalise, apply, drop, add."""
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
@@ -49,5 +48,4 @@ class PostNorm(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply, drop, add, normalise."""
         return self.norm(self.dropout.add(x, sublayer(x)))

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
+    from regard.tasks import exports as exports
+    from regard.tasks import generation as generation
+    from regard.tasks import text as text
+    from regard.tasks import training as training
     from regard.tasks.language_modelling.causal import LanguageModel as LanguageModel
     from regard.tasks.language_modelling.config import LanguageModelConfig as LanguageModelConfig
     from regard.tasks.language_modelling.config import MaskedLanguageModelConfig as MaskedLanguageModelConfig
@@ -34,4 +38,5 @@ else:
             "regard.tasks.translation.translator": ("Translator",),
             "regard.tasks.training.fit_config": ("FitConfig",),
         },
+        packages=("exports", "generation", "text", "training"),
     )

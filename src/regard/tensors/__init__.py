@@ -1,1 +1,1 @@
-"""What torch does not say in public: guards, private names, precision, sizes, memory, threads. No attention in it."""
+"""Guards, private names of torch, precision, sizes, memory and threads. No attention."""

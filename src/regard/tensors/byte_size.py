@@ -1,8 +1,8 @@
-"""Sizes in bytes for people."""
+"""Byte counts as text."""
 
 
 def human(size: float) -> str:
-    """A size in bytes, in the unit that leaves it at least 1.
+    """A byte count in the largest unit with a value of at least 1.
 
     >>> human(1536), human(3 * 2**40)
     ('1.5 KiB', '3.0 TiB')

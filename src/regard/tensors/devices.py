@@ -1,10 +1,10 @@
-"""What a GPU can do, as far as code here depends on it."""
+"""Capabilities of a GPU."""
 
 import torch
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a device of CUDA; None if CUDA was not started, as with tensors without numbers.
+    """The compute capability of a CUDA device; None before CUDA starts, as under `FakeTensorMode`.
 
     >>> capability_of(torch.device("cpu")) is None
     True

@@ -1,8 +1,9 @@
-"""The state in which code runs: plain, recorded, compiled, traced, transformed, observed, cast. It is asked here alone.
+"""The state in which code runs: plain, recorded, compiled, traced, transformed, observed, cast. Only this file queries
+it.
 
-`look` answers once in a public call, and its answer is handed down. torch has no public way to ask for most of this.
-Code that computes has to know it: a fused kernel has no forward derivative and no rule for vmap, an autograd.Function
-of ours hides its backward pass from torch.func, and a cache must hold nothing that a graph has made.
+A public call looks once and hands the answer down. Code depends on it because a fused kernel has no forward derivative
+and no vmap rule, an autograd.Function hides its backward pass from torch.func, and a cache must hold no tensors of a
+graph.
 """
 
 from dataclasses import dataclass
@@ -33,15 +34,12 @@ from regard.tensors.torch_private import (
 NOT_ITS_MEMORY = (
     "Negative", "Conjugate", "ZeroTensor", "Functionalize", "Python", "FuncTorchBatched", "FuncTorchGradWrapper",
 )  # fmt: skip
-"""What the dispatcher calls tensors whose numbers are made when they are read."""
+"""The dispatcher's keys of tensors without their elements in memory."""
 PLAIN = (Tensor, torch.nn.Parameter)
-"""The classes whose products are torch's own."""
+"""The classes with torch's own products."""
 is_compiling, is_recorded = torch.compiler.is_compiling, torch.is_grad_enabled
-"""Whether torch.compile traces the code, and whether autograd records operations."""
-
 
 AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-"""The usual kinds of devices that have autocast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +47,24 @@ class State:
     """The state in which one call runs."""
 
     is_recorded: bool
-    """Whether autograd records operations on tensors that need a gradient."""
     is_plain: bool = True
-    """Whether code runs as it stands: without graph, trace, transform, tangents and dispatch modes, on plain tensors.
+    """Plain code: no graph, trace, transform, tangents or dispatch modes, and plain tensors.
 
-    Decisions that follow from shapes may then be cached, since shapes are Python's integers.
+    Decisions from shapes may then be cached, since shapes are Python's integers.
     """
     is_compiling: bool = False
     is_traced: bool = False
-    """Whether `torch.jit.trace` records the call."""
     has_tangents: bool = False
     """Whether tensors may carry tangents of forward-mode differentiation."""
     is_transformed: bool = False
-    """Whether the call runs inside torch.vmap, torch.func.grad or torch.func.jvp."""
     is_cast: bool = False
-    """Whether autocast is on for the device of the call."""
 
 
 _PLAIN = State(False), State(True)
 
 
 def look(tensor: Tensor) -> State:
-    """The state in which a call of this tensor runs.
+    """The state of a call of this tensor.
 
     >>> look(torch.ones(2)).is_plain, look(torch.ones(2, device="meta")).is_recorded
     (True, True)
@@ -79,14 +73,14 @@ def look(tensor: Tensor) -> State:
     if is_compiling():
         return State(grad, is_plain=False, is_compiling=True, is_cast=is_autocasting(tensor.device.type))
     if not isinstance(tensor, Tensor):
-        return _PLAIN[grad]  # The check of the arguments says so.
+        return _PLAIN[grad]  # The check of the arguments reports it.
     kind = tensor.device.type
     is_cast = torch.is_autocast_enabled(kind) if kind in AUTOCASTS else is_autocasting(kind)
     is_traced, is_transformed = is_tracing(), peek_interpreter_stack() is not None
     try:
         has_tangents = level_of(forward_ad) >= 0
     except AttributeError:
-        has_tangents = forward_level() >= 0  # It says which torch has it.
+        has_tangents = forward_level() >= 0  # Its error names the torch versions.
     is_plain = not (is_traced or is_transformed or has_tangents or count_dispatch_modes()) and type(tensor) in PLAIN
     if is_plain and not is_cast:
         return _PLAIN[grad]
@@ -94,7 +88,7 @@ def look(tensor: Tensor) -> State:
 
 
 def is_observed() -> bool:
-    """Whether a dispatch mode sees the operators that run.
+    """Whether a dispatch mode intercepts the operators.
 
     >>> is_observed()
     False
@@ -103,7 +97,7 @@ def is_observed() -> bool:
 
 
 def is_function_observed() -> bool:
-    """Whether a mode sees torch's functions, as a watch does.
+    """Whether a mode intercepts torch functions, as a watch does.
 
     >>> is_function_observed()
     False
@@ -112,18 +106,18 @@ def is_function_observed() -> bool:
 
 
 def is_autocasting(kind: str) -> bool:
-    """Whether autocast is on for a kind of device. The answer is no for kinds without autocast, such as `meta`.
+    """Whether autocast is on for a device type; False for types without autocast, such as `meta`.
 
     >>> is_autocasting("meta")
     False
     """
-    # torch 2.8 cannot trace the question into a compiled graph, where devices have been asked for before.
+    # torch 2.8 cannot trace this call into a compiled graph, unless the device type was checked before.
     can = kind in AUTOCASTS or (not is_compiling() and torch.amp.is_autocast_available(kind))
     return can and torch.is_autocast_enabled(kind)
 
 
 def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
-    """The dtype that numbers of this dtype get from autocast on this kind of device, if it is on there.
+    """The dtype after autocast on this device type; `dtype` itself where autocast is off.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
@@ -160,7 +154,7 @@ def in_transform(*kinds: str) -> bool:
 
 
 def in_trace() -> bool:
-    """Whether `torch.jit.trace` records what runs here. What follows from a length or a value would stay in its graph.
+    """Whether `torch.jit.trace` records this code: its graph would freeze decisions from a length or a value.
 
     >>> in_trace()
     False
@@ -169,10 +163,10 @@ def in_trace() -> bool:
 
 
 def can_look(tensor: Tensor) -> bool:
-    """Whether the values of a tensor may decide what is computed.
+    """Whether the values of a tensor may decide the computation.
 
-    They may not on a GPU, where reading a value waits for the device. They may not in a compiled graph or under vmap
-    either, where there are no values yet.
+    Not on a GPU, where reading a value synchronises, and not in a compiled graph or under vmap, which have no values
+    yet.
 
     >>> import torch
     >>> can_look(torch.ones(2))
@@ -182,10 +176,9 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def is_its_memory(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor of the CPU are those in its memory, where its strides say.
+    """Whether a CPU tensor's elements lie in its memory, at its strides.
 
-    They are not for lazily negated and conjugated views, zeros without memory, sparse tensors, and those that a
-    transform wraps.
+    False for lazily negated and conjugated views, zero tensors, sparse tensors and wrappers of transforms.
 
     >>> import torch
     >>> is_its_memory(torch.ones(2)), is_its_memory(torch._neg_view(torch.ones(2)))
@@ -197,15 +190,14 @@ def is_its_memory(tensor: Tensor) -> bool:
 
 @cache
 def _bits_of_others() -> int:
-    """NOT_ITS_MEMORY as the dispatcher keeps it: to ask for each of them takes a microsecond."""
+    """NOT_ITS_MEMORY as one bit mask: one dispatcher query a key takes a microsecond."""
     return reduce(or_, (DispatchKeySet(getattr(DispatchKey, name)).raw_repr() for name in NOT_ITS_MEMORY))
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether the tensor holds numbers that are those of every later run.
+    """Whether the tensor's values hold for every later run.
 
-    It does not on the `meta` device, in a `FakeTensorMode`, while compiling, and in a trace (`make_fx`,
-    `torch.jit.trace`): what is decided by these numbers would be kept for others.
+    False on the `meta` device, in a `FakeTensorMode`, while compiling and in a trace (`make_fx`, `torch.jit.trace`).
 
     >>> import torch
     >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
@@ -219,9 +211,9 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def may_be_kept(tensor: Tensor) -> bool:
-    """Whether what is computed beside this tensor, and not from it, may be kept for later calls.
+    """Whether a tensor computed beside this one, not from it, may be cached for later calls.
 
-    It may where the code runs as it stands, on the CPU. On a GPU the next call may be on another stream.
+    True in plain code on the CPU. On a GPU the next call may run on another stream.
 
     >>> may_be_kept(torch.ones(2))
     True
@@ -232,16 +224,16 @@ def may_be_kept(tensor: Tensor) -> bool:
 
 
 class KeptPlace(NamedTuple):
-    """The memory and the order of a cached tensor: a stream of another number may read it too early."""
+    """The memory and the order of a cached tensor: another stream may read it too early."""
 
     device: torch.device
     stream: int
 
 
 def where_kept(tensor: Tensor) -> KeptPlace | None:
-    """The place under which a tensor computed beside this one, and not from it, may be cached; None if it may not.
+    """The cache key of a tensor computed beside this one, not from it; None if caching is unsafe.
 
-    On CUDA it belongs to the stream that computes it. While a graph is captured that graph alone owns its memory.
+    On CUDA the key holds the stream. A captured CUDA graph owns its memory alone.
 
     >>> where_kept(torch.ones(2)), where_kept(torch.ones(2, device="meta"))
     (KeptPlace(device=device(type='cpu'), stream=0), None)
@@ -256,7 +248,7 @@ def where_kept(tensor: Tensor) -> KeptPlace | None:
 
 
 def may_have_own_gradient(tensor: Tensor) -> bool:
-    """Whether an `autograd.Function` of ours may compute this: on the CPU, where no graph or transform would lose it.
+    """Whether a custom `autograd.Function` is safe: on the CPU, without a graph or transform to hide it from.
 
     >>> may_have_own_gradient(torch.ones(2))
     True
@@ -271,13 +263,13 @@ def may_have_own_gradient(tensor: Tensor) -> bool:
 
 
 def is_readable(*tensors: Tensor) -> bool:
-    """Whether the numbers of these tensors stand in the memory of the CPU, and may be read now.
+    """Whether the elements of these tensors lie in CPU memory, readable now.
 
-    A tensor of another class may have products of its own, and a recorded graph would not see what is read.
+    A tensor subclass may define its own products, and a recorded graph would miss the reading.
 
     >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
     (True, False)
     """
-    # Whether there are values depends on nothing else that differs between plain tensors.
+    # The first tensor decides for all plain tensors.
     is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
     return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)

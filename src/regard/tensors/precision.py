@@ -1,10 +1,10 @@
-"""How precisely a device can compute."""
+"""Floating-point precision of devices."""
 
 import torch
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """The most precise floating-point type that the device has.
+    """The widest floating-point type of the device.
 
     >>> widest_dtype(torch.device("cpu")), widest_dtype(torch.device("mps"))
     (torch.float64, torch.float32)

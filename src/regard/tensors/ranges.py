@@ -1,18 +1,18 @@
-"""Checks of numbers that settings share. Each message names what was wrong; the command line puts the flag there."""
+"""Range checks of settings. Each message names the fault; the command line adds the flag."""
 
 from math import inf
 
 from regard.errors import ArgumentError
 
 LARGEST = 1e18
-"""No setting that is a fraction is larger: the product of two such numbers is still one that float32 can hold."""
+"""Largest fraction of a setting: the product of two still fits in float32."""
 
 
 def require_at_least(least: float, **numbers: float) -> None:
-    """Refuse numbers that are below a bound, not finite, or no numbers.
+    """Refuse values below a bound, infinities and NaN.
 
     Raises:
-        ArgumentError: a number is out of the range; the message names the first.
+        ArgumentError: a value is out of the range; the message names the first.
 
     >>> require_at_least(1, steps=0)
     Traceback (most recent call last):
@@ -25,10 +25,10 @@ def require_at_least(least: float, **numbers: float) -> None:
 
 
 def require_above(bound: float, **numbers: float) -> None:
-    """Refuse numbers that are not above a bound, not finite, or no numbers.
+    """Refuse values not above a bound, infinities and NaN.
 
     Raises:
-        ArgumentError: a number is out of the range; the message names the first.
+        ArgumentError: a value is out of the range; the message names the first.
     """
     for name, value in numbers.items():
         if not bound < value < inf:
@@ -37,10 +37,10 @@ def require_above(bound: float, **numbers: float) -> None:
 
 
 def require_share(**shares: float) -> None:
-    """Refuse numbers that are not between 0 and 1.
+    """Refuse values outside 0 to 1.
 
     Raises:
-        ArgumentError: a number is out of the range; the message names the first.
+        ArgumentError: a value is out of the range; the message names the first.
     """
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:

@@ -1,4 +1,4 @@
-"""Whether kernels and compiled code may be called on tensors: numba is installed, and their memory can be read."""
+"""Whether compiled code may run on tensors: numba is installed, and their memory is readable."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -7,20 +7,19 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""The dtypes that the compiled loops of training know."""
 
 
 @cache
 def is_installed() -> bool:
-    """Whether numba is there; it is not imported."""
+    """Whether numba is installed, without importing it."""
     return find_spec("numba") is not None
 
 
 def row_contiguous(tensor: Tensor) -> Tensor:
-    """A tensor (..., D) whose rows each stand in one piece of memory, and do not overlap: the same one, or a copy.
+    """A tensor (..., D) with contiguous rows without overlap: itself or a copy.
 
-    Kernels take it for granted. The CPU kernel of torch gives wrong numbers without a word where it is not so: it lays
-    its output out like the queries, and where these overlap their last dimension need not be the last in memory.
+    Kernels take it for granted. torch's CPU kernel lays its output out like the queries; for overlapping queries, whose
+    last dimension may not be the last in memory, it silently returns wrong values.
 
     >>> row_contiguous(torch.ones(3, 2).mT).stride(), row_contiguous(torch.ones(4).as_strided((3, 2), (1, 1))).stride()
     ((3, 1), (2, 1))

@@ -1,8 +1,7 @@
-"""Memory for answers on the CPU, reused once an answer is garbage.
+"""A pool of CPU memory for results, reused once a result is garbage.
 
-Memory that was freed often goes back to the system, and comes back as pages that have to be made anew: 2 us for each
-page of 4 KiB on an Intel Xeon in a virtual machine, so that the 6 MB of two pictures of 12 heads took 2 to 3 ms, where
-the pass of the attention took 4. Whether it goes back depends on other memory that the process has freed.
+Freed memory often goes back to the system and returns as new pages, at 2 us for each page of 4 KiB on an Intel Xeon in
+a virtual machine: two pictures of 12 heads (6 MB) took 2 to 3 ms, beside 4 ms of attention.
 """
 
 import mmap
@@ -18,32 +17,32 @@ import torch
 from torch import Tensor
 
 LEAST, MOST = 2**18, 2**27
-"""The bytes of the smallest block that is kept, and of all blocks together that wait to be taken again."""
+"""The bytes of the smallest pooled block, and of all free blocks together."""
 PAGE = 4096
-"""Blocks are whole pages; and some processors confuse addresses that agree in their last 12 bits."""
+"""Blocks are whole pages; some processors confuse addresses with equal last 12 bits."""
 
 LINE = 64
-"""The bytes of a line of the cache, at which each copy begins."""
+"""The bytes of a cache line, at which each copy begins."""
 
 _free: list["_Block"] = []
-"""The free blocks, the oldest first. Each change is one call of a list's method at a time, because
-the last tensor on a block may be freed by any thread, and in the middle of anything."""
+"""The free blocks, oldest first. Any thread may free a tensor at any point, so each change is one atomic list
+method.
+"""
 _lent: dict[int, "_Lent"] = {}
-"""The finalizers of blocks in use, by their identity."""
 
 
 class _Block:
-    """Some bytes whose pages are there, in a mapping of their own: they lie in the way of no other memory."""
+    """A mapping with resident pages, apart from the heap."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        # Python shares a mapping with forked processes unless it is told otherwise; Windows has no fork, and no flags.
+        # Python shares a mapping with forked processes by default; Windows has no fork, and no flags.
         private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
         self._mapping = mmap.mmap(-1, size, **private)
         np.frombuffer(self._mapping, dtype=np.uint8).fill(0)
 
     def lent(self) -> Any:
-        """All bytes, as an array of numpy; when nothing is left that was made of it, the block is free."""
+        """All bytes as a NumPy array; the block is free once the array and its views are gone."""
         array = np.frombuffer(self._mapping, dtype=np.uint8)
         one = _Lent(self, array)
         _lent[id(one)] = one
@@ -51,10 +50,10 @@ class _Block:
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
-    """A reference to an array on a block, which gives the block back when the array is gone."""
+    """A weak reference to an array on a block; it returns the block when the array is gone."""
 
     def __new__(cls, _block: _Block, array: Any) -> "_Lent":
-        # It gets all that it needs as arguments: a module's names may be gone when the process ends.
+        # Everything is an argument, because the module's names may be gone at the exit of the process.
         return super().__new__(cls, array, partial(_give_back, _free, _lent))
 
     def __init__(self, block: _Block, _array: Any) -> None:
@@ -62,16 +61,16 @@ class _Lent(weakref.ref):  # type: ignore[type-arg]
 
 
 def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor | None = None) -> Tensor:
-    """A tensor of any values, on memory of an answer that was freed, if there is such memory of this size.
+    """An uninitialised tensor, on pooled memory of this size if there is some.
 
-    All pages of it are there. Where the two threads of a loop were the first to touch the pages of an array, a page
-    took seven times as long as by one of torch's operations (Linux in a virtual machine), and the loop five times.
-    The tensor is no view, so that it may be written to in place; but its storage cannot be resized.
+    Its pages are resident. First touches by the two threads of a loop took seven times as long a page as by a torch
+    operation (Linux in a virtual machine), and slowed the loop five times. The tensor is no view, so it may be written
+    in place; its storage cannot be resized.
 
     Args:
         shape: its shape.
-        dtype: its type; the memory begins at a whole line of the cache.
-        away_from: a tensor; the memory begins half a page from where this begins in a page of its own.
+        dtype: its type; the memory begins at a cache line.
+        away_from: a tensor; the memory begins half a page apart from it, modulo pages.
 
     >>> reused_memory((2, 3), torch.int64).shape
     torch.Size([2, 3])
@@ -87,11 +86,11 @@ def reused_memory(shape: Sequence[int], dtype: torch.dtype, *, away_from: Tensor
 
 
 class Arena:
-    """Memory for copies of tensors that are held about as long as one another, as those of a watch are.
+    """Memory for copies of tensors with similar lifetimes, such as those of a watch.
 
-    Where copies lie between a model's own tensors, the heap of the process grows around them, goes back to the system
-    when they are freed, and comes again as new pages with the next run: 10,000 pages a run of GPT-2 over 512 tokens.
-    Large copies have blocks of their own, and smaller ones share blocks.
+    Copies between a model's own tensors would fragment the heap: freed memory goes back to the system and returns as
+    new pages in the next run, 10,000 pages a run of GPT-2 over 512 tokens. Large copies have their own blocks; smaller
+    ones share blocks.
     """
 
     def __init__(self) -> None:
@@ -113,11 +112,10 @@ class Arena:
         return copy
 
     def _room(self, size: int) -> tuple[Any, int]:
-        """Some bytes that are free: an array, and where they begin in it."""
         if size >= LEAST:
             return _lent_bytes(-(-size // PAGE) * PAGE), 0
         if self._block is None or self._used + size > self._block.nbytes:
-            # They grow, so that a watch of a small model holds little more than its copies.
+            # Blocks grow, so a watch of a small model holds little more than its copies.
             next_size = LEAST // 4 if self._block is None else min(2 * self._block.nbytes, 4 * LEAST)
             self._block, self._used = _lent_bytes(max(next_size, -(-size // PAGE) * PAGE)), 0
         first = self._used
@@ -126,7 +124,7 @@ class Arena:
 
 
 class ArenaCopy(NamedTuple):
-    """A copy that is no tensor yet: the header of a tensor would lie between the memory of the model."""
+    """A copy without a tensor header, which would lie between the memory of the model."""
 
     array: Any
     first: int
@@ -135,11 +133,10 @@ class ArenaCopy(NamedTuple):
     dtype: torch.dtype
 
     def numbers(self) -> Tensor:
-        """Its elements in the order of memory."""
         return torch.frombuffer(self.array, dtype=self.dtype, count=prod(self.shape), offset=self.first)
 
     def tensor(self) -> Tensor:
-        """A tensor of the copy, in the memory order of the original. It is no view, and has a storage of its own."""
+        """A tensor of the copy, in the memory order of the original. It is no view and owns its storage."""
         flat = self.numbers()
         tensor = torch.empty(0, dtype=self.dtype, device="cpu")
         return tensor.set_(flat.untyped_storage(), 0, self.shape, self.strides)
@@ -159,7 +156,6 @@ def _lent_bytes(size: int) -> Any:
 
 
 def _taken(size: int) -> _Block | None:
-    """A free block of this size, which is no longer free."""
     for block in reversed(tuple(_free)):
         if block.size == size:
             try:

@@ -1,4 +1,4 @@
-"""Change the tensors inside the frozen objects that describe a call."""
+"""Map over the tensors in the frozen dataclasses of a call."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tuples and dataclasses with every tensor changed."""
+    """A tree of tuples and dataclasses with every tensor changed."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
@@ -31,7 +31,7 @@ def tensors_of_tree(*trees: Any) -> list[Tensor]:
     [(2, 3), (2,)]
     """
     found: list[Tensor] = []
-    waiting = [*reversed(trees)]  # A loop: each call of attention that returns a map comes here.
+    waiting = [*reversed(trees)]  # A loop, for speed: each call of attention with a map comes here.
     while waiting:
         tree = waiting.pop()
         if isinstance(tree, Tensor):
@@ -45,7 +45,7 @@ def tensors_of_tree(*trees: Any) -> list[Tensor]:
 
 
 def rebuilt(kind: type, values: dict[str, Any]) -> Any:
-    """A dataclass made directly from the values of its fields: nothing is computed or checked again."""
+    """A dataclass from the values of its fields, without `__init__` or checks."""
     made: Any = object.__new__(kind)
     for name, value in values.items():
         object.__setattr__(made, name, value)

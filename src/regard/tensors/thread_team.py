@@ -1,8 +1,7 @@
-"""Compiled functions run by several threads at once: by those that torch's own operations use, where that is known.
+"""Compiled functions on several threads, by torch's own OpenMP threads if possible.
 
-After an operation, the threads of OpenMP go on spinning for a while, ready for the next one; other threads would have
-to share the processor with them. `GOMP_parallel` is how code that gcc compiled starts them, and LLVM's OpenMP has it
-too. Where it is not found, threads of Python run the function.
+OpenMP's threads spin for a while after an operation, so other threads would compete with them for the processor.
+`GOMP_parallel` starts them from code compiled by gcc, and LLVM's OpenMP has it too. The fallback is Python's threads.
 """
 
 import ctypes
@@ -12,13 +11,13 @@ from typing import Any
 
 
 def run_in_threads(function: Any, argument: int, threads: int) -> None:
-    """Call a compiled function of one pointer in each of several threads, and wait for all of them.
+    """Call a compiled function in several threads, and wait for all of them.
 
     Args:
-        function: has the `address` of a C function, such as a `numba.cfunc`. It shares its work out itself, so that
-            the result is the same with fewer threads.
+        function: has the `address` of a C function of one pointer, such as a `numba.cfunc`. It divides its work itself,
+            so fewer threads give the same result.
         argument: the pointer.
-        threads: how many threads call it, this one among them.
+        threads: the number of threads, with this one.
     """
     team = openmp() if threads > 1 else None
     if team is not None:
@@ -37,7 +36,7 @@ def run_in_threads(function: Any, argument: int, threads: int) -> None:
 
 @cache
 def openmp() -> Any:
-    """The function of torch's OpenMP that starts its threads; None if it is not found."""
+    """The function of torch's OpenMP that starts its threads; None if it is absent."""
     try:
         found = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):

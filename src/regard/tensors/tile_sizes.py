@@ -1,14 +1,14 @@
-"""The sizes of tiles: the arithmetic for all code that divides a T x S map into tiles.
+"""Sizes of tiles of T x S maps.
 
-A tile has some rows (queries) of some flat_heads (heads of sequences), and the keys that they see. Each caller says how
-many numbers its tile may hold. The best number differs: a matrix product, a sort and a mask use caches differently.
+A tile has some rows (queries) of some `flat_heads` (heads of sequences), and the keys of these rows. Each caller sets
+the budget of elements a tile, because a matrix product, a sort and a mask use caches differently.
 """
 
 from collections.abc import Iterator
 
 
 def fitting(budget: int, size: int, most: int | None = None) -> int:
-    """The number of items of `size` numbers each that fit into `budget` numbers: at least 1, and at most `most`.
+    """The number of items of `size` elements in `budget` elements: at least 1, and at most `most`.
 
     >>> fitting(100, 30), fitting(100, 30, 2), fitting(100, 300)
     (3, 2, 1)
@@ -18,15 +18,15 @@ def fitting(budget: int, size: int, most: int | None = None) -> int:
 
 
 def tile_shape(flat_heads: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
-    """The number of flat_heads, and of rows in each, that make one tile of at most `budget` numbers (or a single row).
+    """The number of flat_heads, and of rows in each, of one tile of at most `budget` elements (or a single row).
 
-    A tile has up to `few_rows` rows before it has a second flat_head, because narrow matrix products are slow.
+    A tile fills `few_rows` rows before it adds a second flat_head, because narrow matrix products are slow.
 
     Args:
         flat_heads: the number of flat_heads.
         rows: the number of rows in each flat_head.
-        row_size: the numbers in one row of one flat_head.
-        budget: the numbers that a tile may hold.
+        row_size: the elements in one row of one flat_head.
+        budget: the most elements of a tile.
         few_rows: the rows of a tile before it gets a second flat_head.
 
     >>> tile_shape(12, 512, 512, budget=1 << 16, few_rows=64)
@@ -39,9 +39,9 @@ def tile_shape(flat_heads: int, rows: int, row_size: int, *, budget: int, few_ro
 
 
 def ranges(length: int, step: int) -> Iterator[range]:
-    """The numbers from 0 to `length` - 1 in ranges of `step` numbers; the last range may be shorter.
+    """The integers from 0 to `length` - 1 in ranges of `step`; the last range may be shorter.
 
-    For a length of 0 there is one empty range: an empty batch is one tile without flat_heads.
+    A length of 0 gives one empty range: an empty batch is one tile without flat_heads.
 
     >>> list(ranges(5, 2)), list(ranges(0, 2))
     ([range(0, 2), range(2, 4), range(4, 5)], [range(0, 0)])

@@ -1,9 +1,8 @@
-"""The k largest numbers of each row, faster than `torch.topk`, which looks at the numbers of a row one by one.
+"""The k largest elements of each row, faster than `torch.topk`, which reads a row element by element.
 
-The k largest numbers stand in those k chunks whose maxima are the largest. So the chunks are chosen first, since maxima
-are found many at a time; then the numbers are chosen among those of the chosen chunks, in the same way. Short rows are
-left in the end. If these are few, `torch.topk` takes them. If they are many, NumPy's vectorized sort is faster: it
-orders the numbers together with their places, when both are packed into one number.
+The k largest elements lie in the k chunks with the largest maxima. So the chunks are chosen first, by vectorized
+maxima, and then the elements among them, in the same way. Few short rows end in `torch.topk`, many in NumPy's
+vectorized sort, with each element and its index packed into one float64.
 """
 
 from typing import NamedTuple
@@ -15,36 +14,35 @@ from torch import Tensor
 from regard.tensors.guards import can_look
 
 MANY = 64
-"""With so many rows or more, a choice in more steps saves more time than its additional calls of torch cost."""
+"""From this number of rows on, a further choice of chunks saves more than its calls of torch cost."""
 CHUNKS = {1024: 32, 128: 8}
-"""The size of the chunks of many rows (a power of 2): rows that are longer than the key have chunks of this size."""
+"""Chunk sizes for many rows (powers of 2), by the shortest row length for each."""
 WIDE = 64
-"""The size of the chunks for few rows, for rows in groups, and if only the largest number of each row is needed."""
+"""Chunk size for few rows, for rows in groups, and for k = 1."""
 FEW = 1 << 16
-"""With so many numbers or more, wide chunks save more time than their calls of torch cost."""
+"""From this number of elements on, wide chunks save more than their calls of torch cost."""
 FEW_IN_GROUPS = 3 << 13
-"""The same for rows in groups, of which more than one number is wanted: 5 rows of 8,000 take 67 us in place of 114."""
+"""The same for rows in groups with k > 1: 5 rows of 8,000 take 67 us, not 114."""
 SORTED = 256
-"""The longest row that is sorted whole."""
 ABOVE = 2.0**128
-"""A number larger than any finite float32."""
+"""Above any finite float32."""
 PLACE = (1 << 29) - 1
-"""The bits of a float64 that are 0 when it holds a float32: they hold a place."""
+"""The bits of a float64 left free by a float32: they hold an index."""
 
 
 class Candidates(NamedTuple):
-    """Chunks of neighbours among which the k largest numbers of each row stand."""
+    """Chunks of neighbours that hold the k largest elements of each row."""
 
     values: Tensor
-    """(rows, chunks * c): their numbers."""
+    """(rows, chunks * c): their elements."""
     first: Tensor
-    """(rows, chunks): the place of each chunk's first number."""
+    """(rows, chunks): the index of each chunk's first element."""
 
 
 def largest(values: Tensor, k: int) -> Tensor:
-    """The places of the k largest along the last dimension, the largest first. The result is exact and has no gradient.
+    """The indices of the k largest along the last dimension, the largest first. Exact, without gradient.
 
-    Of equal numbers, k = 1 gives the first.
+    For k = 1, the first of equal elements.
 
     >>> largest(torch.tensor([[3.0, 1.0, 4.0, 1.5]]), 2)
     tensor([[2, 0]])
@@ -56,10 +54,10 @@ def largest(values: Tensor, k: int) -> Tensor:
 def largest_of_groups(
     values: Float[Tensor, "N V"], offsets: Float[Tensor, "G M"], k: int
 ) -> tuple[Float[Tensor, "G C"], Int[Tensor, "G C"]]:
-    """The k largest of the M * V numbers of each group, the largest first, and their places among these numbers.
+    """The k largest of the M * V elements of each group, the largest first, and their indices in the group.
 
-    M rows make a group, and each row has an offset that is added to all its numbers. The sums are made for candidates
-    alone. C is k, or M * V if that is less.
+    A group has M rows, each with an offset added to all its elements; only candidates are summed. C is k, or M * V if
+    less.
 
     >>> values, places = largest_of_groups(torch.tensor([[1.0, 5.0], [2.0, 3.0]]), torch.tensor([[0.0, 4.0]]), 2)
     >>> values, places
@@ -76,7 +74,7 @@ def largest_of_groups(
     found = (chunks[row, chunk] + offsets.gather(1, member)[..., None]).view(groups, -1)
     rest, first = length % WIDE, member * length + chunk * WIDE
     if rest:
-        # The numbers that do not fill a chunk are always candidates.
+        # The remainder after the last full chunk is always a candidate.
         found = torch.cat([found, (values[:, -rest:] + offset).view(groups, -1)], 1)
     top, where = _top(found, k)
     places = first.gather(1, (where // WIDE).clamp(max=k - 1)) + where % WIDE
@@ -87,7 +85,7 @@ def largest_of_groups(
 
 
 def candidates(rows: Tensor, k: int) -> Candidates:
-    """The k chunks of each row (rows, n) whose maxima are the largest; a short row is one chunk."""
+    """The k chunks of each row (rows, n) with the largest maxima; a short row is one chunk."""
     length, chunk = rows.shape[-1], _chunk_size(rows.shape[0], rows.shape[-1], k)
     if not chunk:
         return Candidates(rows, torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device))
@@ -95,7 +93,7 @@ def candidates(rows: Tensor, k: int) -> Candidates:
     chosen = _places(_chunk_maxima(rows[:, : count * chunk], chunk), k)
     values, first = _chunks(rows, chunk, chosen), chosen * chunk
     if rest := length - count * chunk:
-        # The numbers that do not fill a chunk are always candidates.
+        # The remainder after the last full chunk is always a candidate.
         tail = torch.nn.functional.pad(rows[:, -rest:], (0, chunk - rest), value=torch.finfo(rows.dtype).min)
         first = torch.nn.functional.pad(first, (0, 1), value=length - rest)
         values = torch.cat([values, tail], -1)
@@ -103,7 +101,7 @@ def candidates(rows: Tensor, k: int) -> Candidates:
 
 
 def places_of(found: Candidates, where: Tensor) -> Tensor:
-    """The places in the original rows of the candidates `where` (rows, k)."""
+    """The indices in the original rows of the candidates `where` (rows, k)."""
     if found.first.shape[-1] == 1:
         return found.first + where
     bits = (found.values.shape[-1] // found.first.shape[-1]).bit_length() - 1
@@ -118,44 +116,41 @@ def _places(rows: Tensor, k: int) -> Tensor:
 
 
 def _chunk_size(rows: int, length: int, k: int) -> int:
-    """The size of the chunks into which rows are cut; 0 if whole rows are read."""
+    """Chunk size for these rows; 0 to read whole rows."""
     if rows < MANY or k == 1:
         return WIDE if rows * length >= FEW and length // WIDE >= 2 * k else 0
     return next((chunk for above, chunk in CHUNKS.items() if length > above and length // chunk >= 2 * k), 0)
 
 
 def _chunk_maxima(rows: Tensor, chunk: int) -> Tensor:
-    """The maximum of each chunk. `amax` along a dimension of a few numbers is slow; pooling is faster."""
+    """The maximum of each chunk, by pooling: `amax` along a short dimension is slow."""
     if chunk < 32:
         return torch.nn.functional.max_pool1d(rows[None], chunk)[0]
     return rows.unflatten(-1, (-1, chunk)).amax(-1)
 
 
 def _chunks(rows: Tensor, chunk: int, chosen: Tensor) -> Tensor:
-    """The numbers (rows, k * chunk) of the chosen chunks of each row."""
     count = rows.shape[-1] // chunk
     if rows.shape[-1] == count * chunk and rows.is_contiguous():
         starts = torch.arange(0, len(rows) * count, count, device=rows.device)[:, None]
         return rows.view(-1, chunk).index_select(0, (starts + chosen).view(-1)).view(len(rows), -1)
-    # This is slower, but it does not copy all rows.
+    # Slower, but without a copy of all rows.
     each = torch.arange(len(rows), device=rows.device)[:, None]
     return rows[:, : count * chunk].unflatten(-1, (count, chunk))[each, chosen].flatten(1)
 
 
 def _top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their places, by torch's own functions."""
     return rows.max(-1, keepdim=True) if k == 1 else rows.topk(k, -1)
 
 
 def _is_sortable(rows: Tensor, k: int) -> bool:
-    """Whether `_sorted` can order the rows, and does so faster than `_top`."""
+    """Whether `_sorted` can order the rows, and faster than `_top`."""
     is_short = rows.shape[-1] <= SORTED and rows.dtype == torch.float32
     return k > 1 and is_short and len(rows) >= MANY and can_look(rows)
 
 
 def _sorted(rows: Tensor, k: int) -> Tensor:
-    """The places of the k largest of each row, from NumPy's sort."""
-    # Infinity has no free bits for a place.
+    # Infinity has no free bits for an index.
     packed = rows.double().nan_to_num_(nan=ABOVE, posinf=ABOVE, neginf=-ABOVE)
     packed.view(torch.int64).bitwise_or_(torch.arange(rows.shape[-1]))
     packed.numpy().sort(-1)

@@ -1,20 +1,18 @@
-"""The names that torch keeps private and that regard uses: all of them, here alone, with the versions that have them.
+"""All private names of torch in use, with their versions; no other file may use one (`tests/core/test_structure.py`).
 
-torch has no public way to ask for a kernel's log-sum-exp, for the transforms that are active, or for the version of a
-tensor. What it keeps private may be gone in its next release. Then the table below says so in one sentence, and not
-somebody's traceback. No other file of this package reads a private name of torch (`tests/core/test_structure.py`).
+torch has no public access to a kernel's log-sum-exp, to active transforms or to a tensor's version. A later release may
+drop these names; the tables turn that into one sentence of error.
 
-- A name of the table `PRIVATE` is looked up when a file first imports it. If torch lacks it, the import raises
-  TorchVersionError.
-- An operator of the table `SCHEMAS` is compared with its schema as well. If torch lacks it, or has changed what it
-  takes or answers, `missing` says so, and the fused backend leaves the call to the tiled one, which agrees with it.
+- `PRIVATE`: names looked up at the first import. If torch lacks one, the import raises TorchVersionError.
+- `SCHEMAS`: operators compared by schema as well. If torch lacks or changed one, `missing` reports it, and the fused
+  backend falls back to the tiled one.
 """
 
 import warnings
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -24,11 +22,13 @@ from torch.autograd import forward_ad
 from regard.errors import TorchVersionError
 from regard.version import __version__
 
+M = TypeVar("M", bound=nn.Module)
+
 OLDEST, NEWEST = "2.8", "2.15"
-"""The versions of torch between which the tests have run: benchmarks/COMPAT.md."""
+"""The tested versions of torch: benchmarks/COMPAT.md."""
 
 PRIVATE = {
-    # Which transforms are active.
+    # Active transforms.
     "peek_interpreter_stack": "torch._C._functorch:peek_interpreter_stack",
     "get_interpreter_stack": "torch._C._functorch:get_interpreter_stack",
     "TransformType": "torch._C._functorch:TransformType",
@@ -36,12 +36,12 @@ PRIVATE = {
     "get_dispatch_mode": "torch._C:_get_dispatch_mode",
     "DispatchModeKind": "torch._C:_TorchDispatchModeKey",
     "is_tracing": "torch._C:_is_tracing",
-    # What a tensor is to the dispatcher.
+    # Dispatch keys of a tensor.
     "dispatch_keys": "torch._C:_dispatch_keys",
     "DispatchKey": "torch._C:DispatchKey",
     "DispatchKeySet": "torch._C:DispatchKeySet",
     "graph_task_id": "torch._C:_current_graph_task_id",
-    # Functions of torch on their way to an operator.
+    # Overrides of torch functions.
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
     "EnableTorchFunction": "torch._C:_EnableTorchFunction",
     "is_torch_function_enabled": "torch._C:_is_torch_function_enabled",
@@ -54,25 +54,25 @@ PRIVATE = {
     "tree_map": "torch.utils._pytree:tree_map",
     "tree_leaves": "torch.utils._pytree:tree_leaves",
     "make_wrapper": "torch:Tensor._make_wrapper_subclass",
-    # Kinds of operators.
+    # Classes of operators.
     "HigherOrderOperator": "torch._ops:HigherOrderOperator",
     "OpOverload": "torch._ops:OpOverload",
     "OpOverloadPacket": "torch._ops:OpOverloadPacket",
     "flex_attention_operator": "torch._higher_order_ops.flex_attention:flex_attention",
     "TransformGetItemToIndex": "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex",
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",
-    # Which kernel torch takes; many tensors at once, and linear layers as oneDNN lays them out.
+    # Choice of kernel; operations on lists of tensors; packed linear layers of oneDNN.
     "multiply_each_": "torch:_foreach_mul_",
     "lerp_each_": "torch:_foreach_lerp_",
     "linear_pointwise": "torch:ops.mkldnn._linear_pointwise",
     "fused_choice": "torch:_fused_sdp_choice",
     "reorder_linear_weight": "torch:ops.mkldnn._reorder_linear_weight",
 }
-"""From our name to torch's: the module, and the name in it."""
+"""Our name to torch's: the module, and the name in it."""
 
 
 def __getattr__(name: str) -> Any:
-    """What torch calls otherwise, looked up when it is first asked for (PEP 562)."""
+    """A private name of torch, looked up on first access (PEP 562)."""
     if name not in PRIVATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = _found(PRIVATE[name])
@@ -97,9 +97,6 @@ _ADVICE = (
 )
 
 
-# -- Attributes that torch keeps private -------------------------------------------------------------------
-
-
 def _of(owner: Any, path: str, name: str) -> Any:
     try:
         return getattr(owner, name)
@@ -107,14 +104,14 @@ def _of(owner: Any, path: str, name: str) -> Any:
         raise _lacking(f"{path}.{name}") from None
 
 
-# (`_of` takes as long as these themselves, and each short call asks for them.)
+# (Short calls read these: `_of` would double their cost.)
 level_of: Callable[[Any], int] = attrgetter("_current_level")
-"""The level of `torch.autograd.forward_ad`; `forward_level` says what is wrong where torch lacks it."""
+"""The level of `torch.autograd.forward_ad`; `forward_level` has the error if torch lacks it."""
 _version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def forward_level() -> int:
-    """The level of forward-mode differentiation; -1 outside of it."""
+    """The level of forward-mode differentiation; -1 outside it."""
     try:
         return level_of(forward_ad)
     except AttributeError:
@@ -122,7 +119,7 @@ def forward_level() -> int:
 
 
 def version_counter(tensor: Tensor) -> int:
-    """How often a tensor was written to in place. An inference tensor does not count it: torch raises RuntimeError."""
+    """How often a tensor was written in place. An inference tensor has no counter: torch raises RuntimeError."""
     try:
         return _version_of(tensor)
     except AttributeError:
@@ -130,15 +127,15 @@ def version_counter(tensor: Tensor) -> int:
 
 
 def counted_version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to in place; None for an inference tensor, which does not count it."""
+    """How often a tensor was written in place; None for an inference tensor, which has no counter."""
     try:
-        return None if tensor.is_inference() else _version_of(tensor)  # (A call less of ours: each map asks this.)
+        return None if tensor.is_inference() else _version_of(tensor)  # (Inlined: each map calls it.)
     except AttributeError:
         raise _lacking("torch.Tensor._version") from None
 
 
 def viewed(tensor: Tensor) -> Tensor | None:
-    """The tensor that a view is a view of; None for a tensor that is none."""
+    """The base of a view; None for other tensors."""
     return _of(tensor, "torch.Tensor", "_base")
 
 
@@ -148,7 +145,7 @@ def nested_sizes(tensor: Tensor) -> Tensor:
 
 
 def qualified_name(operator: Any) -> str | None:
-    """The name of an operator with its namespace, "aten::softmax"; None for a function that is none.
+    """The qualified name of an operator, "aten::softmax"; None for other functions.
 
     >>> import torch
     >>> qualified_name(torch.ops.aten.softmax.int), qualified_name(torch.softmax)
@@ -167,17 +164,17 @@ def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether something is called before or after the module's forward."""
+    """Whether a hook runs before or after the module's forward."""
     return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
 
 
 def has_pre_hooks(module: nn.Module) -> bool:
-    """Whether something runs before the module's forward."""
+    """Whether a hook runs before the module's forward."""
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))
 
 
 def how_compiled(module: nn.Module) -> str | None:
-    """ "around" for what torch.compile hands back, "in place" after module.compile(), None for other modules."""
+    """How a module was compiled: "around" by torch.compile, "in place" by module.compile(), None otherwise."""
     if "_orig_mod" in _of(module, "torch.nn.Module", "_modules"):
         return "around"
     is_compiled = getattr(module, "_compiled_call_impl", None) is not None
@@ -185,45 +182,40 @@ def how_compiled(module: nn.Module) -> str | None:
 
 
 def forget_global_hook(number: int) -> None:
-    """Take away what torch 2.13 leaves of a global hook that was removed: a compiled model would warn of it."""
+    """Drop the remains of a removed global hook in torch 2.13: a compiled model would warn of it."""
     getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(number, None)
 
 
 def has_amx() -> bool:
-    """Whether this processor multiplies tiles of bf16; False where torch does not tell."""
+    """Whether this processor has bf16 tile products; False if torch cannot say."""
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return ask is not None and bool(ask())
 
 
 def has_avx512_bf16() -> bool:
-    """Whether this processor multiplies vectors of bf16; False where torch does not tell."""
+    """Whether this processor has bf16 vector products; False if torch cannot say."""
     ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return ask is not None and bool(ask())
 
 
-# -- Fused kernels -----------------------------------------------------------------------------------------
-
 CPU_TAKES_GROUPS = torch.__version__ >= "2.9"
-"""Whether the kernel of the CPU takes fewer heads of keys than of queries. That of 2.8 reads and writes beyond them."""
+"""Whether the CPU kernel takes fewer key heads than query heads. In 2.8 it reads and writes out of bounds."""
 
 
 CHECKPOINTS_IN_TRANSFORMS = not hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
-"""Whether checkpointing works in forward mode and under vmap. In 2.8 and 2.9 it has no rules for them."""
+"""Whether checkpointing works in forward mode and under vmap. 2.8 and 2.9 have no rules for them."""
 
 
 class Schema(NamedTuple):
-    """What we hand to an operator and take from it."""
+    """The part of an operator's schema in use."""
 
     places: str
-    """The types of the arguments that are handed over by place."""
     named: str
-    """The arguments that are handed over by name."""
     answers: int
-    """How many results there are."""
 
 
 class Missing(NamedTuple):
-    """It stands for an operator that cannot be called, and says why."""
+    """A stand-in for an operator that cannot be called, with the reason."""
 
     problem: str
 
@@ -232,7 +224,6 @@ class Missing(NamedTuple):
 
     @property
     def default(self) -> "Missing":
-        """The same."""
         return self
 
 
@@ -254,14 +245,14 @@ SCHEMAS = {
     "_scaled_dot_product_cudnn_attention_backward": Schema(
         f"Tensor {QKV} Tensor Tensor Tensor Tensor Tensor Tensor Tensor int int float bool", "scale", 3
     ),
-    # This one is called by torch, in models that are watched.
+    # torch calls this one, in watched models.
     "_scaled_dot_product_fused_attention_overrideable": Schema(f"{QKV} Optional[Tensor] float bool bool", "scale", 9),
 }
-"""The fused kernels of `torch.ops.aten`; the first result of a forward is the output, the second the log-sum-exp."""
+"""The fused kernels of `torch.ops.aten`; a forward returns the output first, then the log-sum-exp."""
 
 
 def operator(name: str) -> Any:
-    """A kernel of `SCHEMAS`, or a `Missing` if this torch lacks it, or has changed what it takes or answers.
+    """A kernel of `SCHEMAS`; a `Missing` if this torch lacks it or changed its schema.
 
     >>> operator("_scaled_dot_product_flash_attention_for_cpu")
     <OpOverloadPacket(op='aten._scaled_dot_product_flash_attention_for_cpu')>
@@ -272,7 +263,6 @@ def operator(name: str) -> Any:
 
 
 def _difference(schema: Any, ours: Schema) -> str | None:
-    """How a schema differs from what we hand over and take; None if it does not."""
     taken, places = schema.arguments, ours.places.split()
     named = {one.name for one in taken if one.kwarg_only}
     by_place, rest = taken[: len(places)], taken[len(places) :]
@@ -284,7 +274,7 @@ def _difference(schema: Any, ours: Schema) -> str | None:
 
 
 def missing(*operators: Any) -> str | None:
-    """Why one of the kernels cannot be called; None if all can. A kernel that cannot is warned of once."""
+    """Why one of the kernels cannot be called; None if all can. Each such kernel is warned of once."""
     for one in operators:
         if isinstance(one, Missing):
             return _warned(one.problem)
@@ -313,9 +303,44 @@ efficient_cuda_backward = operator("_scaled_dot_product_efficient_attention_back
 
 
 def _in_fewer_steps(packet: Any, name: str) -> Any:
-    """An operator as torch's own Python calls it: through `torch.ops` a call takes half as long again."""
+    """An operator as torch's own Python calls it: a call through `torch.ops` takes half as long again."""
     return packet if isinstance(packet, Missing) else getattr(torch, name, packet.default)
 
 
 flash_cpu_alone = _in_fewer_steps(flash_cpu, "_scaled_dot_product_flash_attention_for_cpu")
 """The kernel of the CPU, where neither a mode nor a graph looks at what is called."""
+
+
+def is_bare(module: nn.Module, kind: type[M], forward: Callable[..., Any]) -> TypeGuard[M]:
+    """Whether a module is of this very class, and calling it runs this forward of the class and nothing else.
+
+    Hooks of the module and compiled code would run beside it or instead of it.
+    """
+    own = module.__dict__
+    return (
+        type(module) is kind
+        and kind.forward is forward
+        and not (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+            or "_compiled_call_impl" in own
+        )
+    )
+
+
+_CALL = nn.Module.__call__
+
+
+def has_hooks_of_all() -> bool:
+    """Whether something runs with every module: global hooks, or another `__call__` of modules."""
+    names = nn.modules.module.__dict__
+    return bool(
+        names["_global_forward_hooks"]
+        or names["_global_forward_pre_hooks"]
+        or names["_global_backward_hooks"]
+        or names["_global_backward_pre_hooks"]
+        or nn.Module.__call__ is not _CALL
+    )

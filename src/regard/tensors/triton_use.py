@@ -1,8 +1,7 @@
-"""Where the kernels that are written in Triton run: on CUDA, and on the CPU where Triton interprets its programs.
+"""Where Triton kernels run: on CUDA, and on the CPU under Triton's interpreter.
 
-Triton comes with the builds of torch for CUDA; it is imported when the first kernel is asked for. With
-TRITON_INTERPRET=1 in the environment it runs every program step by step on tensors of the CPU, which shows whether they
-are right, and takes very long.
+Triton comes with the CUDA builds of torch and is imported by the first kernel. TRITON_INTERPRET=1 in the environment
+runs its programs on CPU tensors: a very slow test of correctness.
 """
 
 import os
@@ -18,22 +17,22 @@ from regard.tensors.devices import capability_of
 
 T = TypeVar("T")
 _FAILED: set[str] = set()
-"""The kernels that could not be built or started here: they are not tried again."""
+"""Kernels that failed to build or start here: they are not tried again."""
 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is there; it is not imported."""
+    """Whether Triton is installed, without importing it."""
     return find_spec("triton") is not None
 
 
 def runs_triton(device: torch.device, kernel: str) -> bool:
-    """Whether a kernel of this name runs on a device.
+    """Whether a kernel can run on a device.
 
     >>> runs_triton(torch.device("meta"), "statistics")
     False
     """
-    # A function that keeps its answer cannot be traced, so that compiling is asked about first.
+    # A cached function cannot be traced: check for compiling first.
     if torch.compiler.is_compiling() or not has_triton() or kernel in _FAILED:
         return False
     if device.type == "cuda":
@@ -42,13 +41,13 @@ def runs_triton(device: torch.device, kernel: str) -> bool:
 
 
 def or_else(kernel: str, run: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """What a kernel gives; if it cannot be built or started on this machine, what takes its place, with a warning."""
+    """The result of a kernel; with a warning, of its fallback if the kernel fails to build or start here."""
     try:
         return run()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        # Triton and the driver have no exception in common; the interpreter is here to show what is wrong.
+        # Triton and the driver have no common exception; the interpreter shows its errors.
         if os.environ.get("TRITON_INTERPRET") == "1":
             raise
         _FAILED.add(kernel)

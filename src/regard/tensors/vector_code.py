@@ -1,7 +1,7 @@
-"""Instructions of LLVM for vectors, as the compiled loops write them; needs numba.
+"""LLVM vector instructions for the compiled loops; needs numba.
 
-A loop that multiplies is written with vectors, because a compiler that has to find them keeps sums in memory. LLVM
-compiles it for the processor that it runs on.
+Products are written with explicit vectors, because the auto-vectorizer keeps sums in memory. LLVM compiles them for the
+host.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,79 +16,73 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
-"""The numbers in one vector. A processor with shorter registers takes several of them."""
+"""Elements of a vector. A processor with shorter registers takes several of them."""
 VECTORS = 4 if llvm.get_host_cpu_features().get("avx512f") else 1
-"""The vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
+"""Vectors in one row of a panel. With four rows, the sums fill half of the registers, and the panel the rest."""
 IS_FOR_HOST = all(getattr(numba.config, name, None) is None for name in ("CPU_NAME", "CPU_FEATURES"))
-"""Whether numba compiles for this processor, and not for another one that its settings name."""
+"""Whether numba compiles for this processor, not for another one of its settings."""
 HAS_COMPRESS = IS_FOR_HOST and bool(llvm.get_host_cpu_features().get("avx512f"))
-"""Whether the processor packs chosen numbers of a vector together."""
+"""Whether the processor can compress chosen elements of a vector."""
 PANEL = LANES * VECTORS
-"""The columns of a panel."""
 SMALLEST, LARGEST = -126.0, 127.0
 """The exponents between which 2^x is a normal float32; below them a weight is 0."""
 LOG2_E, LOG_2 = 1.4426950408889634, 0.6931471805599453
 BIAS, MANTISSA = 127, 23
-"""The bias of the exponent of a float32, and the bits that stand below it."""
+"""The bias of the exponent of a float32, and the bits below it."""
 ROOT_HALF = 0x3F3504F3
 """The bits of the square root of 1/2."""
 POWER = (1.5353359e-4, 1.3398875e-3, 9.618437e-3, 5.5503324e-2, 2.4022648e-1, 6.931472e-1, 1.0)
-"""The polynomial that is nearest to 2^f for f in [-1/2, 1/2]: 2e-9 of itself, and 1e-7 by rounding."""
+"""The minimax polynomial of 2^f for f in [-1/2, 1/2]: relative error 2e-9, and 1e-7 by rounding."""
 
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 
 
 class VectorCode:
-    """Writes the instructions of LLVM. Addresses are integers in bytes; offsets are in numbers of four bytes."""
+    """Emits LLVM instructions. Addresses are integers in bytes; offsets count elements of four bytes."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
     def floats(self, value: float) -> Any:
-        """A vector of one number, known now."""
         return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
     def ints(self, value: int) -> Any:
-        """A vector of one whole number, known now."""
         return ir.Constant(INTS, [value] * LANES)
 
     def long(self, value: int) -> Any:
-        """A whole number, known now."""
         return ir.Constant(LONG, value)
 
     def at(self, address: Any, offset: Any) -> Any:
-        """The address of the number that stands `offset` numbers further on."""
+        """The address `offset` elements further on."""
         offset = self.long(offset) if isinstance(offset, int) else offset
         return self.builder.add(address, self.builder.mul(offset, self.long(4)))
 
     def splat(self, value: Any) -> Any:
-        """A vector of one number, a float32 or a whole number of 32 bits."""
+        """A scalar broadcast to a vector: float32 or a 32-bit integer."""
         nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
         first = self.builder.insert_element(nothing, value, ir.Constant(INT, 0))
         return self.builder.shuffle_vector(first, nothing, self.ints(0))
 
     def compressed(self, values: Any, chosen: Any) -> Any:
-        """The chosen numbers of a vector, one after the other, and then zeros; only if HAS_COMPRESS."""
+        """The chosen elements of a vector, packed, and then zeros; only if HAS_COMPRESS."""
         kind = ir.FunctionType(FLOATS, [FLOATS, FLOATS, chosen.type])
         name = f"llvm.x86.avx512.mask.compress.v{LANES}f32"
         found = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(found, [values, self.floats(0.0), chosen])
 
     def one(self, address: Any) -> Any:
-        """The number at an address, in every place of a vector."""
+        """The element at an address, broadcast to a vector."""
         return self.splat(self.builder.load(self.builder.inttoptr(address, ir.PointerType(FLOAT)), typ=FLOAT))
 
     def load(self, address: Any) -> Any:
-        """The vector at an address."""
         return self.builder.load(self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4, typ=FLOATS)
 
     def store(self, value: Any, address: Any) -> None:
-        """Write a vector."""
         self.builder.store(value, self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4)
 
     def store_half(self, value: Any, address: Any) -> None:
-        """Write a vector as bfloat16: of two equally near ones the even one, and NaN as NaN."""
+        """Store a vector as bfloat16: ties to even, and NaN as NaN."""
         builder, bits = self.builder, self.builder.bitcast(value, INTS)
         odd = builder.and_(builder.lshr(bits, self.ints(16)), self.ints(1))
         nearest = builder.lshr(builder.add(builder.add(bits, self.ints(0x7FFF)), odd), self.ints(16))
@@ -106,7 +100,7 @@ class VectorCode:
         return rows
 
     def loop(self, count: Any, carried: Sequence[Any], body: Callable[..., Sequence[Any]]) -> Sequence[Any]:
-        """What `body(place, *carried)` hands on from one of `count` places to the next; there is at least one."""
+        """A loop of `count` >= 1 iterations; `body(index, *carried)` returns the next `carried`."""
         builder, before = self.builder, self.builder.block
         start, after = builder.append_basic_block("loop"), builder.append_basic_block("after_loop")
         builder.branch(start)
@@ -122,7 +116,7 @@ class VectorCode:
         return found
 
     def log(self, x: Any) -> Any:
-        """The natural logarithm of normal numbers above 0; NaN stays NaN.
+        """The natural logarithm of positive normal floats; NaN stays NaN.
 
         x = 2^n m with m from sqrt(1/2) to sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)) by its series.
         """
@@ -140,18 +134,16 @@ class VectorCode:
         return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
 
     def evens_and_odds(self, one: Any, other: Any) -> tuple[Any, Any]:
-        """The numbers of two vectors, one after the other, that stand at even places, and those at odd ones."""
+        """The even elements of two concatenated vectors, and the odd ones."""
         evens, odds = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
         return self.builder.shuffle_vector(one, other, evens), self.builder.shuffle_vector(one, other, odds)
 
     def call(self, name: str, *values: Any) -> Any:
-        """An instruction that LLVM knows by name, for vectors."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * len(values))
         found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v{LANES}f32")
         return self.builder.call(found, values)
 
     def power_of_2(self, x: Any) -> Any:
-        """2^x for x between SMALLEST and LARGEST."""
         whole = self.call("floor", self.builder.fadd(x, self.floats(0.5)))
         fraction = self.builder.fsub(x, whole)
         found = self.floats(POWER[0])
@@ -167,7 +159,7 @@ class VectorCode:
         return self.builder.select(self.builder.fcmp_unordered("uno", x, x), x, self.power_of_2(power))
 
     def load_half(self, address: Any) -> Any:
-        """The vector of bfloat16 numbers at an address, as float32: their bits are the upper half of a float32's."""
+        """The bfloat16 vector at an address, as float32: the upper half of its bits."""
         kind = ir.VectorType(ir.IntType(16), LANES)
         bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
         return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
@@ -185,10 +177,10 @@ class VectorCode:
         panel_stride: Any = None,
         vectors: int = VECTORS,
     ) -> list[list[Any]]:
-        """The products of `rows` rows with a panel (depth, vectors * LANES): a loop over the numbers of a row.
+        """The products of `rows` rows with a panel (depth, vectors * LANES): a loop over the depth.
 
-        `halves` says that the panel is bfloat16. Between the numbers of a row stands `stride`, or 1, and between the
-        rows of the panel `panel_stride`, or PANEL.
+        `halves`: the panel is bfloat16. `stride` (default 1) separates the elements of a row, and `panel_stride`
+        (default PANEL) the rows of the panel.
         """
         builder, before = self.builder, self.builder.block
         starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
@@ -218,7 +210,7 @@ class VectorCode:
         return found
 
     def with_added(self, scores: list[list[Any]], added: Any, stride: Any) -> list[list[Any]]:
-        """The scores plus what stands at an address, in rows `stride` apart; unchanged if the address is 0."""
+        """The scores plus the tile at an address, in rows `stride` apart; unchanged for address 0."""
         builder, before = self.builder, self.builder.block
         some, after = builder.append_basic_block("added"), builder.append_basic_block("all")
         builder.cbranch(builder.icmp_signed("!=", added, self.long(0)), some, after)
@@ -242,15 +234,12 @@ class VectorCode:
             phi.add_incoming(value, block)
 
     def update(self, address: Any, combine: Callable[[Any, Any], Any], value: Any) -> None:
-        """Combine a vector in memory with a value."""
         self.store(combine(self.load(address), value), address)
 
     def larger(self, one: Any, other: Any) -> Any:
-        """The larger of two, number by number."""
         return self.call("maxnum", one, other)
 
     def of_all(self, combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
-        """The combination of several vectors."""
         found, *others = values
         for value in others:
             found = combine(found, value)
@@ -258,7 +247,7 @@ class VectorCode:
 
 
 def compiled_function(kind: Any) -> Callable[[Any], Any]:
-    """A decorator that compiles a C function, and keeps its code on the disk if there is a place for it."""
+    """A decorator that compiles a C function and caches its code on disk where possible."""
 
     def decorate(function: Any) -> Any:
         try:
@@ -266,20 +255,17 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
         except RuntimeError as reason:
             if "cannot cache" not in str(reason):
                 raise
-            # Neither the package's folder nor the user's can be written to: each process compiles for itself.
+            # Neither the package's folder nor the user's is writable: each process compiles for itself.
             return numba.cfunc(kind)(function)
 
     return decorate
 
 
-# -- addresses and counters ------------------------------------------------------------------------
-
-
 @numba.njit(nogil=True)
 def aligned_numbers(count: int) -> Any:
-    """Memory for float32 numbers that begins at a whole line of the cache.
+    """An array of float32 aligned to a cache line.
 
-    A vector of 64 bytes that lies in two lines takes about twice as long to read or write.
+    Access to a 64-byte vector across two lines takes about twice as long.
     """
     numbers = np.empty(count + LANES, np.float32)
     first = (-numbers.ctypes.data >> 2) % LANES
@@ -287,7 +273,7 @@ def aligned_numbers(count: int) -> Any:
 
 
 def pointers_to(kind: Any) -> Any:
-    """A function that makes a pointer to numbers of a kind from an address."""
+    """A function from an address to a pointer of this type."""
 
     def pointer(_typing: Any, _address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -299,9 +285,9 @@ def pointers_to(kind: Any) -> Any:
 
 
 def _next_of(_typing: Any, _counter: Any) -> Any:
-    """Read a counter, given by its address, and add 1, without another thread in between.
+    """Fetch and add 1 to a counter, given by its address, atomically.
 
-    What this thread has written before is seen by a thread that reads the counter after.
+    Later readers of the counter see all earlier writes of this thread.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -323,15 +309,15 @@ def _transposed(_typing: Any, _source: Any, _stride: Any, _target: Any, _target_
 
 
 def _long(_typing: Any) -> Any:
-    """Ask LLVM for vectors of 512 bits in the loops of a function, where the processor has them.
+    """Request 512-bit vectors in a function's loops, where the processor has them.
 
-    It takes 256 for most processors by itself, with which exponentials take 1.5 times as long.
+    LLVM prefers 256 bits on most processors; exponentials then take 1.5 times as long.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         attributes = builder.function.attributes
         if isinstance(attributes, set):
-            set.add(attributes, '"prefer-vector-width"="512"')  # their own `add` knows only names without a value
+            set.add(attributes, '"prefer-vector-width"="512"')  # `add` itself only takes names without a value.
         return context.get_dummy_value()
 
     return types.void(), generate

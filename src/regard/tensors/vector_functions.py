@@ -1,10 +1,9 @@
-"""The first call of each vector function of torch, made by one thread before two can make it.
+"""The first call of each vector function of torch, made by one thread.
 
-torch computes exp, log, tanh and their like of float32 and float64 numbers on the processor by vector functions of MKL.
-MKL looks for the fitting code of a function when it is first called. In the release that torch's wheels hold (2024.2),
-two threads that make this first call together may find code of low accuracy, each for its own part of that one call.
-A map then had weights that were wrong by 1.5e-4 of themselves, in one of a hundred processes, and was right when it was
-asked again (https://github.com/pytorch/pytorch/issues/188792). No later call is ever wrong.
+On the CPU torch computes exp, log, tanh and the like by MKL's vector functions. MKL selects the code of a function at
+its first call. In the release of torch's wheels (2024.2), two threads in this first call may get code of low accuracy
+for this one call: in one of a hundred processes a map's weights had relative errors of 1.5e-4, and were right when
+computed again (https://github.com/pytorch/pytorch/issues/188792). Later calls are right.
 """
 
 from functools import cache
@@ -17,22 +16,21 @@ ROUTED = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "tanh"),
     *("erf", "erfc", "erfinv"),
 )
-"""The functions that torch hands to MKL (`aten/src/ATen/cpu/vml.h`)."""
+"""The functions torch dispatches to MKL (`aten/src/ATen/cpu/vml.h`)."""
 
 
 @cache
 def settle_vector_functions() -> None:
-    """Call each function with one number, in float32 and in float64; once in a process, for a few milliseconds.
+    """Call each function once, in float32 and float64; a few milliseconds a process.
 
-    A thread of its own does it, since that has none of the modes in which the caller may be: a graph that is being
-    recorded, tensors without numbers, a default device.
+    A new thread does it, free of the caller's modes: a graph under recording, fake tensors, a default device.
 
     >>> settle_vector_functions()
     """
     thread = Thread(target=_call_each, name="regard-vector-functions")
     try:
         thread.start()
-    except RuntimeError:  # A process that is ending, or has as many threads as it may have, gets no other.
+    except RuntimeError:  # No new threads at exit or at the limit of threads.
         _call_each()
     else:
         thread.join()

@@ -46,15 +46,15 @@ class ALiBi(Relative):
 
     Args:
         slopes: m, (H,); or the number of heads H, which means `alibi_slopes(H)`. The slopes may take a gradient.
-        offset: query i stands at position offset + i; None means S - T.
+        offset: query i stands at position offset + i; default S - T.
 
     Raises:
         ArgumentError: fewer than one head.
-        ShapeError: the slopes are not one float per head; or, in a call, their number is not H.
+        ShapeError: the slopes are not one float per head; or, in a call, there are not H of them.
 
-    Under a causal mask the bias is a sum of one number per key and one per query. The fused kernels then run it like a
-    padding mask, as long as m_h times half the length is at most 128. Beyond that, float32 would round the scores by
-    more than the weights may err, and the bias is computed by blocks of queries.
+    Under a causal mask the bias is a sum of a term per key and a term per query. The fused kernels then run it like a
+    padding mask, as long as m_h times half the length is at most 128. Beyond that, float32 rounding of the scores would
+    exceed the tolerance of the weights, and the bias is computed by blocks of queries.
 
     Source: Press et al. 2022 (arXiv:2108.12409), section 3.
 
@@ -98,16 +98,17 @@ class ALiBi(Relative):
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor] | None:
         offset = bound_offset(self.offset)
-        # `causal` says so for queries at S - T + i. If they stand later still, no key is after them either.
+        # `causal` reports this for queries at S - T + i. Queries at later positions see no later key either.
         if not causal or offset < sizes.keys - sizes.queries:
             return None
-        # The largest slope is a value of a tensor, and a compiled graph must not depend on values.
+        # The largest slope is a value, and a compiled graph must not depend on values.
         if not has_values(self._m):
             return None
-        # Numbers near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
+        # Values near 0 are rounded least. So c is the position of the middle query (in decoding, of the only query).
         middle = offset + sizes.queries // 2
         m = self._precise[:, None]
-        # A score is rounded in proportion to its bias. Beyond this limit the weights would err by more than 5e-6.
+        # The rounding of a score is proportional to its bias. Beyond this limit the weights would err by more than
+        # 5e-6.
         if float(m.abs().max()) * max(sizes.queries // 2, sizes.keys - 1 - middle) > SPLIT_REACH:
             return None
         per_key = m * (torch.arange(sizes.keys, device=device) - middle)

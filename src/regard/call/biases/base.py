@@ -1,8 +1,8 @@
 """Biases are added to the scores: tensors, and functions of positions and vectors.
 
-A bias answers for any block of queries and keys, as a mask does, so that a T x S tensor need not exist. A tensor can
-be given as a bias directly. Relative positions (ALiBi, T5, ...) are functions of the head and of the positions of
-query and key; some of them read the vectors too.
+A bias answers for any block of queries and keys, as a mask does, so no T x S tensor is needed. A tensor can be given as
+a bias directly. Relative positions (ALiBi, T5, ...) are functions of the head and of the positions of query and key;
+some of them read the vectors too.
 """
 
 from abc import ABC, abstractmethod
@@ -25,21 +25,20 @@ It adds the gradients of the learned tensors to the tensors in the second argume
 
 
 class Bias(ABC):
-    """A function of a query and a key. Subclasses define `value`, and say whether it reads the vectors."""
+    """A function of a query and a key. Subclasses define `value`, and declare whether it reads the vectors."""
 
     reads_vectors: bool = False
     """Whether `value` reads the vectors of query and key, not only their positions."""
 
     @abstractmethod
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """The bias for heads, rows i and columns j, which are index tensors that broadcast against the scores.
+        """The bias for heads, rows i and columns j, index tensors that broadcast against the scores.
 
         `query` is (..., t, D) and `key` is (..., s, D), as the score prepared them. The result broadcasts
         to (..., t, s).
         """
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensors that take a gradient."""
         return ()
 
     def bind(self, sizes: Sizes, device: torch.device) -> "Bias":
@@ -48,18 +47,18 @@ class Bias(ABC):
 
     @property
     def per_key(self) -> Tensor | None:
-        """The bias as a tensor (B or 1, H or 1, 1, S or 1), if it is bound and the same for every query; else None."""
+        """The bias as a tensor (B or 1, H or 1, 1, S or 1), if bound and the same for every query; else None."""
         return None
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         """The bias as a sum of one (B or 1, H or 1, 1, S) per key and one (B or 1, H or 1, T) per query, or None.
 
-        `causal` says that no query sees a later key. The sum then need not hold for later keys.
+        `causal`: no query sees a later key. The sum then need not hold for later keys.
         """
         return None
 
     def is_zero(self, rows: range, columns: range) -> bool:
-        """Whether a bound bias is 0 for all pairs of these rows and columns; False if that is not known cheaply."""
+        """Whether a bound bias is 0 for all pairs of these rows and columns; False if a cheap check cannot tell."""
         return False
 
     def block(
@@ -74,10 +73,10 @@ class Bias(ABC):
     def linearize(
         self, rows: range, columns: range, *, query: Tensor, key: Tensor, sizes: Sizes, learned: Sequence[Tensor]
     ) -> tuple[Tensor, BiasPull]:
-        """`block` without a graph, and the function that takes its gradient back.
+        """`block` without a graph, and its backward function.
 
-        `learned` are the tensors of `learned()` that take a gradient, of the bias that this bias was selected from.
-        Autograd does the work, unless a subclass knows a shorter way.
+        `learned` are the tensors of `learned()` with a gradient, of the bias before `select`. Autograd does the work,
+        unless a subclass has a faster way.
         """
         query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
         with torch.enable_grad():
@@ -92,12 +91,12 @@ class Bias(ABC):
         return block.detach(), pull
 
     def laid_out(self, sizes: Sizes, device: torch.device) -> "Bias":
-        """A bound bias in the form from which many small blocks are read fastest."""
+        """A bound bias in the fastest form for reading many small blocks."""
         return self
 
     @property
     def is_whole(self) -> bool:
-        """Whether every pair has a learned number of its own; its gradient can then be written instead of added."""
+        """Whether each pair has its own learned element; its gradient can then be written instead of added."""
         return False
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
@@ -117,7 +116,7 @@ class DenseBias(Bias):
 
     tensor: Tensor
     is_whole: bool = False
-    """Whether it is known to hold a number for each pair, so that no two pairs share a gradient."""
+    """Whether it has an element for each pair, so no two pairs share a gradient."""
 
     def learned(self) -> tuple[Tensor, ...]:
         return (self.tensor,) if self.tensor.requires_grad else ()
@@ -188,7 +187,7 @@ class Chosen(Bias):
                 elif len(self.batches) == 1:
                     part[int(self.batches), int(self.heads)] += grad[0, 0]
                 else:
-                    # If several pairs read the same place, their gradients add up.
+                    # If several pairs read the same element, their gradients add up.
                     part.index_put_((self.batches, self.heads), grad[:, 0].to(part.dtype), accumulate=True)
 
         return self.block(rows, columns, query=query, key=key, sizes=sizes).detach(), pull
@@ -204,7 +203,7 @@ class Chosen(Bias):
         return Chosen(self.tensor, self.batches[batches], self.heads[batches])
 
     def _of_pairs(self, tensor: Tensor) -> Tensor:
-        # One pair is a slice. Which pair it is depends on a value, and a compiled graph must not depend on values.
+        # One pair is a slice. Its index is a value, and a compiled graph must not depend on values.
         if len(self.batches) == 1 and can_look(self.batches):
             return tensor[int(self.batches), int(self.heads)][None, None]
         return tensor[self.batches, self.heads].unsqueeze(1)
@@ -232,12 +231,12 @@ class SelectedBias(Bias):
 
 
 def summed_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """A gradient, summed over the dimensions along which a tensor of this shape was broadcast."""
+    """A gradient, summed over the broadcast dimensions of a tensor of this shape."""
     return grad if grad.shape == tuple(shape) else grad.sum_to_size(*shape)
 
 
 def as_bias(bias: "Bias | Tensor | None") -> Bias | None:
-    """The bias for what the caller gave.
+    """The caller's bias as a `Bias`.
 
     Raises:
         ShapeError: a bool tensor, which is a mask, or an object that is neither a bias nor a tensor.

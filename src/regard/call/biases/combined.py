@@ -1,4 +1,4 @@
-"""Biases made of other biases: a sum of two, and one that only some queries get."""
+"""Biases made of other biases: a sum of two, and one for some queries only."""
 
 from dataclasses import dataclass
 
@@ -60,13 +60,12 @@ class SummedBias(Bias):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfQueries(Bias):
-    """A bound bias that only the chosen queries get; for the others it is 0."""
+    """A bound bias for the chosen queries only; 0 for the others."""
 
     bias: Bias
     chosen: Tensor
-    """Which queries get it, bool (T)."""
+    """The chosen queries, bool (T)."""
     places: tuple[int, ...]
-    """The same queries as numbers, in order."""
 
     def learned(self) -> tuple[Tensor, ...]:
         return self.bias.learned()
@@ -93,7 +92,7 @@ class OfQueries(Bias):
 
 
 def added(one: Bias | None, other: Bias | None) -> Bias | None:
-    """The sum of two bound biases, each of which may be absent."""
+    """The sum of two bound biases; None stands for 0."""
     if one is None or other is None:
         return other if one is None else one
     return SummedBias(one, other)

@@ -1,14 +1,14 @@
-"""Biases that depend on the positions of query and key.
+"""Biases by the positions of query and key.
 
     ALiBi(8)                        -m_h |i - j|                       one slope per head; nothing is learned
-    T5Bias(table)                   table[bucket(j - i), h]            one number per bucket and head
+    T5Bias(table)                   table[bucket(j - i), h]            one scalar per bucket and head
     Shaw(table)                     c q_i . table[clip(j - i)]         reads the query
     TransformerXL(u, v, positions)  c ((q_i + v) . r_{i-j} + u . k_j)  reads query and key
 
-Query i stands at position offset + i and key j at position j; "i - j" above is the distance of these positions. If no
-offset is given, it is S - T, which aligns the last query with the last key, as in `causal()` and as a key-value cache
-needs it. Each of them is passed to `attention` as `bias=`, together with any mask. None of them makes a T x S tensor,
-except on the `reference` backend.
+Query i stands at position offset + i and key j at position j; "i - j" above is the distance of these positions. The
+default offset is S - T, which aligns the last query with the last key, as in `causal()` and for a key-value cache. Pass
+one to `attention` as `bias=`, together with any mask. None of them makes a T x S tensor, except on the `reference`
+backend.
 """
 
 from abc import abstractmethod
@@ -25,14 +25,13 @@ from regard.errors import ArgumentError, ShapeError
 
 
 class Relative(Bias):
-    """A bias that depends on the head and on the distance j - (offset + i) alone. Subclasses define `of`."""
+    """A bias by the head and the distance j - (offset + i) alone. Subclasses define `of`."""
 
     offset: int | None
-    """Query i stands at offset + i; None means S - T."""
 
     @abstractmethod
     def of(self, head: Tensor, distance: Tensor) -> Tensor:
-        """The bias at signed distances, which are negative for a key before its query. The index tensors broadcast."""
+        """The bias at signed distances, negative for a key before its query. The index tensors broadcast."""
 
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.of(head, j - i - bound_offset(self.offset))
@@ -57,7 +56,7 @@ class Relative(Bias):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diagonals(Bias):
-    """values[h, j - i + origin]: a bias that is the same along each diagonal."""
+    """values[h, j - i + origin]: a bias constant along each diagonal."""
 
     values: Tensor
     """(H, T + S - 1), or (heads of the choice, T + S - 1)."""
@@ -80,7 +79,7 @@ class Diagonals(Bias):
         # Window w of the values is row t - 1 - w of the block.
         values = self.values if self.heads is None else self.values[self.heads]
         upwards = torch.arange(len(rows) - 1, -1, -1, device=values.device)
-        # (flip would give a block that is stored by columns; index_select stores it by rows.)
+        # (flip would give a column-major block; index_select gives a row-major one.)
         diagonals = values[:, self._places(rows, columns)].to(torch.promote_types(query.dtype, torch.float32))
         block = diagonals.unfold(-1, len(columns), 1).index_select(-2, upwards)
         return block[None] if self.heads is None else block[:, None]
@@ -115,7 +114,7 @@ def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch d
     """
     *batch, t, s = block.shape
     width = t + s - 1
-    # Row i is shifted by t - 1 - i, so that diagonals become columns.
+    # Row i is shifted by t - 1 - i, which turns diagonals into columns.
     skewed = block.new_zeros(*batch, t, width)
     strides = (*skewed.stride()[:-2], width - 1, 1)
     skewed.as_strided(block.shape, strides, t - 1).copy_(block)
@@ -147,11 +146,10 @@ class _OfHeads(Bias):
 
 
 def per_head_diagonals(bias: Relative, head: Tensor, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
-    """A block (..., t, s) that is the same along each diagonal, for heads (..., 1)."""
+    """A block (..., t, s) that is constant along each diagonal, for heads (..., 1)."""
     first = columns.start - (rows.stop - 1) - bound_offset(bias.offset)
     distances = torch.arange(first, first + len(rows) + len(columns) - 1, device=head.device)
-    # Window w of the distances is row t - 1 - w of the block.
-    # At least float32, and so cast while the numbers are few.
+    # Window w of the distances is row t - 1 - w of the block. At least float32, cast before the expansion.
     diagonals = bias.of(head, distances).to(torch.promote_types(dtype, torch.float32))
     return diagonals.unfold(-1, len(columns), 1).flip(-2)
 
@@ -162,35 +160,35 @@ def gather_offsets(products: Tensor, index: Tensor) -> Tensor:
 
 
 def scaled_vectors(vectors: Tensor, scale: float | None) -> Tensor:
-    """The vectors times the scale; None means 1 / sqrt(D)."""
+    """The vectors times the scale; the default is 1 / sqrt(D)."""
     return vectors * (vectors.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def query_offset(offset: int | None, sizes: Sizes) -> int:
-    """The position of the first query; None means S - T."""
+    """The position of the first query; the default is S - T."""
     return sizes.keys - sizes.queries if offset is None else offset
 
 
 def bound_offset(offset: int | None) -> int:
-    """The offset of a bias that is bound to its call."""
+    """The offset of a bound bias."""
     if offset is None:
         raise ArgumentError("this bias has not met a call yet: bind it, or give it an offset")
     return offset
 
 
 def require_heads(name: str, what: str, got: int, sizes: Sizes) -> None:
-    """Refuse a number of heads that is not that of the query."""
+    """Refuse another number of heads than the query's."""
     if got != sizes.heads:
         raise ShapeError(f"{name} needs one for each of the query's {sizes.heads} heads, got {got} {what}")
 
 
 def require_table(name: str, what: str, table: Tensor, *, dims: int) -> None:
-    """Refuse a table that is not floating or has not this number of dimensions."""
+    """Refuse a table that is not floating or has other dimensions."""
     if table.dim() != dims or not table.is_floating_point() or 0 in table.shape:
         raise ShapeError(f"{name} takes a float tensor {what}, got {table.dtype} of shape {tuple(table.shape)}")
 
 
 def require_width(name: str, what: str, table: Tensor, query: Tensor) -> None:
-    """Refuse a table whose vectors are not as wide as the query's."""
+    """Refuse a table of another width than the query."""
     if table.shape[-1] != query.shape[-1]:
         raise ShapeError(f"{name} needs {what} as wide as the query, {query.shape[-1]}, got {tuple(table.shape)}")

@@ -28,8 +28,8 @@ class Shaw(Bias):
     Args:
         table: $a^K$, (2k + 1, D); the first row is the vector of distance -k (the key stands k before the query). All
             heads share the table, as in the paper.
-        scale: c, which must be that of the score. None means 1/sqrt(D), as in `ScaledDot()`.
-        offset: query i stands at position offset + i; None means S - T.
+        scale: c, equal to that of the score. The default is 1/sqrt(D), as in `ScaledDot()`.
+        offset: query i stands at position offset + i; default S - T.
 
     The other half of the paper, vectors $a^V$ added to the values (equation 3), is not a bias and is not implemented.
 

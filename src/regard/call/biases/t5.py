@@ -1,4 +1,4 @@
-"""T5's bias: one learned number for each bucket of distances and each head."""
+"""T5's bias: one learned scalar for each bucket of distances and each head."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 def t5_bucket(
     distance: Int[Tensor, "*shape"], *, num_buckets: int, bidirectional: bool = True, max_distance: int = 128
 ) -> Int[Tensor, "*shape"]:
-    r"""The bucket of T5 that a signed distance j - i falls into.
+    r"""The bucket of T5 for a signed distance j - i.
 
     Of the n buckets on one side, the first n/2 hold one distance each. The others hold logarithmic ranges:
     $n/2 + \lfloor \tfrac n2 \log(\tfrac{d}{n/2}) / \log(\tfrac{d_{max}}{n/2}) \rfloor$, at most n - 1.
@@ -29,7 +29,7 @@ def t5_bucket(
         max_distance: from this distance on, all distances share the last bucket.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1. The formula is `_relative_position_bucket` of Mesh
-    TensorFlow, in float32 there and here, so that each distance falls into the bucket that checkpoints learned for it.
+    TensorFlow, in float32 there and here, so the buckets match those of checkpoints.
 
     >>> t5_bucket(torch.tensor([-200, -9, -8, -1, 0, 1, 8]), num_buckets=32)
     tensor([15,  8,  8,  1,  0, 17, 24])
@@ -44,13 +44,13 @@ def t5_bucket(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class T5Bias(Relative):
-    r"""A learned number for each bucket of distances and each head: $b_{hij} = table_{bucket(j - i),\,h}$.
+    r"""A learned scalar for each bucket of distances and each head: $b_{hij} = table_{bucket(j - i),\,h}$.
 
     Args:
         table: (buckets, H), T5's `relative_attention_bias.weight`.
         bidirectional: see `t5_bucket`; True in T5's encoder, False in its decoder.
         max_distance: from this distance on, all distances share the last bucket.
-        offset: query i stands at position offset + i; None means S - T.
+        offset: query i stands at position offset + i; default S - T.
 
     T5 does not scale its scores: `attention(..., score=ScaledDot(scale=1.0), bias=T5Bias(...))`.
 

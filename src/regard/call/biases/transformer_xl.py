@@ -32,11 +32,10 @@ class TransformerXL(Bias):
         position_bias: v, (H, D).
         positions: r, (H, N, D): row n is $W_{k,R} R_n$, the projected sinusoid of distance i - j = first + n,
             where `sinusoidal(torch.arange(first, first + N), ...)` is R.
-        first: the distance of the first row. If it is 0, as in the paper, there is no r for a key after its query.
-            Such a pair is excluded (its bias is -inf). For attention in both directions, when T = S, it is
-            -(T - 1).
-        scale: c, which must be that of the score. None means 1/sqrt(D), as in `ScaledDot()`.
-        offset: query i stands at position offset + i; None means S - T.
+        first: the distance of the first row. At 0, as in the paper, a key after its query has no r and is excluded (its
+            bias is -inf). For attention in both directions, when T = S, it is -(T - 1).
+        scale: c, equal to that of the score. The default is 1/sqrt(D), as in `ScaledDot()`.
+        offset: query i stands at position offset + i; default S - T.
 
     Raises:
         ShapeError: the tensors do not fit each other; or, in a call, H or D differ, or there are too few rows

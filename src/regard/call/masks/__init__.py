@@ -1,4 +1,4 @@
-"""Masks say who may attend to whom: everywhere, True = keep."""
+"""Masks of query-key pairs: everywhere, True = keep."""
 
 from regard.call.masks.base import Mask as Mask
 from regard.call.masks.basic import as_mask as as_mask

@@ -1,8 +1,7 @@
-"""Masks say who MAY attend to whom: everywhere, True = keep.
+"""Masks of query-key pairs: everywhere, True = keep.
 
 A mask is a predicate on absolute positions, `allowed(batch, head, query, key)`. Every rendering (a dense tensor, a
-tile, a range of keys, a drawing) asks the same predicate, so that no two renderings can disagree. Masks combine with
-`&`, `|` and `~`.
+tile, a range of keys, a drawing) calls the same predicate, so renderings agree. Masks combine with `&`, `|` and `~`.
 
     lengths(n)             key < n                      one length per sequence
     lengths(n, per_query)  key < n[query]               one length per query (d2l's 2-D valid_lens)
@@ -14,8 +13,8 @@ tile, a range of keys, a drawing) asks the same predicate, so that no two render
 
 and, in `regard.call.masks.patterns`, windows, prefixes, packed documents, strides and blocks.
 
-A mask is built before it knows the call that it will serve. `bind` resolves it against the sizes of the call
-(causal's default offset, the shape of lengths) and checks it there.
+A mask is built without the sizes of a call. `bind` resolves it against them (causal's default offset, the shape of
+lengths) and checks it there.
 """
 
 from abc import ABC, abstractmethod
@@ -35,15 +34,13 @@ if TYPE_CHECKING:
 
 
 AXES = frozenset({"batch", "head", "query", "key"})
-"""The names of the four arguments that a mask may depend on."""
-
 
 FLEX_BLOCK = 128
 """The number of queries, and of keys, in one block of FlexAttention."""
 
 
 class Mask(ABC):
-    """A predicate on positions. Subclasses define `allowed`, and say what they know of their structure."""
+    """A predicate on positions. Subclasses define `allowed`, and declare their structure."""
 
     @abstractmethod
     def allowed(
@@ -55,16 +52,16 @@ class Mask(ABC):
     ) -> Bool[Tensor, "..."]:
         """True where the query may attend to the key, for index tensors that broadcast together.
 
-        The result is only as large as the positions that it depends on: the result of a mask on keys alone has the
-        shape of `key` (and batch), whatever the number of queries is.
+        The result has only the dimensions it depends on: for a mask on keys alone the shape of `key` (and batch),
+        whatever the number of queries.
         """
 
     def depends_on(self) -> frozenset[str]:
-        """Which of batch, head, query and key the predicate reads; all of them, unless a subclass knows better."""
+        """The arguments (batch, head, query, key) read by the predicate; by default all."""
         return AXES
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        """The range of keys outside which no query of `rows` may attend; all keys, unless a subclass knows better."""
+        """The range of keys outside which no query of `rows` may attend; by default all keys."""
         return range(sizes.keys)
 
     def row_cuts(self, sizes: Sizes) -> list[int]:
@@ -72,11 +69,11 @@ class Mask(ABC):
         return []
 
     def covers(self, rows: range, columns: range) -> bool:
-        """Whether every query of `rows` may attend to every key of `columns`; False if that is not known cheaply."""
+        """Whether every query of `rows` may attend to every key of `columns`; False if a cheap check cannot tell."""
         return False
 
     def is_relative(self) -> bool:
-        """Whether the predicate depends on key - query alone, so that all blocks on a diagonal are equal."""
+        """Whether the predicate depends on key - query alone: then all blocks on a diagonal are equal."""
         return False
 
     def block(
@@ -84,7 +81,7 @@ class Mask(ABC):
     ) -> Bool[Tensor, "..."]:
         """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
         axes = self.depends_on()
-        # An axis that the mask does not read needs one position only.
+        # An axis without influence on the mask needs one position only.
         batch = torch.arange(sizes.flat_batch if "batch" in axes else 1, device=device)[:, None, None, None]
         head = torch.arange(sizes.heads if "head" in axes else 1, device=device)[:, None, None]
         allowed = self.allowed(batch, head, index_tensor(rows, device)[:, None], index_tensor(columns, device))
@@ -95,7 +92,7 @@ class Mask(ABC):
         return self
 
     def factors(self) -> tuple["Mask", ...]:
-        """The masks that all have to agree, if this mask is a conjunction; else the mask itself."""
+        """The masks of a conjunction; else the mask itself."""
         return (self,)
 
     def dense(self, sizes: Sizes, device: torch.device | str = "cpu") -> Bool[Tensor, "..."]:
@@ -111,7 +108,7 @@ class Mask(ABC):
         device = torch.device(device)
         bound = self.bind(sizes, device)
 
-        # FlexAttention recognizes a mask by the number of arguments of a plain function.
+        # FlexAttention recognises a mask by the number of arguments of a plain function.
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return bound.allowed(batch, head, query, key)
 
@@ -140,7 +137,6 @@ class Mask(ABC):
         return "\n".join("".join("#" if allowed else "." for allowed in row) for row in rows)
 
     def __repr__(self) -> str:
-        """The name of the mask, and a drawing if it needs no batch."""
         try:
             return f"{self}\n{self.draw()}"
         except (RegardError, IndexError, RuntimeError):
@@ -153,10 +149,10 @@ class Mask(ABC):
         return Or((self, other)) if isinstance(other, Mask) else NotImplemented
 
     def __bool__(self) -> bool:
-        """Refuse to be true or false, because `and`, `or` and `not` would silently drop a mask.
+        """Refuse to be true or false: `and`, `or` and `not` would silently drop a mask.
 
         Raises:
-            ArgumentError: always; the message names the operators that combine masks.
+            ArgumentError: always; the message names the operators for masks.
         """
         raise ArgumentError(
             f"a mask ({self}) is neither true nor false: combine masks with &, | and ~, and not with and, or and not; "
@@ -175,9 +171,8 @@ def render(
 
 
 def _blocks(allowed: Tensor, rows: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Two answers for each block of one row of blocks: whether any pair is allowed, and whether all are.
-
-    Both have the shape (B or 1, H or 1, blocks).
+    """For each block of one row of blocks, (B or 1, H or 1, blocks): whether any pair is allowed, and whether all
+    are.
     """
     allowed = allowed.expand(*allowed.shape[:2], rows, sizes.keys)
     # Pairs beyond the last query or key are not allowed.
@@ -194,7 +189,7 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class And(Mask):
-    """The pairs that all of the masks allow."""
+    """The pairs allowed by all of the masks."""
 
     masks: tuple[Mask, ...]
 
@@ -233,7 +228,7 @@ class And(Mask):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Or(Mask):
-    """The pairs that any of the masks allows."""
+    """The pairs allowed by any of the masks."""
 
     masks: tuple[Mask, ...]
 
@@ -269,7 +264,7 @@ class Or(Mask):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Not(Mask):
-    """The pairs that the mask forbids. Their range of keys is unknown, so no block is skipped."""
+    """The pairs forbidden by the mask. Their range of keys is unknown, so no block is skipped."""
 
     mask: Mask
 

@@ -1,4 +1,4 @@
-"""The masks that most calls need: lengths, padding, causality, a tensor, any predicate."""
+"""The usual masks: lengths, padding, causality, a tensor, any predicate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask
             ambiguous (T queries without a batch).
 
     Raises:
-        ShapeError: `valid` is not made of integers, or (in a call) its shape does not fit.
+        ShapeError: `valid` is not an integer tensor, or (in a call) its shape does not fit.
 
     >>> lengths(torch.tensor([1, 3])).dense(Sizes((2,), 1, 1, 1, 3, False)).squeeze()
     tensor([[ True, False, False],
@@ -59,9 +59,9 @@ def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
     """Attend to the present and the past: True where key <= query + offset.
 
     Args:
-        offset: query i stands at position offset + i. None means S - T, which aligns the last query with the last
-            key, as a key-value cache needs it. 0 aligns the first query with the first key, as torch's
-            `is_causal` does. A tensor of the batch's shape gives each sequence its own offset.
+        offset: query i stands at position offset + i. The default S - T aligns the last query with the last key, as for
+            a key-value cache. 0 aligns the first query with the first key, as torch's `is_causal` does. A tensor of the
+            batch's shape gives each sequence its own offset.
 
     >>> causal().dense(Sizes((), 1, 1, 2, 3, False)).squeeze()
     tensor([[ True,  True, False],
@@ -82,7 +82,7 @@ def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> M
 
 
 def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
-    """The mask for what the caller gave: a `Mask`, a bool tensor (True = keep) or None.
+    """The caller's mask as a `Mask`: a `Mask`, a bool tensor (True = keep) or None.
 
     Raises:
         ShapeError: a float tensor, which is a bias.

@@ -1,4 +1,4 @@
-"""Masks with a structure that saves work: windows, prefixes, packed documents, strides, blocks.
+"""Structured masks, to skip blocks: windows, prefixes, packed documents, strides, blocks.
 
     window(W)              the last W keys, including the query's own
     prefix(n)              causal, but every query sees the first n keys
@@ -6,8 +6,8 @@
     strided(n)             every n-th key before and after the query's own position
     blocks(pattern, size)  a coarse pattern of size x size blocks
 
-Each mask knows the range of keys that a block of queries can see, so that nothing outside is computed.
-As everywhere, query i stands at position offset + i, and the default offset is S - T.
+Each mask computes the range of keys of a block of queries, and nothing outside is computed. As everywhere, query i
+stands at position offset + i, and the default offset is S - T.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset
     """Attend to `size` keys around the query's own position, which is one of them.
 
     Args:
-        size: W. "left" sees the positions p - W + 1 .. p (sliding-window attention, which is causal by itself);
-            "right" sees p .. p + W - 1; "both" sees W positions with p in the middle, and W must be odd.
+        size: W. "left" sees the positions p - W + 1 .. p (sliding-window attention, already causal); "right" sees p ..
+            p + W - 1; "both" sees W positions with p in the middle, and W must be odd.
         side: "left", "right" or "both".
-        offset: query i stands at offset + i; None means S - T.
+        offset: query i stands at offset + i; default S - T.
 
     Raises:
         ArgumentError: the size is below 1, or it is even with "both", or the side is another.
@@ -75,7 +75,7 @@ def documents(
     Args:
         ids: the document of each query, (batch..., T), and of each key if there are as many keys as queries.
         key_ids: the document of each key, (batch..., S), if it differs from `ids`.
-        offsets: instead of ids, the places where the documents begin and the last one ends: 0, n_1, n_1 + n_2, ...
+        offsets: instead of ids, the starts of the documents and the end of the last: 0, n_1, n_1 + n_2, ...
 
     Raises:
         ArgumentError: neither or both of ids and offsets are given, or the offsets do not rise from 0.
@@ -179,7 +179,6 @@ class Documents(Mask):
     ids: Tensor
     key_ids: Tensor
     places: "_Places | None" = None
-    """The places of the documents, once the mask is bound."""
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         ids = _per_sequence(self.ids, sizes, sizes.queries, "document ids of queries", device)
@@ -190,7 +189,7 @@ class Documents(Mask):
         return Documents(ids, key_ids).placed()
 
     def placed(self) -> "Documents":
-        """The bound mask together with the places of its documents."""
+        """The bound mask with the extents of its documents."""
         return Documents(self.ids, self.key_ids, _Places.of(self.ids.cpu(), self.key_ids.cpu()))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -302,16 +301,16 @@ def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: tor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """The places of the documents of bound ids. They are on the CPU, where numpy answers small questions quickly."""
+    """The extents of the documents of bound ids. They are on the CPU, where numpy answers small queries fast."""
 
     first: Tensor
     """For each query (T,): the first key of its document, the smallest over the batch."""
     last: Tensor
-    """For each query (T,): the place after the last key of its document, the greatest over the batch."""
+    """For each query (T,): the index after the last key of its document, the greatest over the batch."""
     ids: tuple[Tensor, Tensor]
     """The ids of the queries (B, T) and of the keys (B, S)."""
     changes: tuple[Tensor, Tensor]
-    """For each query and for each key: how often the document has changed so far, in any sequence of the batch."""
+    """For each query and for each key: the number of document changes so far, in any sequence of the batch."""
 
     @classmethod
     def of(cls, ids: Tensor, key_ids: Tensor) -> "_Places":
@@ -320,7 +319,7 @@ class _Places:
         return cls(torch.from_numpy(first), torch.from_numpy(last), (ids, key_ids), (next(changes), next(changes)))
 
     def seen_by(self, rows: range) -> tuple[int, int]:
-        """The first key of the rows' documents, and the place after the last."""
+        """The first key of the rows' documents, and the index after the last."""
         first, last = (_array(t)[rows.start : rows.stop] for t in (self.first, self.last))
         return int(first.min()), int(last.max())
 
@@ -334,18 +333,18 @@ class _Places:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    # The masks of a map were moved together with the map, perhaps to a GPU.
+    # The masks moved together with their map, perhaps to a GPU.
     return tensor.cpu().numpy()
 
 
 def _extent(ids: np.ndarray, key_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each query: the first key of its document and the place after the last, the widest over the batch."""
+    """For each query: the first key of its document and the index after the last, the widest over the batch."""
     first, last = [], []
     for of_query, of_key in zip(ids, key_ids, strict=True):
         is_sorted = bool((of_key[1:] >= of_key[:-1]).all())
         order = None if is_sorted else np.argsort(of_key, kind="stable")
         in_order = of_key if order is None else of_key[order]
-        # Documents begin where their number first occurs. A stable order keeps the keys of a document in order.
+        # Documents begin where their id first occurs. A stable order keeps the keys of a document in order.
         begin, end = (np.searchsorted(in_order, of_query, side) for side in ("left", "right"))
         none = begin == end
         begin, end = np.minimum(begin, len(of_key) - 1), np.maximum(end - 1, 0)

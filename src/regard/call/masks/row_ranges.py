@@ -1,4 +1,4 @@
-"""Masks as one range of keys for each query, in memory linear in the lengths: what a kernel of our own reads."""
+"""Masks as one range of keys for each query, in memory linear in the lengths: the input of our own kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,18 +18,17 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRanges:
-    """The keys that each query may see: those from `first` to before `stop`, if `keep` allows them too."""
+    """The keys of each query: from `first` to before `stop`, and within `keep`."""
 
     first: Tensor
     """(B or 1, T) of int32, from 0 to S."""
     stop: Tensor
-    """The same shape and dtype."""
     keep: Tensor | None
-    """(B or 1, S) of bool; None if all keys are kept."""
+    """(B or 1, S) of bool; None to keep all keys."""
 
     @classmethod
     def of(cls, mask: Mask | None, sizes: Sizes, device: torch.device) -> "RowRanges | None":
-        """The ranges of a bound mask; None for a mask that has other holes.
+        """The ranges of a bound mask; None for a mask with other holes.
 
         >>> from regard.call.masks import (causal, lengths)
         >>> sizes = Sizes((), 1, 1, 2, 3, False)
@@ -77,7 +76,7 @@ def _ends(mask: Mask, sizes: Sizes, device: torch.device) -> Ends | None:
             return None if ends is None else (_taken(ends[0], batches), _taken(ends[1], batches))
         case Or(masks):
             found = [_ends(one, sizes, device) for one in masks]
-            # Ranges that all begin at the first key make one range together.
+            # Ranges that all begin at the first key combine into one.
             if any(ends is None or ends[0] is not None or ends[1] is None for ends in found):
                 return None
             stop = None
@@ -92,7 +91,7 @@ def _taken(end: Tensor | None, batches: Tensor) -> Tensor | None:
 
 
 def _documents(mask: Documents) -> Ends | None:
-    """Where each query's document begins and ends, if the keys stand in the order of their documents."""
+    """The first and last key of each query's document, if documents are contiguous."""
     assert mask.places is not None
     _, key_ids = mask.places.ids
     if bool((key_ids[:, 1:] < key_ids[:, :-1]).any()):

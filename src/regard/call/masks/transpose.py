@@ -1,4 +1,4 @@
-"""Masks with the roles of query and key swapped: by whom a key may be attended to."""
+"""Masks with the roles of query and key swapped."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,10 @@ from regard.call.masks.selection import SelectedMask
 from regard.call.shapes import Sizes
 
 OTHER_ROLE = {"query": "key", "key": "query", "batch": "batch", "head": "head"}
-"""From each axis to the axis that it becomes when query and key exchange their roles."""
 
 
 def swapped(mask: Mask) -> Mask:
-    """The bound mask whose queries are the keys of `mask` and whose keys are its queries.
+    """The bound mask with the keys of `mask` as queries, and its queries as keys.
 
     >>> from regard.call.masks.basic import causal
     >>> print(swapped(causal(1)).draw(4, 3))

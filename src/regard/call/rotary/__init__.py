@@ -1,4 +1,4 @@
-"""Rotary positions: query and key are turned by angles, which can be scaled for longer contexts."""
+"""Rotary positions: query and key are rotated by angles, with scalings for longer contexts."""
 
 from regard.call.rotary.layouts import Half as Half
 from regard.call.rotary.layouts import Interleaved as Interleaved

@@ -1,4 +1,4 @@
-"""The features of a head that form a pair and rotate together."""
+"""The pairing of features for rotation."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Layout(ABC):
-    """How the rotated dimensions form pairs."""
+    """The pairing of the rotated dimensions."""
 
     @abstractmethod
     def split(self, x: Float[Tensor, "*shape R"]) -> tuple[Tensor, Tensor]:

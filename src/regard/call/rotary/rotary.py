@@ -1,12 +1,11 @@
-"""The position of a token as an angle by which query and key are turned.
+"""The position of a token as a rotation angle of query and key.
 
     rotary = Rotary(dim=64)
     query, key = rotary.rotate(query, offset=S - T), rotary.rotate(key)
     attention(query, key, value)
 
-Turning a query at p and a key at p' changes the angle between them by p - p' times the frequency, so that their score
-depends on the distance alone. Slower frequencies reach a longer context than the one in training. A `Scaling`, which
-is passed in, computes them.
+Rotating a query at p and a key at p' changes the angle between them by p - p' times the frequency, so their score
+depends on the distance alone. Slower frequencies, from a `Scaling`, reach a longer context than the trained one.
 """
 
 from dataclasses import dataclass
@@ -22,15 +21,15 @@ from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import KeptPlace, where_kept
 
 MOST_KEPT = 4_096
-"""Up to so many positions the sines and cosines are kept for the next call: 2 MiB for heads of 128."""
+"""The sines and cosines of so many positions are cached: 2 MiB for heads of 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    r"""Turn plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.
+    r"""Rotate plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.
 
-    $(x, y) \mapsto (x \cos p\theta_i - y \sin p\theta_i, \; y \cos p\theta_i + x \sin p\theta_i)$, so that
-    $q_p \cdot k_{p'}$ depends on p - p' alone.
+    $(x, y) \mapsto (x \cos p\theta_i - y \sin p\theta_i, \; y \cos p\theta_i + x \sin p\theta_i)$, so $q_p \cdot
+    k_{p'}$ depends on p - p' alone.
 
     Source: Su et al. 2021 (arXiv:2104.09864), equations 14, 15 and 34: their d is our R.
 
@@ -49,11 +48,11 @@ class Rotary:
     base: float = 10_000.0
     """The slowest plane turns once in about 2 pi base positions."""
     layout: Layout = Half()
-    """Which dimensions form a plane: `Half()` or `Interleaved()`. A checkpoint fits only one of them."""
+    """The dimensions of a plane: `Half()` or `Interleaved()`. A checkpoint fits only one of them."""
     scaling: Scaling | None = None
-    """How the frequencies are slowed: `PositionInterpolation`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
+    """The scaling of the frequencies: `PositionInterpolation`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`."""
     fraction: float = 1.0
-    """The part of the dimensions that is turned: the first R = int(fraction D). The others are left unchanged."""
+    """The rotated part of the dimensions: the first R = int(fraction D). The others stay unchanged."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.fraction <= 1.0:
@@ -66,7 +65,6 @@ class Rotary:
 
     @property
     def rotated(self) -> int:
-        """R: the number of dimensions that are turned."""
         return int(self.dim * self.fraction)
 
     def frequencies(self, length: int | Tensor, device: torch.device | str = "cpu") -> Float[Tensor, " P"]:
@@ -80,10 +78,10 @@ class Rotary:
 
         Args:
             positions: of any shape.
-            length: of the sequence; `DynamicNTK` and `LongRoPE` use it. None means the last position plus 1.
+            length: of the sequence; `DynamicNTK` and `LongRoPE` use it. The default is the last position plus 1.
 
         If many layers use the same positions, compute them once and `turn` the query and key of each layer. The angles
-        are float64 if the device has it. In float32 their relative error would be 6e-8.
+        are float64 if the device has it: in float32 their relative error would be 6e-8.
         """
         if length is None:
             length = positions.max() + 1 if self.scaling is not None and positions.numel() else 1
@@ -92,9 +90,9 @@ class Rotary:
         return angles.cos() * magnitude, angles.sin() * magnitude
 
     def turn(self, x: Float[Tensor, "*shape D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "*shape D"]:
-        """Turn vectors by angles whose cosine and sine (..., R / 2) broadcast against them.
+        """Rotate vectors by angles whose cosine and sine (..., R / 2) broadcast against them.
 
-        The computation is in at least float32, and the result has the input's dtype.
+        The computation is in at least float32; the result has the input's dtype.
 
         Raises:
             ShapeError: x is not D wide.
@@ -103,7 +101,7 @@ class Rotary:
             raise ShapeError(f"Rotary({self.dim}) turns vectors of width {self.dim}, got {tuple(x.shape)}")
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = cos.to(dtype), sin.to(dtype)
-        # (A slice of everything would cost a copy in the backward pass.)
+        # (A full slice would cost a copy in the backward pass.)
         first, second = self.layout.split((x if self.rotated == self.dim else x[..., : self.rotated]).to(dtype))
         turned = self.layout.join(first * cos - second * sin, second * cos + first * sin).to(x.dtype)
         return turned if self.rotated == self.dim else torch.cat([turned, x[..., self.rotated :]], dim=-1)
@@ -116,7 +114,7 @@ class Rotary:
         positions: Int[Tensor, "*batch T"] | None = None,
         length: int | Tensor | None = None,
     ) -> Float[Tensor, "*shape T D"]:
-        """Turn queries or keys, each by its position.
+        """Rotate queries or keys, each by its position.
 
         Args:
             x: (batch..., H, T, D), (batch, T, D) or (T, D).
@@ -126,7 +124,7 @@ class Rotary:
             length: see `cos_sin`. Query and key of one call need the same length.
 
         Returns:
-            the turned x, in its own shape and dtype.
+            the rotated x, in its own shape and dtype.
 
         Raises:
             ShapeError: x is not D wide, or offset or positions do not fit it.
@@ -141,14 +139,14 @@ class Rotary:
             return self.turn(x, *kept)
         where = self._where(x, offset, positions)
         if length is None and positions is None and isinstance(offset, int):
-            length = offset + x.shape[-2]  # This needs no value from the device.
+            length = offset + x.shape[-2]  # No value is read from the device.
         cos, sin = self.cos_sin(where, length)
         has_heads = x.dim() >= 4 and where.dim() > 1
         return self.turn(x, *(t.unsqueeze(-3) if has_heads else t for t in (cos, sin)))
 
     def _cos_sin_of(self, x: Tensor, offset: int | Tensor, length: int | Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """The cosine and sine that all layers ask for, for queries and for keys; None if they are not kept."""
-        # In a graph that is traced, to compare a length would fix it.
+        """The cached cosine and sine of all layers, for queries or keys; None if not cached."""
+        # In a traced graph, comparing a length would fix it.
         if not isinstance(offset, int) or isinstance(length, Tensor) or x.dim() < 2:
             return None
         place = where_kept(x)
@@ -161,9 +159,9 @@ class Rotary:
         return _kept(self.base, self.rotated, self.scaling, offset, end, length, dtype, place)
 
     def _is_fixed(self) -> bool:
-        """Whether the angles can never change, because they follow from numbers alone.
+        """Whether the angles are constant, because they follow from Python numbers alone.
 
-        A scaling of the user may change between two calls, and a tensor among the settings may learn.
+        A custom scaling may change between two calls, and a tensor among the settings may be learned.
         """
         if type(self) is not Rotary or not isinstance(self.base, int | float):
             return False
@@ -201,7 +199,7 @@ def _kept(
     dtype: torch.dtype,
     place: KeptPlace,
 ) -> tuple[Tensor, Tensor]:
-    # A tensor that is made for inference alone could not be used in training later. The default device may be another.
+    # An inference tensor could not be used in training later. The default device may be another.
     with torch.inference_mode(False):
         cos, sin = Rotary(dim, base, scaling=scaling).cos_sin(torch.arange(start, stop, device=place.device), length)
         return cos.to(dtype), sin.to(dtype)

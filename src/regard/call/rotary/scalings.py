@@ -1,4 +1,4 @@
-"""How rotary frequencies are scaled for contexts longer than the trained one."""
+"""Scalings of rotary frequencies for contexts longer than the trained one."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from regard.tensors.precision import widest_dtype
 
 
 class Scaling(ABC):
-    """How the frequencies are slowed for contexts longer than the one in training."""
+    """A scaling of frequencies for contexts longer than the trained one."""
 
     @abstractmethod
     def frequencies(self, base: float, dim: int, length: Tensor) -> Float[Tensor, " P"]:
@@ -59,8 +59,8 @@ class PositionInterpolation(Scaling):
 class DynamicNTK(Scaling):
     r"""A base that grows with the sequence: $base \cdot (s \ell / L - (s - 1))^{R/(R-2)}$ for length l > L.
 
-    Up to L tokens nothing changes. The base depends on the current length, so keys that were turned at another length
-    do not fit (turn the whole sequence again, or give every call the same `length`).
+    Up to L tokens nothing changes. The base depends on the current length, so keys rotated at another length do not fit
+    (rotate the whole sequence again, or give every call the same `length`).
 
     Source: "NTK-aware" and "Dynamic NTK" scaling, posts of /u/bloc97 and /u/emozilla in r/LocalLLaMA, 2023;
     Peng et al. 2023 (arXiv:2309.00071), section 3, "Dynamic Scaling"; the factor s is that of transformers' `dynamic`.
@@ -91,9 +91,9 @@ class DynamicNTK(Scaling):
 class YaRN(Scaling):
     r"""Fast planes stay, slow planes are divided by s, planes between them are mixed, and scores become sharper.
 
-    $\theta_i \, (1 - \rho_i + \rho_i / s)$, where $\rho_i$ rises from 0 to 1 between the plane that turns
-    `beta_fast` times in L positions and the one that turns `beta_slow` times. cos and sin are multiplied by
-    $\sqrt{1/t} = 0.1 \ln s + 1$ unless `attention_factor` is given.
+    $\theta_i \, (1 - \rho_i + \rho_i / s)$, where $\rho_i$ rises from 0 to 1 from the plane with `beta_fast` turns in L
+    positions to that with `beta_slow` turns. cos and sin are multiplied by $\sqrt{1/t} = 0.1 \ln s + 1$ unless
+    `attention_factor` is given.
 
     Source: Peng et al. 2023 (arXiv:2309.00071), section 3, "NTK-by-parts" and "YaRN". In the paper the mixture rises
     with the number of turns. In the authors' code, in transformers and here it rises with the index i.
@@ -108,13 +108,13 @@ class YaRN(Scaling):
     original_length: int
     """L: the length in training."""
     beta_fast: float = 32.0
-    """A plane that turns at least this often in L positions is left unchanged."""
+    """Planes with at least so many turns in L positions are unchanged."""
     beta_slow: float = 1.0
-    """A plane that turns less often than this in L positions is slowed by s."""
+    """Planes with fewer turns in L positions are slowed by s."""
     truncate: bool = True
     """Whether the two planes are rounded outwards to whole indices."""
     attention_factor: float | None = None
-    """The factor of cos and sin; None means 0.1 ln s + 1."""
+    """The factor of cos and sin; default 0.1 ln s + 1."""
 
     def __post_init__(self) -> None:
         require_factor("YaRN", self.factor)
@@ -134,7 +134,7 @@ class YaRN(Scaling):
         return plain * (1.0 - mixture + mixture / self.factor)
 
     def _index(self, turns: float, base: float, dim: int) -> float:
-        """The (fractional) index of the plane that turns this number of times in L positions."""
+        """The (fractional) index of the plane with this number of turns in L positions."""
         return dim * math.log(self.original_length / (turns * 2.0 * math.pi)) / (2.0 * math.log(base))
 
     def magnitude(self) -> float:
@@ -160,9 +160,9 @@ class Llama3(Scaling):
     factor: float = 8.0
     """s, at least 1."""
     low_frequency: float = 1.0
-    """A plane that turns less often than this in L positions is slowed by s."""
+    """Planes with fewer turns in L positions are slowed by s."""
     high_frequency: float = 4.0
-    """A plane that turns more often than this in L positions is left unchanged."""
+    """Planes with more turns in L positions are unchanged."""
     original_length: int = 8192
     """L: the length in training."""
 
@@ -185,7 +185,7 @@ class LongRoPE(Scaling):
     r"""$\theta_i / \lambda_i$: each plane has its own divisor, found by a search; beyond L a second set is used.
 
     cos and sin are multiplied by $\sqrt{1 + \ln s / \ln L}$ unless `attention_factor` is given. The current length
-    decides which set is used, so keys that were turned with the other set do not fit.
+    selects the set, so keys rotated with the other set do not fit.
 
     Source: Ding et al. 2024 (arXiv:2402.13753), section 3; the two sets and the magnitude follow Phi-3's
     released code and transformers' `longrope`.
@@ -205,7 +205,7 @@ class LongRoPE(Scaling):
     original_length: int
     """L: the length in training."""
     attention_factor: float | None = None
-    """The factor of cos and sin; None means sqrt(1 + ln s / ln L), and 1 for s <= 1."""
+    """The factor of cos and sin; default sqrt(1 + ln s / ln L), and 1 for s <= 1."""
 
     def __post_init__(self) -> None:
         require_length("LongRoPE", self.original_length)
@@ -233,16 +233,16 @@ class LongRoPE(Scaling):
 
 
 FIXED = (PositionInterpolation, DynamicNTK, YaRN, Llama3, LongRoPE)
-"""The scalings of this file, which never change unless one of their settings is a tensor."""
+"""The scalings of this file, constant unless one of their settings is a tensor."""
 
 
 def has_fixed_numbers(scaling: Scaling) -> bool:
-    """Whether it is one of the scalings above and has numbers only, so that its frequencies can never change.
+    """Whether a scaling is constant: one of the above, with Python numbers as settings.
 
     >>> has_fixed_numbers(PositionInterpolation(2.0)), has_fixed_numbers(PositionInterpolation(torch.tensor(2.0)))
     (True, False)
     """
-    # A class of the user that is derived from one of these may change.
+    # A custom subclass of one of these may change.
     if not isinstance(scaling, FIXED) or type(scaling) not in FIXED:
         return False
     return all(_is_number(getattr(scaling, one.name)) for one in fields(scaling))
@@ -255,12 +255,12 @@ def _is_number(setting: object) -> bool:
 
 
 def require_factor(name: str, factor: float) -> None:
-    """Refuse a factor below 1, which would shorten the context."""
+    """Refuse a factor below 1: it would shorten the context."""
     if factor < 1.0:
         raise ArgumentError(f"{name} stretches the context by a factor of at least 1, got {factor}")
 
 
 def require_length(name: str, length: int) -> None:
-    """Refuse a training length that has no positive logarithm."""
+    """Refuse a training length without a positive logarithm."""
     if length < 2:
         raise ArgumentError(f"{name} needs the length trained on as original_length, at least 2, got {length}")

@@ -1,4 +1,4 @@
-"""Scores: functions of a query and a key that give one number."""
+"""Scores: scalar functions of a query and a key."""
 
 from regard.call.scores.additive import Additive as Additive
 from regard.call.scores.base import Bilinear as Bilinear

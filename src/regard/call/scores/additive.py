@@ -13,7 +13,7 @@ from regard.errors import ShapeError
 from regard.tensors.triton_use import or_else, runs_triton
 
 SWEEP = 1 << 18
-"""The numbers in the buffer of an additive score: 1 MiB in float32."""
+"""The elements in the buffer of an additive score: 1 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +23,8 @@ class Additive(Score):
     Source: Bahdanau et al. 2015 (arXiv:1409.0473), section A.1.2: their $v_a$, $W_a$ and $U_a$ are our
     `vector`, `query_weight` and `key_weight`.
 
-    Leave out a weight if the query or key is already projected (keys that are projected once and attended to many
-    times, as in a decoder). The projections run once. Only the sum, the tanh and the product with v run for each pair.
+    Leave out a weight if the query or key is already projected, such as keys projected once for a whole decoding. The
+    projections run once; only the sum, the tanh and the product with v run for each pair.
 
     >>> score = Additive(torch.ones(2), query_weight=torch.eye(2), key_weight=torch.zeros(2, 3))
     >>> q, k = score.prepare(torch.ones(1, 2), torch.ones(4, 3))
@@ -35,9 +35,9 @@ class Additive(Score):
     vector: Float[Tensor, " A"]
     """v: one weight for each hidden unit."""
     query_weight: Float[Tensor, "A Dq"] | None = None
-    """W_q; None if the query already has the width A."""
+    """W_q; None for queries of width A."""
     key_weight: Float[Tensor, "A Dk"] | None = None
-    """W_k; None if the key already has the width A."""
+    """W_k; None for keys of width A."""
 
     @classmethod
     def concat(cls, vector: Float[Tensor, " A"], weight: Float[Tensor, "A width"], query_dim: int) -> "Additive":
@@ -74,12 +74,12 @@ class Additive(Score):
     def _block(self, query: Tensor, key: Tensor, *, takes_gradient: bool = False) -> Tensor:
         if not takes_gradient and query.shape[-2] * key.shape[-2] * key.shape[-1] > SWEEP:
             return self._swept(query, key)
-        # In place: nothing else needs the sum, and neither does its gradient.
+        # In place: neither the sum nor its gradient is used again.
         hidden = (query[..., :, None, :] + key[..., None, :, :]).tanh_()
         return hidden @ self.vector.to(hidden.dtype)
 
     def _swept(self, query: Tensor, key: Tensor) -> Tensor:
-        """The same, through one small buffer that stays in the cache."""
+        """The same, through one small buffer that stays in the CPU cache."""
         *batch, t, dim = query.shape
         s = key.shape[-2]
         scores = query.new_empty(*batch, t, s)

@@ -1,4 +1,4 @@
-"""Additive scores of a block by one kernel on a GPU, if Triton is installed, without (t, s, A) numbers in memory."""
+"""Additive scores of a block by one Triton kernel on a GPU, without (t, s, A) elements in memory."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from regard.tensors.triton_use import runs_triton
 
 KERNEL = "additive scores"
 BLOCK = (16, 16, 32)
-"""Rows, columns and hidden units that a program holds in registers."""
+"""Rows, columns and hidden units in a program's registers."""
 Pulled = tuple[Tensor, Tensor, Tensor]
-"""The gradients of queries, keys and the vector; the last is 0 if it was not asked for."""
+"""The gradients of queries, keys and the vector; the last is 0 unless requested."""
 
 
 def has_additive_kernel(query: Tensor) -> bool:
-    """Whether blocks of these vectors go by the kernel: in float32, on a GPU."""
+    """Whether the kernel takes these vectors: float32, on a GPU."""
     return query.dtype == torch.float32 and runs_triton(query.device, KERNEL)
 
 
@@ -61,7 +61,6 @@ def pulled_by_kernel(query: Tensor, key: Tensor, vector: Tensor, gradient: Tenso
 
 
 def _flat(query: Tensor, key: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
-    """The common leading dimensions, and both with these as one."""
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     q, k = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key))
     return tuple(lead), q, k

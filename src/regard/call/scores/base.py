@@ -1,8 +1,8 @@
-"""Scores: functions of a query and a key that give one number.
+"""Scores: scalar functions of a query and a key.
 
-A score is an object with two steps. `prepare` runs once on the whole query and key (a projection, a normalization
-of their length). `block` turns any block of prepared queries and keys into scores. If a score is a scaled dot
-product after `prepare`, its `dot_scale` says so, and the fused kernels can run it.
+A score has two steps. `prepare` runs once on the whole query and key (a projection, a normalization of their length).
+`block` turns any block of prepared queries and keys into scores. `dot_scale` declares a scaled dot product after
+`prepare`, for the fused kernels.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ It is called once.
 
 
 class Score(ABC):
-    """The interface of a score."""
+    """The interface of scores."""
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         """Transform the whole query and key once, in memory linear in their lengths."""
@@ -40,11 +40,10 @@ class Score(ABC):
 
     @property
     def is_declared(self) -> bool:
-        """Whether `learned` names every tensor through which `block` takes a gradient."""
         return True
 
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensors that `block` reads besides query and key, and that may take a gradient."""
+        """The tensors, besides query and key, with a gradient from `block`."""
         return ()
 
     def select(self, heads: Tensor) -> "Score":
@@ -52,20 +51,20 @@ class Score(ABC):
         return self
 
     def pair_width(self, dim: int) -> int:
-        """The numbers that `block` holds for each pair while it runs."""
+        """The elements in memory for each pair while `block` runs."""
         return 1
 
     def linearize(self, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-        """`block` without a graph, as scores that may be overwritten, and the function that takes their gradient back.
+        """`block` without a graph, as scores that may be overwritten, and its backward function.
 
-        `learned` are the tensors of `learned()` that take a gradient, of the score that this score was selected from.
-        Autograd does the work, unless a subclass knows a shorter way.
+        `learned` are the tensors of `learned()` with a gradient, of the score before `select`. Autograd does the work,
+        unless a subclass has a faster way.
         """
         scale = self.dot_scale(query.shape[-1])
         return _by_autograd(self, query, key, learned) if scale is None else _dot(query, key, scale)
 
     def dot_scale(self, dim: int) -> float | None:
-        """The factor c, if the score is c * (query . key) for prepared vectors of width dim; else None."""
+        """The factor c of a score c * (query . key) of prepared vectors of width dim; None for other scores."""
         return None
 
 
@@ -80,7 +79,7 @@ class ScaledDot(Score):
     """
 
     scale: float | None = None
-    """c; None means 1/sqrt(D)."""
+    """c; default 1/sqrt(D)."""
 
     def dot_scale(self, dim: int) -> float:
         return dim**-0.5 if self.scale is None else self.scale
@@ -106,7 +105,7 @@ def Dot() -> ScaledDot:
 
 
 class PreparedDot(Score):
-    """A score that is the dot product of the vectors that `prepare` makes. Subclasses define `prepare`."""
+    """The dot product of prepared vectors. Subclasses define `prepare`."""
 
     def dot_scale(self, dim: int) -> float:
         return 1.0
@@ -128,7 +127,7 @@ class Cosine(PreparedDot):
     """
 
     temperature: float | Float[Tensor, "..."] = 1.0
-    """tau: a number, a learned scalar, or one number for each head (H,)."""
+    """tau: a scalar, perhaps learned, or one for each head (H,)."""
 
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         query, key = same_width(self, query, key)
@@ -218,7 +217,6 @@ class SoftCapped(Score):
 
 
 def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
-    """A block of scaled dot products, and the function that takes its gradient back."""
     query = query * scale
 
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -228,7 +226,6 @@ def _dot(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, ScorePull]:
 
 
 def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor, ScorePull]:
-    """A block of scores, and the function that takes its gradient back by autograd."""
     query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
     with torch.enable_grad():
         scores = score.block(query, key)
@@ -236,17 +233,17 @@ def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Ten
     def pull(grad: Tensor, totals: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return pull_through_graph(scores, grad, (query, key), learned, totals)
 
-    # Autograd has saved these scores, so a copy is returned, which may be overwritten.
+    # Autograd has saved these scores, so return a copy that may be overwritten.
     return scores.detach().clone(), pull
 
 
 def per_head(value: float | Tensor, query: Tensor) -> Tensor:
-    """Shape a number, or one number for each head (H,), so that it multiplies (..., H, T, D).
+    """Shape a scalar, or one for each head (H,), to multiply (..., H, T, D).
 
     Raises:
-        ShapeError: there is neither one number nor one number for each head.
+        ShapeError: the tensor is neither a scalar nor one value for each head.
     """
-    # As float64, a Python number keeps all its digits until it is multiplied.
+    # As float64, a Python number keeps all its digits up to the product.
     wide = widest_dtype(query.device)
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=wide, device=query.device)
     if tensor.dim() != 1:
@@ -257,7 +254,7 @@ def per_head(value: float | Tensor, query: Tensor) -> Tensor:
 
 
 def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return query and key if they have the same width.
+    """Return query and key of equal width.
 
     Raises:
         ShapeError: their widths differ.

@@ -14,9 +14,9 @@ from regard.errors import ArgumentError, ShapeError
 class Custom(Score):
     """A score defined by the caller: any function from (..., t, D) queries and (..., s, D) keys to (..., t, s) scores.
 
-    It runs on `reference` and `tiled`, with gradients, which also reach tensors that the function closes over.
-    `regard.attention(..., score=function)` makes such a score. The function is called on blocks, so it must treat
-    every query and every key alike.
+    It runs on `reference` and `tiled`, with gradients, also to tensors in the function's closure.
+    `regard.attention(..., score=function)` makes such a score. The function gets blocks, so it must treat every query
+    and every key alike.
 
     >>> import torch
     >>> Custom(lambda q, k: -torch.cdist(q, k, p=1.0)).block(torch.zeros(1, 2), torch.ones(3, 2))
@@ -38,7 +38,7 @@ class Custom(Score):
     def block(
         self, query: Float[Tensor, "*batch t D"], key: Float[Tensor, "*batch s D"]
     ) -> Float[Tensor, "*batch t s"]:
-        """The scores that the function returns.
+        """The scores of the function.
 
         Raises:
             ShapeError: the function does not return one score for each pair.
@@ -58,10 +58,10 @@ class Custom(Score):
 
 
 def as_score(score: object) -> Score:
-    """The score for what the caller gave.
+    """The caller's score as a `Score`.
 
     Raises:
-        ArgumentError: it is neither a score nor a function.
+        ArgumentError: neither a score nor a function was given.
     """
     if isinstance(score, Score):
         return score

@@ -1,12 +1,11 @@
 """Kernels of a distance as scores: the attention pooling of Nadaraya and Watson.
 
-A kernel score is the logarithm of the kernel, so that softmax divides each weight by the sum of its row:
-$P_{ij} = K(q_i, k_j) / \\sum_l K(q_i, k_l)$, which is the estimator of Nadaraya (1964) and Watson (1964). With
-`Unnormalized()` the weights are the values of the kernel themselves. If a compact kernel is 0, its score is -inf.
-A query that has no key near it has the weight 0 everywhere.
+A kernel score is the logarithm of the kernel, so softmax divides each weight by the sum of its row: $P_{ij} = K(q_i,
+k_j) / \\sum_l K(q_i, k_l)$, the estimator of Nadaraya (1964) and Watson (1964). With `Unnormalized()` the weights are
+the values of the kernel themselves. Where a compact kernel is 0, its score is -inf. A query without a key near it has
+the weight 0 everywhere.
 
-`u` means $\\lVert q - k \\rVert / w$. The width w is a number or a learned tensor, which is a scalar or has one number
-for each head (H,).
+`u` means $\\lVert q - k \\rVert / w$. The width w is a scalar, perhaps learned, or one for each head (H,).
 """
 
 from abc import abstractmethod
@@ -26,9 +25,9 @@ Width = float | Tensor
 class Gaussian(PreparedDot):
     r"""$\log K = -u^2 / 2$.
 
-    It runs on the fused kernels, as the dot product of $[q, 1, -\lVert q \rVert^2 / 2] / w^2$ and
-    $[k, -\lVert k \rVert^2 / 2, 1]$. Positions are measured from the mean of the keys. The rounding error that remains
-    is about $6 \cdot 10^{-8}\, (R / w)^2$ of a weight in float32, where R is the spread of the keys.
+    It runs on the fused kernels, as the dot product of $[q, 1, -\lVert q \rVert^2 / 2] / w^2$ and $[k, -\lVert k
+    \rVert^2 / 2, 1]$. Positions are measured from the mean of the keys. The remaining rounding error is about $6 \cdot
+    10^{-8}\, (R / w)^2$ of a weight in float32, where R is the spread of the keys.
 
     Source: Nadaraya 1964; Watson 1964; Zhang et al., Dive into Deep Learning, section 11.2.
 
@@ -62,7 +61,7 @@ class Gaussian(PreparedDot):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceKernel(Score):
-    """A kernel computed from differences of vectors: it holds D numbers for each pair while a block runs."""
+    """A kernel of differences of vectors: D elements in memory for each pair while a block runs."""
 
     width: Width = 1.0
     """w: the distance at which u is 1."""

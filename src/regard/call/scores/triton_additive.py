@@ -1,7 +1,7 @@
 """The Triton programs for additive scores, forward and backward; needs Triton.
 
-A pair's A hidden units exist only in registers: the forward writes one score for each pair, and the backward computes
-the hidden units again from queries and keys.
+A pair's A hidden units exist only in registers: the forward writes one score for each pair, and the backward recomputes
+the hidden units from queries and keys.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _tanh(x):
-    # tl has no tanh; of large numbers exp2 gives infinity or 0, and this 1 or -1.
+    # tl has no tanh; for large values exp2 gives infinity or 0, and this 1 or -1.
     return 1.0 - 2.0 / (1.0 + tl.exp2(2.8853900817779268 * x))
 
 
@@ -56,8 +56,8 @@ def pull_rows(
         vector: (A,).
         gradient: g (n, t, s), contiguous; row_step and column_step lead from one row of `one`, and of `other`, to the
             next.
-        d_one: (n, count, A), which is written.
-        d_vector: (n * blocks of rows, A), which is written if FINDS_VECTOR.
+        d_one: (n, count, A), output.
+        d_vector: (n * blocks of rows, A), output if FINDS_VECTOR.
     """
     row_blocks, unit_blocks = tl.cdiv(count, ROWS), tl.cdiv(hidden, UNITS)
     number = tl.program_id(0)

@@ -1,9 +1,8 @@
 """The usual statistics of softmax weights by one loop over rows of scores, if numba is installed.
 
-`regard.maps.statistics.tiles` reads a tile of weights once for each statistic. The loop of
-`regard.maps.loop.row_loop` makes the weights of a few rows and reads them while they are in the processor's
-registers and caches, which for long rows takes less time than the fused kernel that the attention itself ran. As
-many threads as torch has share flat_heads and rows.
+`regard.maps.statistics.tiles` reads a tile of weights once for each statistic. The loop of `regard.maps.loop.row_loop`
+makes the weights of a few rows and reads them while they are in registers and caches: for long rows this is faster than
+the fused kernel of the attention itself. As many threads as torch has share flat_heads and rows.
 """
 
 import math
@@ -27,11 +26,11 @@ from regard.tensors.guards import can_look, in_forward_mode
 from regard.tensors.readable import is_installed, row_contiguous
 
 SMALL = 1 << 20
-"""Maps with fewer weights than this go by tiles: to load numba takes longer than they do."""
+"""Maps with fewer weights go by tiles: loading numba takes longer."""
 SHARES = 4
 """The shares of a thread, if there are not as many flat_heads: rows see different numbers of keys."""
 MOST_RANKED = 64
-"""For more keys of each query than this, torch's selection is faster."""
+"""For more keys of each query, torch's selection is faster."""
 
 
 def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:
@@ -50,11 +49,11 @@ def said_of(call: Call) -> str | None:
 
 
 def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (flat_heads, ...) of several statistics, as `regard.maps.statistics.tiles.one_pass` gives them.
+    """The answers (flat_heads, ...) of several statistics, as in `regard.maps.statistics.tiles.one_pass`.
 
-    Returns None if they are not all among those of the loop, if the weights are not a softmax of dot products in
-    float32 on the CPU, if a gradient is asked, if an element is not finite, or if a kernel's row state turns out to be
-    wrong: then tiles answer.
+    None, for a fallback to tiles, if a statistic is not among those of the loop, if the weights are not a softmax of
+    dot products in float32 on the CPU, if a gradient is needed, if an element is not finite, or if a kernel's row state
+    turns out to be wrong.
     """
     weights = math.prod(source.shape)
     if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
@@ -73,18 +72,17 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The answers that the loop is asked for."""
+    """The answers requested from the loop."""
 
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
-    """The blocks of the one picture."""
     pictures: frozenset[str]
     """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
-        """The answers for these statistics; None if the loop does not compute one of them."""
+        """The answers for these statistics; None if the loop lacks one of them."""
         ranked, grids, pictures = 0, set[Grid](), set[str]()
         for statistic in statistics:
             match statistic:
@@ -124,7 +122,6 @@ class _Answered:
         self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays by the names that the loop knows them by."""
         names = ("received", "entropy", "top", "places", "sums", "peaks")
         return {name: getattr(self, name) for name in names}
 
@@ -140,7 +137,7 @@ class _Answered:
             case st.ArgLargest():
                 return (self.places[..., 0].clone(),)
             case st.TopWeights(k):
-                # Fewer than were ranked are copied, so that the others are not held in memory.
+                # Copy the k of all ranked ones, to free the others.
                 return self.top[..., :k].contiguous(), self.places[..., :k].contiguous()
             case st.Pooled(grid, how):
                 blocks = self.peaks if how == "max" else self.sums
@@ -166,7 +163,7 @@ def _read(
         "misses": np.full(source.flat_heads, np.inf, np.float32),
         "query": query,
         "key": key,
-        # By torch, whose memory begins at a whole line of the cache: numpy's does so by chance.
+        # By torch, whose memory begins at a cache line: numpy's does so by chance.
         "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
         "lse": (lse := scores.state.contiguous()),
         "state": torch.empty_like(lse),
@@ -220,7 +217,6 @@ def _shares(bins: Bins, has_sums: bool) -> Any:
 
 @lru_cache
 def _piece_edges(queries: int, pieces: int, grid: Grid | None) -> Any:
-    """Where the pieces begin into which rows are shared out; each bin of the picture is in one of them."""
     places = [queries * piece // pieces for piece in range(pieces)]
     if grid is not None:
         places = [grid.rows.edge(grid.rows.index_of(place)) for place in places]

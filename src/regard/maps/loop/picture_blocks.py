@@ -1,8 +1,7 @@
-"""Sums and maxima of neighbouring elements, for the blocks of a picture: vectors of sixteen blocks; needs numba.
+"""Sums and maxima of adjacent elements, for the blocks of a picture: vectors of sixteen blocks; needs numba.
 
-The elements of a block are adjacent, so that they are in one vector, where a sum takes one step
-for each. Here the even and the odd elements of two vectors are combined instead, until each place of one vector holds
-a block: the blocks stay in their order.
+The elements of a block lie in one vector, where a sum takes one step for each. Here the even and the odd elements of
+two vectors are combined instead, until each lane of one vector holds a block: the blocks stay in their order.
 """
 
 from collections.abc import Callable
@@ -15,11 +14,9 @@ from numba.extending import intrinsic
 from regard.tensors.vector_code import LANES, VectorCode
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-"""The widths of blocks that there are kernels for."""
 
 
 def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """The combinations of LANES blocks of `width` elements each, from an address on."""
     found = [code.load(code.at(numbers, vector * LANES)) for vector in range(width)]
     while len(found) > 1:
         found = [combine(*code.evens_and_odds(*pair)) for pair in zip(found[::2], found[1::2], strict=True)]
@@ -27,12 +24,10 @@ def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any
 
 
 def _sum(width: int) -> Any:
-    """The kernel of sums of blocks of so many elements."""
-
     def add(_typing: Any, _places: Any, _share: Any) -> Any:
         """Add the sums of LANES blocks, times a share, to a picture.
 
-        Places, which are addresses:
+        Arguments are addresses:
             numbers: (LANES * width,), those of the blocks.
             picture: (LANES,), the sums so far.
         """
@@ -50,12 +45,10 @@ def _sum(width: int) -> Any:
 
 
 def _max(width: int) -> Any:
-    """The kernel of maxima of blocks of so many elements."""
-
     def let_stand(_typing: Any, _places: Any) -> Any:
-        """Take the maximum of a picture and the largest elements of LANES blocks.
+        """Update a picture by the maxima of LANES blocks.
 
-        Places, which are addresses:
+        Arguments are addresses:
             numbers: (LANES * width,), those of the blocks.
             picture: (LANES,), the largest so far.
         """

@@ -1,8 +1,8 @@
-"""One loop over the rows of a map that finds everything the usual statistics want of its weights; needs numba.
+"""One loop over the rows of a map for all of the usual statistics; needs numba.
 
-The tiles of `regard.maps.statistics.tiles` are read once for each statistic, from memory that is larger than the
-cache. Here the weights of a few rows are made by `regard.maps.loop.weights_block`, summed while they are in
-registers, and pooled and ranked while they are in the cache.
+The tiles of `regard.maps.statistics.tiles` are read once for each statistic, from memory larger than the cache. Here
+the weights of a few rows are made by `regard.maps.loop.weights_block`, summed in registers, and pooled and ranked in
+the cache.
 """
 
 import inspect
@@ -39,11 +39,10 @@ from regard.tensors.vector_code import LANES, PANEL, aligned_numbers, compiled_f
 LN_2 = np.float32(0.6931471805599453)
 ZERO, NEVER = np.float32(0), np.float32(dot_scores.NEVER)
 TOGETHER = 4
-"""The most queries whose weights are made together."""
+"""The most queries in one block of weights."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
-# Sums may be reordered, so that the loops use vector registers. Numbers are finite: `regard.maps.loop.one_loop`
-# looks first.
+# Sums may be reordered, for vectorization. Values are finite: `regard.maps.loop.one_loop` checks first.
 FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 
@@ -63,10 +62,9 @@ def _pool(
     sums: Any,
     largest: Any,
 ) -> None:
-    """Add the sums of some rows of one bin, by key, to the blocks of the picture."""
     column = np.searchsorted(edges, first_key, side="right") - 1
     bins, j = edges.size - 1, 0
-    wider = edges[bins] % bins  # So many bins come first and have one key more than the others.
+    wider = edges[bins] % bins  # This many bins come first and have one key more than the others.
     while j < columns:
         width, count = edges[column + 1] - first_key - j, 1
         # Whole blocks of one width are pooled together.
@@ -87,7 +85,7 @@ def _pool(
 
 @numba.njit(nogil=True)
 def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
-    """Add whole vectors of blocks, given by addresses; return how many blocks, 0 if no kernel is for their width."""
+    """Add whole vectors of blocks, given by addresses; return the number of blocks, 0 for a width without a kernel."""
     if width == 1:
         for place in range(0, 4 * count, 4 * LANES):
             sum_1((numbers + place, picture + place), share)
@@ -138,7 +136,7 @@ def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
 
 @numba.njit(fastmath=FAST, nogil=True)
 def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, largest: Any) -> None:
-    # Two loops, because LLVM gives up on one that has so many arrays which might overlap.
+    # Two loops, because LLVM gives up on one with so many possibly overlapping arrays.
     for column in range(sums.size):
         added = ZERO
         for j in range(column * width, (column + 1) * width):
@@ -153,7 +151,6 @@ def _pool_blocks(total: Any, peak: Any, width: int, share: Any, sums: Any, large
 
 @numba.njit(fastmath=FAST, nogil=True)
 def _entropy(spread: Any) -> Any:
-    """The entropy in nats of sums of w log2 w."""
     total = ZERO
     for lane in range(LANES):
         total += spread[lane]
@@ -162,10 +159,7 @@ def _entropy(spread: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _pack(work: Any, head: int) -> bool:
-    """Write the keys of one key head as panels (depth, PANEL), with zeros in place of keys beyond the last.
-
-    Returns whether they are finite.
-    """
+    """Write the keys of one key head as panels (depth, PANEL), zero-padded; return whether they are finite."""
     batch, group = divmod(head, work.key_heads)
     start = work.key + 4 * (batch * work.key_batch_stride + group * work.key_head_stride)
     panels_at = work.panels + 4 * head * work.panel_count * work.depth * PANEL
@@ -200,7 +194,7 @@ def _sum(numbers: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _take_rows(work: Any, flat_head: int) -> bool:
-    """Write the states of one flat_head to base 2; returns whether they and the queries are finite."""
+    """Write the states of one flat_head to base 2; return whether they and the queries are finite."""
     batch, head = divmod(flat_head, work.heads)
     start = work.query + 4 * (batch * work.query_batch_stride + head * work.query_head_stride)
     given = carray(_floats(work.lse + 4 * flat_head * work.queries), work.queries)
@@ -215,7 +209,7 @@ def _take_rows(work: Any, flat_head: int) -> bool:
 
 @numba.njit(nogil=True)
 def _room_of(work: Any) -> Any:
-    """The memory in which a thread works: it is handed on as an address, see `regard.maps.loop.row_ranks.room_for`."""
+    """The scratch memory of a thread, passed as an address, see `regard.maps.loop.row_ranks.room_for`."""
     width = work.panel_count * PANEL
     ranks = room_for(width if work.ranked else 0)
     return aligned_numbers(TOGETHER * (3 * width + 2 * LANES) + width), ranks
@@ -322,9 +316,9 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
 def _clear(
     work: Any, flat_head: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
 ) -> None:
-    """Write the initial answers, before anything is read.
+    """Initialise the answers.
 
-    Each share does so itself: the memory is still in the cache when it is added to.
+    Each share does so itself, to have the memory in its cache.
     """
     received[:] = 0.0
     entropy[first:last] = ZERO
@@ -338,10 +332,10 @@ def _clear(
 
 @numba.njit(nogil=True, inline="always")
 def _rows_together(bins: Any, bin_of: int, row: int, end: int, is_begun: bool) -> tuple[int, int]:
-    """For how many rows the weights are made together from here on, and in how many whole bins these are.
+    """The number of rows for the next block of weights, and its number of whole bins.
 
-    A panel of keys that is read for four rows takes about as long as for two. Four rows are in one bin, in two bins of
-    two rows, or in four.
+    A panel of keys takes about as long for four rows as for two. Four rows are in one bin, in two bins of two rows, or
+    in four.
     """
     left = min(bins[bin_of + 1], end) - row
     if left >= TOGETHER:
@@ -364,18 +358,17 @@ def _weigh_few(at: Any, rows: int, scale: Any) -> None:
 
 
 def _compiled(version: int) -> tuple[Any, Any]:
-    """The two functions that threads call.
+    """The two functions for threads.
 
-    numba keeps compiled code by the file of the function and by its closure. These two close over the
-    version of the other files that they are made of, so that no code of an older version is taken.
+    numba caches compiled code by the file of the function and by its closure. The closure has the version of the other
+    source files, so older code is not reused.
     """
     kind = types.void(types.CPointer(numba.from_dtype(WORK)))
 
     @compiled_function(kind)
     def prepare(pointer: Any) -> None:
-        """Pack the keys, write the states to base 2, and look whether all elements are finite.
-
-        Threads that call it at once share the heads.
+        """Pack the keys, write the states to base 2, and check for finite values; concurrent threads share the
+        heads.
         """
         _ = version
         work = carray(pointer, 1)[0]
@@ -389,7 +382,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
 
     @compiled_function(kind)
     def read_rows(pointer: Any) -> None:
-        """Read shares until no share is left; threads that call it at once share them.
+        """Process shares until none is left; concurrent threads share them.
 
         The last rows come first: under a causal mask they take longest, and short shares fill the end evenly.
         """
@@ -403,7 +396,7 @@ def _compiled(version: int) -> tuple[Any, Any]:
                 work, share % flat_heads, work.pieces - 1 - share // flat_heads, memory.ctypes.data, room.ctypes.data
             )
             share = next_of(work.counter)
-        # An address does not hold its memory, which is freed after the last line that names it.
+        # An address does not hold its memory, freed after the last line that names it.
         memory[0] = room[0] = ZERO
 
     return prepare, read_rows

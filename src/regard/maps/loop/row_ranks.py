@@ -1,7 +1,7 @@
 """The k largest weights of a row, in order; needs numba.
 
-The largest weights of the lanes give a bound that few weights reach. These are packed together without a branch, and
-the place of each is how many of the others come before it, which vectors count for sixteen of them at a time.
+The largest weights of the lanes give a bound, reached by few weights. These are packed without a branch; the rank of
+each is the number of others before it, counted by vectors, sixteen at a time.
 """
 
 from typing import Any
@@ -29,18 +29,15 @@ from regard.tensors.vector_code import (
 
 TINY = np.finfo(np.float32).tiny
 FEW = 4 * LANES
-"""At most so many weights of a row are compared with one another: as many as may be asked for, or more."""
+"""At most so many weights of a row are compared with one another: never fewer than k."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
-"""A weight's bits and its key in one number: of equal weights the first key makes the larger number."""
+"""A weight's bits and its key in one integer: of equal weights the first key makes the larger one."""
 
 _floats, _ints, _longs = (pointers_to(kind) for kind in (types.float32, types.int32, types.int64))
 
 
-# -- instructions ----------------------------------------------------------------------------------
-
-
 def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
-    """The k-th largest of the LANES elements at an address, none below 0; 0 if there are fewer."""
+    """The k-th largest of the LANES non-negative elements at an address; 0 if there are fewer."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (address, k) = VectorCode(builder), arguments
@@ -59,7 +56,7 @@ def _kth_largest(_context: Any, _address: Any, _k: Any) -> Any:
 
 
 def _set_of_larger(_context: Any, _address: Any, _bound: Any) -> Any:
-    """Which of the LANES elements at an address are not below a bound, as the bits of a whole number."""
+    """A bit mask of the LANES elements at an address not below a bound."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         code, (address, bound) = VectorCode(builder), arguments
@@ -70,8 +67,6 @@ def _set_of_larger(_context: Any, _address: Any, _bound: Any) -> Any:
 
 
 def _first_bit(_context: Any, _bits: Any) -> Any:
-    """The place of the first bit of a number that is not 0."""
-
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
@@ -79,9 +74,9 @@ def _first_bit(_context: Any, _bits: Any) -> Any:
 
 
 def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: Any, _places: Any) -> Any:
-    """Write those of LANES elements at an address that are not below a bound, and their places; return how many.
+    """Write the elements, of LANES at an address, not below a bound, and their indices; return their count.
 
-    Whole vectors are written, so that there is room for LANES more. It is one instruction of AVX-512.
+    It writes whole vectors, so there must be room for LANES more. It is one instruction of AVX-512.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -98,9 +93,9 @@ def _compress(_context: Any, _address: Any, _first: Any, _bound: Any, _numbers: 
 
 
 def _count_before(_context: Any, _numbers: Any, _own: Any, _count: Any, _places: Any) -> Any:
-    """Write how many of `count` numbers come before each of LANES of them, which begin at number `own`.
+    """Write the ranks among `count` values of LANES of them, from index `own` on.
 
-    Larger ones come before, and of equal ones those that stand before.
+    Larger values come first, and equal ones in their order.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -136,9 +131,6 @@ _before: Any = intrinsic(_count_before)
 _float_of_bits: Any = intrinsic(_bitcast)
 
 
-# -- the ranking -----------------------------------------------------------------------------------
-
-
 @numba.njit(nogil=True, inline="always")
 def pack_by_bits(address: int, first: int, bound: Any, numbers: int, places: int) -> int:
     """The same as `_compress`, for processors without the instruction."""
@@ -157,10 +149,9 @@ pack: Any = intrinsic(_compress) if HAS_COMPRESS else pack_by_bits
 
 @numba.njit(nogil=True)
 def room_for(width: int) -> Any:
-    """The memory that `rank` works in, for rows of a width; `rank` is told where it begins.
+    """The scratch memory of `rank` for rows of a width, by its address.
 
-    That is a number and not the array itself, because to hand on an array counts who holds it, and that takes as long
-    as to rank a row.
+    Passing the array itself would count references, which takes as long as ranking a row.
     """
     return aligned_numbers(2 * (width + LANES) + 3 * FEW)
 
@@ -170,8 +161,8 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
     """Write the k largest weights of a row in order, the first of equal ones first.
 
     Args:
-        weights: the address of those of the row.
-        width: how many there are, in whole vectors.
+        weights: the address of the row's weights.
+        width: their number, in whole vectors.
         top, keys: the addresses of (k,) elements, for the largest and their keys; if fewer are above 0, the
             other entries stay.
         ranked: k.
@@ -191,7 +182,7 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
         return
     for own in range(0, count, LANES):
         _before(few, own, count, order + 4 * own)
-    # All are put in order, and then the first k taken: a branch for each would be guessed wrongly.
+    # Sort all, then take k: a branch for each would be mispredicted.
     of, where, order_of = carray(_floats(few), count), carray(_ints(places), count), carray(_ints(order), count)
     in_order, where_in_order = carray(_floats(order + 4 * FEW), FEW), carray(_ints(order + 8 * FEW), FEW)
     for i in range(count):
@@ -203,9 +194,9 @@ def rank(weights: int, width: int, top: int, keys: int, ranked: int, first_key: 
 
 @numba.njit(nogil=True)
 def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: int, first_key: int, room: int) -> None:
-    """The same where many weights reach the bound: each that is above the smallest held is put into its place.
+    """The same where many weights reach the bound: insert each one above the smallest so far.
 
-    Weights are compared by their bits, which for elements of 0 and above is the same.
+    Weights are compared by their bits, which have the same order for non-negative values.
     """
     bits, where, best = carray(_ints(few), count), carray(_ints(places), count), carray(_longs(room), ranked)
     top_of, keys_of = carray(_floats(top), ranked), carray(_longs(keys), ranked)
@@ -221,8 +212,8 @@ def _rank_many(few: int, places: int, count: int, top: int, keys: int, ranked: i
 
 @numba.njit(nogil=True, inline="always")
 def _insert(new: Any, best: Any) -> None:
-    """Put an element into its place among the largest, without a branch that a processor would guess wrongly."""
-    # From the last place, so that no step waits for the one before.
+    """Insert an element among the largest, without a branch, which would be mispredicted."""
+    # From the end, so no step waits for the one before.
     for place in range(best.size - 1, 0, -1):
         best[place] = max(best[place], min(best[place - 1], new))
     best[0] = max(best[0], new)

@@ -1,6 +1,6 @@
 """The input of the loop over rows: one record of sizes and addresses, and the tiles with their masks and biases.
 
-Several threads start compiled code at once by one pointer, so that everything is in one record.
+Compiled code on several threads takes one pointer, so everything is in one record.
 """
 
 from bisect import bisect_left
@@ -59,20 +59,18 @@ TILE = np.dtype(
         )
     ]
 )
-"""A few rows, the panels of the keys that they may see, the first panel to whose scores something is added, and where
-that begins among the additions, with its strides."""
+"""A few rows, the panels of their visible keys, the first panel with additions to its scores, and the offset of these,
+with its strides.
+"""
 
 ADDED_ELEMENTS = 1 << 20
-"""How many elements are added to scores in one run of the loop: 4 MiB of masks and biases."""
+"""The most elements of additions in one run of the loop: 4 MiB of masks and biases."""
 MOST_ROWS, FEWEST_ROWS = 64, 8
-"""The queries for which masks and biases are made together."""
 MOST_KEPT, KEPT_ELEMENTS = 16, 1 << 16
-"""The tiles of so many maps are kept for later maps, if they have no more additions than that."""
+"""The tiles of so many maps are cached for later maps, if their additions are no larger."""
 
 TileBatch = tuple[Any, Tensor]
-"""Some tiles, and the additions to their scores."""
 kept_batches: dict[Hashable, TileBatch] = {}
-"""All tiles of such maps, the oldest first."""
 
 
 def addresses(**arrays: Any) -> dict[str, int]:
@@ -83,9 +81,9 @@ def addresses(**arrays: Any) -> dict[str, int]:
 
 
 def batches_of(source: Source, scores: Scores, panel: int) -> Iterable[TileBatch]:
-    """The tiles, some at a time, and the additions to their scores; the last time may be without tiles.
+    """The tiles in batches, with the additions to their scores; the last batch may be empty.
 
-    The layers of a model most often have the same, which are made once.
+    The layers of a model mostly share them.
     """
     batches = _batches(source, scores, panel)
     if scores.kind is None:
@@ -105,7 +103,7 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
     most = fitting(2 * ADDED_ELEMENTS, scores.breadth * source.keys, MOST_ROWS)
     step = max(most, FEWEST_ROWS) if scores.reads_queries else max(source.queries, 1)
     tiles, parts, count = list[tuple[int, ...]](), list[Tensor](), 0
-    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: where each begins, its strides.
+    # Under a causal mask or a window, blocks on one diagonal are equal, and made once: offset and strides of each.
     made = dict[tuple[int, ...], tuple[int, ...]]()
     for rows in ranges(source.queries, step):
         columns = source.columns(rows)
@@ -138,7 +136,6 @@ def _batches(source: Source, scores: Scores, panel: int) -> Iterator[TileBatch]:
 
 
 def _added(scores: Scores, rows: range, wanted: range, panels: range) -> Tensor:
-    """The additions to the scores of some rows and the keys of some panels; keys outside `wanted` are hidden."""
     block = scores.added(rows, wanted)
     # Always a copy: a bias may have any strides, and one element for all keys.
     part = block.new_full((*block.shape[:3], len(panels)), -NEVER)

@@ -1,7 +1,7 @@
-"""The Triton program that finds everything the usual statistics want of the weights of some rows; needs Triton.
+"""The Triton program for the usual statistics of the weights of some rows; needs Triton.
 
-A block of queries goes over the keys that it may see, a block at a time, as a fused kernel does. Each block of weights
-exists only in registers, where it is summed down its columns, pooled, ranked, and read for its entropy.
+A block of queries loops over blocks of its visible keys, as in a fused kernel. Each block of weights exists only in
+registers, where it is summed down its columns, pooled, ranked, and read for its entropy.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def bin_of(place, length, count):
-    """The bin of a place, as in `regard.maps.statistics.pooling.Bins.index_of`."""
+    """The bin of an index, as in `regard.maps.statistics.pooling.Bins.index_of`."""
     size = length // count
     extra = length % count
     large = extra * (size + 1)
@@ -26,7 +26,7 @@ def read_rows(
     HAS_KEEP: tl.constexpr, FINDS_STATE: tl.constexpr, RANKED: tl.constexpr, POOLED: tl.constexpr,
     WIDENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Read the weights of ROWS queries of one head, over one of the parts into which their keys are split.
+    """Read the weights of ROWS queries of one head, over one part of their keys.
 
     The first dimension of the grid counts heads and blocks of queries, the second one parts: one if FINDS_STATE.
 
@@ -34,19 +34,19 @@ def read_rows(
         query: (B, H, T, D), with a last stride of 1.
         key: (B, G, S, D), with a last stride of 1.
         state: (B * H, T), the log-sum-exp to base 2, 1e30 for rows with no key; not read if FINDS_STATE.
-        first, stop: (B or 1, T), the keys that each query may see.
-        keep: (B or 1, S), which keys may be seen at all; not read unless HAS_KEEP.
-        received: (B * H, S), zeros, to which the weights of each key are added.
-        entropy: (parts, B * H, T), which is written: the terms of each part.
+        first, stop: (B or 1, T), the visible keys of each query.
+        keep: (B or 1, S), the visible keys of all queries; not read unless HAS_KEEP.
+        received: (B * H, S), zeros; accumulates the weights of each key.
+        entropy: (parts, B * H, T), output: the terms of each part.
         best: (B * H, T, parts, RANKED), the largest weights with their keys, in any order; below 0 where there is none.
-        sums, peaks: (B * H, rows, columns), zeros, to which the blocks of the picture are added.
+        sums, peaks: (B * H, rows, columns), zeros; accumulate the blocks of the picture.
         scale: the factor of the dot products, times log2(e).
-        pooled_queries, pooled_keys: the lengths that the bins of the picture divide.
-        WIDENS: whether products are made in float32. The interpreter reads the bits of bf16 as whole numbers.
+        pooled_queries, pooled_keys: the lengths divided by the bins of the picture.
+        WIDENS: whether products are made in float32. The interpreter reads the bits of bf16 as integers.
     """
     never = 1e30  # the row state of a row with no key
     ln_2 = 0.6931471805599453
-    # A weight's bits and its key make one number: of equal weights the first key makes the larger one.
+    # A weight's bits and its key make one integer: of equal weights the first key makes the larger one.
     key_bits, last_key = 32, 4294967295
     blocks = tl.cdiv(queries, ROWS)
     flat_head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -98,7 +98,7 @@ def read_rows(
     spread = tl.zeros([ROWS], tl.float32)
     if RANKED > 0:
         places = tl.arange(0, RANKED)
-        # Each empty place has a number of its own, so that the smallest is always one place.
+        # Each empty place has its own value, so the smallest is unique.
         ranked = tl.zeros([ROWS, RANKED], tl.int64) - 1 - places[None, :].to(tl.int64)
     if POOLED:
         of_picture = flat_head * bin_rows * bin_columns + bin_of(rows, pooled_queries, bin_rows) * bin_columns

@@ -1,8 +1,8 @@
 """The usual statistics of softmax weights on a GPU by one kernel, if Triton is installed.
 
 Tiles (`regard.maps.statistics.tiles`) write each block of weights to memory and read it once for each statistic. The
-program of `regard.maps.loop.triton_rows` reads it while it is in registers, and allocates nothing of T x S. For
-scores whose row state nobody knows yet, it finds that first, in the same program.
+program of `regard.maps.loop.triton_rows` reads it in registers, and allocates nothing of T x S. For scores without a
+row state, it computes that first, in the same program.
 """
 
 import math
@@ -27,15 +27,15 @@ FEWEST_QUERIES = 16
 """A block of the program has at least so many rows: for fewer queries tiles are faster."""
 WIDEST = 256
 MOST_RANKED_HERE = 64
-"""For more keys of each query than this, tiles are faster."""
+"""For more keys of each query, tiles are faster."""
 ENOUGH_PROGRAMS, SHORTEST_PART = 1024, 2048
-"""How many programs fill a GPU, and the fewest keys that are worth one."""
+"""The programs that fill a GPU, and the fewest keys worth a program."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def said_of_triton(call: Call) -> str | None:
-    """What `explain` says of the statistics of a call's weights; None if the kernel has nothing to do with them."""
+    """The line of `explain` for the statistics of a call's weights; None for calls irrelevant to the kernel."""
     if not runs_triton(call.query.device, NAME):
         return None
     reason = _why_tiles(call)
@@ -43,11 +43,11 @@ def said_of_triton(call: Call) -> str | None:
 
 
 def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """The answers (flat_heads, ...) of several statistics, as `regard.maps.statistics.tiles.one_pass` gives them.
+    """The answers (flat_heads, ...) of several statistics, as in `regard.maps.statistics.tiles.one_pass`.
 
-    Returns None if they are not all among those of the kernel, if it does not take the call, if a gradient is asked,
-    or if a number is not finite: then tiles answer. In float32 it multiplies without tensor cores, and what calls of a
-    fused kernel can answer is left to them.
+    None, for a fallback to tiles, if a statistic is not among those of the kernel, if it cannot take the call, if a
+    gradient is needed, or if a value is not finite. In float32 it multiplies without tensor cores, so it leaves
+    statistics by calls of a fused kernel to them.
     """
     if not runs_triton(source.device, NAME) or in_forward_mode() or in_transform("Vmap", "Jvp", "Grad"):
         return None
@@ -66,7 +66,7 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
 
 
 def _why_tiles(call: Call) -> str | None:
-    """The reason why the kernel does not take a call; None if it does."""
+    """The reason why the kernel cannot take a call; None if it can."""
     sizes = call.sizes
     if not isinstance(call.normalization, Softmax) or call.score.dot_scale(call.query.shape[-1]) is None:
         return f"the kernel reads a softmax of dot products, not {call.normalization} of {call.score}"
@@ -85,16 +85,15 @@ def _why_tiles(call: Call) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the kernel is to find."""
+    """The answers requested from the kernel."""
 
     ranked: int
     """k: how many of the largest weights of each query."""
     grid: Grid | None
-    """The blocks of the one picture."""
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "Asked | None":
-        """What these statistics need; None if one of them is not among those of the kernel."""
+        """The answers for these statistics; None if the kernel lacks one of them."""
         ranked, grids = 0, set[Grid]()
         for statistic in statistics:
             match statistic:
@@ -114,7 +113,6 @@ class Asked:
 
 
 def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
-    """Run the program, and take the answers from what it wrote; None if a number is not finite."""
     from regard.maps.loop import triton_rows
 
     call, grid = made.call, asked.grid
@@ -126,7 +124,7 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
     flat_heads, queries, keys = sizes.flat_batch * sizes.heads, sizes.queries, sizes.keys
     finds = made.state is None
     state = torch.empty(1, device=device) if made.state is None else made.state.flatten(0, 1).float()
-    # A row with no key has any state; its weights are not seen.
+    # A row without keys has any state; its weights are not visible.
     state = (state / math.log(2)).masked_fill(state == -torch.inf, 0.0).contiguous()
     received = torch.zeros(flat_heads, keys, device=device)
     width = query.shape[-1]
@@ -150,7 +148,7 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
         WIDENS=device.type == "cpu", ROWS=rows, COLUMNS=columns, WIDTH=wide, num_warps=warps,
     )  # fmt: skip
     entropy = entropy.sum(0) if parts > 1 else entropy[0]
-    # A number that is not finite makes its row's entropy so. This waits for the device, as does who reads an answer.
+    # A value that is not finite makes its row's entropy so. This synchronises, as would reading any answer.
     if not bool(entropy.isfinite().all()):
         return None
     best = best.flatten(-2).sort(-1, descending=True).values[..., : asked.ranked]
@@ -159,7 +157,7 @@ def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> l
 
 
 def parts_of(programs: int, keys: int) -> int:
-    """Into how many parts the keys of a block of queries are split, so that few queries of many keys fill a GPU.
+    """The number of parts of the keys of a block of queries, for few queries of many keys to fill a GPU.
 
     >>> parts_of(32, 1 << 20), parts_of(4096, 8192)
     (32, 1)
@@ -168,7 +166,7 @@ def parts_of(programs: int, keys: int) -> int:
 
 
 def tile_of(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """The rows and columns of a block of the program, the power of 2 that holds the width, and its warps.
+    """The rows and columns of a block of the program, the padded width (a power of 2), and its warps.
 
     Compiled for compute capability 9.0, blocks of this size need hardly more registers than there are.
 

@@ -1,9 +1,8 @@
 """The inner kernel of the loop over rows: the weights of a few queries on a panel of keys; needs numba.
 
-The products of the queries and the keys, the weights that these scores give, and the sums and maxima over the queries
-stay in the vector registers of the processor; only the weights themselves go to memory, for the ranking. LLVM compiles
-it for the processor that it runs on. It is written with vectors, because a compiler that has to find them keeps sums
-in memory.
+The products of the queries and the keys, their weights, and the sums and maxima over the queries stay in vector
+registers; only the weights go to memory, for the ranking. LLVM compiles it for the host. It has explicit vectors,
+because the auto-vectorizer keeps sums in memory.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""The sources of weights, from which a map is read."""
+"""The sources of a map's weights."""

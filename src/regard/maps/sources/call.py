@@ -27,16 +27,15 @@ from regard.tensors.torch_private import counted_version, version_counter
 
 
 class CallFactors(Protocol):
-    """The factors from which the weights of a call are computed. A watch has its own kind, which may share tensors with
-    the model."""
+    """The factors of a call's weights. A watch has its own class, which may share tensors with the model."""
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the call, which are known without reading it."""
+        """The sizes of the call, available without reading it."""
 
     @property
     def call(self) -> Call:
-        """The call. It is checked at each access, so that no caller keeps it."""
+        """The call, checked at each access; do not hold it."""
 
     @property
     def state(self) -> Tensor:
@@ -44,27 +43,27 @@ class CallFactors(Protocol):
 
     @property
     def known_state(self) -> Tensor | None:
-        """The row state; None if it is the log-sum-exp of the scores, and nobody has computed it yet."""
+        """The row state; None for a log-sum-exp not yet computed."""
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
         """The call and its row state, both of shifted rows where the bias is far from 0."""
 
     def unchecked(self) -> tuple[Call, Tensor, Callable[[float], bool] | None]:
-        """The same, and a function if the row state is a kernel's and not checked yet.
+        """The same, and a check of a row state that is a kernel's and not checked yet.
 
-        It says whether the row state is right, for the largest |ln of a sum of weights| of the last queries.
+        It tells whether the row state is right, from the largest |ln of a sum of weights| of the last queries.
         """
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that are held in memory now."""
+        """The tensors in memory now."""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallFactors":
         """The same with the tensors changed."""
 
 
 class Unwritten:
-    """The tensors that a call reads, with their versions when it ran: a map holds the caller's tensors, not copies."""
+    """The tensors of a call, with their versions when it ran: a map holds the caller's tensors, not copies."""
 
     __slots__ = ("_tensors", "_versions")
 
@@ -99,7 +98,7 @@ def needs_gradient(tensors: Sequence[Tensor]) -> bool:
 
 
 def tensors_of_call(call: Call) -> list[Tensor]:
-    """The tensors that the weights of a call are computed from: query and key first."""
+    """The tensors behind the weights of a call: query and key first."""
     return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
 
 
@@ -108,7 +107,7 @@ def _is_part(tensor: Tensor) -> bool:
 
 
 class GivenFactors:
-    """A given call and its row state; if there is no exact one from the kernel, it is computed at the first read."""
+    """A given call and its row state, computed at the first read if the kernel has no exact one."""
 
     __slots__ = ("__weakref__", "_call", "_row_shift", "_state", "_unwritten")
 
@@ -125,7 +124,6 @@ class GivenFactors:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of the call."""
         return self._call.sizes
 
     @property
@@ -133,44 +131,38 @@ class GivenFactors:
         """The call.
 
         Raises:
-            OverwrittenError: a tensor that it reads was written to.
+            OverwrittenError: one of its tensors was written to.
         """
         self._unwritten.check()
         return self._call
 
     @property
     def state(self) -> Tensor:
-        """The normalizer of each row (B, H, T)."""
         if self._state is None:
-            # The first reader may want no gradient, and a later one may.
+            # The first read may need no gradient, and a later one may.
             with torch.enable_grad():
                 self._state = row_state(self.call)
         return self._state
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
-        """The call and its row state, both of shifted rows where the bias is far from 0."""
         call, state = self.call, self.state
         if self._row_shift is None:
             return call, state
-        with torch.enable_grad():  # As of the row state itself, the first reader may want no gradient.
+        with torch.enable_grad():  # As for the row state itself, the first read may need no gradient.
             return self._row_shift.applied(call, state)
 
     def unchecked(self) -> tuple[Call, Tensor, None]:
-        """The same: the row state is right."""
         return *self.reading, None
 
     @property
     def known_state(self) -> Tensor | None:
-        """The row state, if nothing has to be computed for it."""
         return self._state
 
     def tensors(self) -> list[Tensor]:
-        """Queries, keys and the row state."""
         return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
-        """The same with the tensors changed; a row state that was not computed stays so."""
         return GivenFactors(*tensors_mapped((self.call, self._state), change))
 
 
@@ -182,36 +174,31 @@ class CallSource(Source):
     layout: tuple[int, ...]
     """(batch..., H)."""
     chosen: Backend | None = None
-    """The backend that reads it; None for the first that is able to."""
+    """The backend for products; None for the first one able to."""
     may_be_beside: CallValues | None = None
-    """The values of the call, and the gradient of its output, as far as they were kept."""
+    """The saved values of the call, and the gradient of its output."""
     name: str = ""
-    """The name of the weights in `repr`, if it is not the call's."""
+    """The name of the weights in `repr`, if other than the call's."""
     mixed: str = ""
     """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
     keeps_heads: bool | None = None
-    """Whether the last dimension of a chosen part is that of the heads; None if nothing was chosen."""
-
-    # -- properties -----------------------------------------------------------------------------------
+    """Whether the last dimension of a selection is that of the heads; None without a selection."""
 
     @property
     def beside(self) -> CallValues:
-        """Values and gradient of the call. None stands for an empty object, which torch.compile cannot make."""
+        """Values and gradient of the call. None stands for an empty object, because torch.compile cannot make one."""
         return NOTHING if self.may_be_beside is None else self.may_be_beside
 
     @property
     def call(self) -> Call:
-        """The call."""
         return self.factors.call
 
     @property
     def state(self) -> Tensor:
-        """The row state (B, H, T)."""
         return self.factors.state
 
     @property
     def backend(self) -> Backend:
-        """The backend that computes products with the weights."""
         return choose_backend(self.call, None) if self.chosen is None else self.chosen
 
     @property
@@ -238,7 +225,7 @@ class CallSource(Source):
 
     @property
     def value(self) -> Tensor | None:
-        """Values for each flat_head, (flat_heads, S, E), if they were kept."""
+        """The saved values for each flat_head, (flat_heads, S, E)."""
         return None if self.beside.value is None else self.beside.value()
 
     def tensors(self) -> list[Tensor]:
@@ -251,8 +238,6 @@ class CallSource(Source):
         mask = "" if call.mask is None else f", {call.mask}"
         return f"{call.normalization} of {call.score}{mask}{'' if call.bias is None else ', with a bias'}"
 
-    # -- gradients of weights --------------------------------------------------------------------------
-
     def gradient(self, grad_output: Tensor | None) -> WeightedSource:
         return WeightedSource(*self._sides("gradient()", grad_output), "gradient", alone=True)
 
@@ -260,7 +245,7 @@ class CallSource(Source):
         return WeightedSource(*self._sides("attribution()", grad_output), "attribution")
 
     def _sides(self, asked: str, grad_output: Tensor | None) -> tuple["CallSource", Tensor, Tensor]:
-        """The weights, dO and V. A kept gradient has no graph, and so has nothing that it is multiplied with."""
+        """The weights, dO and V. A saved gradient has no graph, so its cofactors need none."""
         if grad_output is None and any(tensor.requires_grad for tensor in self.tensors()):
             return self.mapped(Tensor.detach)._sides(asked, None)
         value = self.beside.values_for(asked)
@@ -270,8 +255,6 @@ class CallSource(Source):
         elif tuple(grad_output.shape) != expected:
             raise ShapeError(f"{asked} needs the output's gradient {expected}, got {tuple(grad_output.shape)}")
         return self, grad_output.reshape(self.flat_heads, *expected[-2:]).to(self.dtype), value.to(self.dtype)
-
-    # -- tiles -----------------------------------------------------------------------------------------
 
     def columns(self, rows: range) -> range:
         call = self.factors.call
@@ -324,8 +307,6 @@ class CallSource(Source):
         weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
         return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
 
-    # -- without tiles ---------------------------------------------------------------------------------
-
     def product(self, x: Tensor) -> Tensor:
         return self.laid_out(self._product_by_flat_heads(x))
 
@@ -366,7 +347,7 @@ class CallSource(Source):
         return x.expand(self.flat_heads, *x.shape[1:])
 
     def _pooled(self, picture: st.Pooled) -> tuple[Tensor] | None:
-        """A picture of few columns, as one product with their indicators, which costs less than tiles."""
+        """A picture of few columns, as one product with their indicators, cheaper than tiles."""
         rows, columns = picture.grid.rows, picture.grid.columns
         if picture.of_largest or self.backend.name != "fused" or columns.count > self.call.query.shape[-1]:
             return None
@@ -384,8 +365,6 @@ class CallSource(Source):
         found = self._product_by_flat_heads(torch.stack([torch.ones_like(j), j], -1))
         i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
         return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
-
-    # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
         if flat_heads is None:
@@ -406,7 +385,7 @@ class CallSource(Source):
         )
 
     def with_value(self, value: Tensor) -> "CallSource":
-        """The call together with values (batch..., G or H, S, E).
+        """The call with values (batch..., G or H, S, E).
 
         Raises:
             ShapeError: the leading dimensions of the values do not fit.
@@ -417,10 +396,10 @@ class CallSource(Source):
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:
-    """Check that a source is that of one call, and return it.
+    """The source as that of one call.
 
     Raises:
-        NotKeptError: only statistics were kept of it.
+        NotKeptError: it has statistics only.
         ArgumentError: it is made of other maps.
     """
     return source if isinstance(source, CallSource) else source.refuse(asked)
@@ -439,7 +418,6 @@ def _weights(call: Call, state: Tensor, rows: Rows, columns: Rows) -> Piece:
 
 
 def _dot_logs(call: Call, state: Tensor, scale: float, rows: Rows, columns: Rows) -> Tensor:
-    """The logarithms (flat_heads, t, s) of weights that are a softmax of plain dot products, in few steps."""
     dtype = call.compute_dtype
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
     logs = dot_logs(query.flatten(0, 1), key.flatten(0, 1), state, scale)
@@ -455,7 +433,7 @@ def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
     Args:
         query: (flat_heads, T, D).
         key: (flat_heads, S, D).
-        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row with no key.
+        state: the log-sum-exp (B, H, T), B H = flat_heads; -inf for a row without keys.
         scale: multiplies the dot products.
     """
     less = _never_if_no_key(state).flatten(0, 1).unsqueeze(-1)  # (An index takes twice the time of a function.)
@@ -463,9 +441,9 @@ def dot_logs(query: Tensor, key: Tensor, state: Tensor, scale: float) -> Tensor:
 
 
 def _never_if_no_key(state: Tensor) -> Tensor:
-    """The log-sum-exp with +inf in place of -inf, so that the weights of a row with no key are exp(-inf) = 0.
+    """The log-sum-exp with +inf for -inf, so the weights of a row without keys are exp(-inf) = 0.
 
-    A row may have none without a mask too: a compact kernel with no key near it, a function that hides keys, an
+    Rows without keys exist without a mask too: a compact kernel without a key near, a score function of -inf, an
     infinite query.
     """
     return torch.nan_to_num(state, nan=torch.nan, posinf=torch.inf, neginf=torch.inf)

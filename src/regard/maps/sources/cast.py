@@ -1,4 +1,4 @@
-"""A map whose answers come in another dtype."""
+"""Maps in another dtype."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from regard.maps.statistics.pooling import Grid
 
 @dataclass(frozen=True, eq=False)
 class CastSource(SameShapeSource):
-    """The weights of a source; they are computed in its own dtype, and answers are rounded to another at the end."""
+    """The weights of a source, computed in its own dtype and rounded to another at the end."""
 
     of: Source
     answer: torch.dtype
 
     @classmethod
     def of_dtype(cls, source: Source, dtype: torch.dtype) -> Source:
-        """The source in a dtype; a source that has it is not wrapped."""
+        """The source in a dtype; wrapped only if it differs."""
         inner = source.of if isinstance(source, CastSource) else source
         return inner if dtype == inner.answer_dtype else cls(inner, dtype)
 

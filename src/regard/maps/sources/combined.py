@@ -1,4 +1,4 @@
-"""Maps joined into a larger one, added, and multiplied by factors, all of them lazy."""
+"""Lazy maps: joined, added, and multiplied by factors."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ Answer = tuple[Tensor, ...]
 
 
 class SeveralSource(Source):
-    """A source made of several with as many queries and keys."""
+    """A source made from several others of equal size."""
 
     parts: tuple[Source, ...]
 
@@ -76,7 +76,6 @@ class JoinedSource(SeveralSource):
 
     @cached_property
     def ends(self) -> list[int]:
-        """The flat_head after the last of each source."""
         return list(accumulate(part.flat_heads for part in self.parts))
 
     @property
@@ -132,7 +131,6 @@ class JoinedSource(SeveralSource):
         return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
 
     def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
-        """The sources that flat_heads are in, and which of their flat_heads are meant."""
         first = 0
         for number, end in enumerate(self.ends):
             inner = range(max(flat_heads.start, first) - first, min(flat_heads.stop, end) - first)
@@ -142,7 +140,6 @@ class JoinedSource(SeveralSource):
 
 
 def _of_flat_heads(statistic: Statistic, flat_heads: range) -> Statistic:
-    """The statistic of some flat_heads: those with a tensor for each flat_head take its part."""
     if isinstance(statistic, st.Product | st.TransposedProduct) and len(statistic.x) > 1:
         return type(statistic)(statistic.x[flat_heads.start : flat_heads.stop])
     return statistic
@@ -193,7 +190,6 @@ class ScaledSource(SameShapeSource):
 
     of: Source
     factor: Tensor
-    """(flat_heads or 1, T or 1, S or 1)."""
 
     @cached_property
     def has_signs(self) -> bool:

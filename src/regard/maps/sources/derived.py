@@ -1,4 +1,4 @@
-"""Sources made of one other source: averages, choices of rows and columns, and weights times values."""
+"""Sources made from another source: averages, choices of rows and columns, and weights times values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from regard.tensors.guards import has_values
 
 
 class DerivedSource(Source):
-    """A source made of one other source, with its device and its dtype."""
+    """A source made from another one, with its device and its dtype."""
 
     of: Source
 
@@ -54,7 +54,7 @@ class DerivedSource(Source):
 
 
 class SameShapeSource(DerivedSource):
-    """A source with the shape and the heads of another, and other weights."""
+    """Other weights with the shape and the heads of another source."""
 
     @property
     def shape(self) -> torch.Size:
@@ -142,12 +142,11 @@ class AverageSource(DerivedSource):
 
 @dataclass(frozen=True, eq=False)
 class SelectionSource(DerivedSource):
-    """Some queries and keys of a source. The weights are not changed, so that rows may sum to less than 1."""
+    """Some queries and keys of a source. The weights are unchanged, so rows may sum to less than 1."""
 
     of: Source
     rows: Rows
     chosen: Rows
-    """Which keys."""
 
     @property
     def shape(self) -> torch.Size:
@@ -177,9 +176,9 @@ class SelectionSource(DerivedSource):
         return lambda rows, columns: inner(_of(self.rows, rows), _of(self.chosen, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """Sums and products are those of the other source with 0 for all rows and columns that are not chosen.
+        """Sums and products of the other source, with 0 for unselected rows and columns.
 
-        This pays only if most of its weights are chosen: of a few rows a tile is made sooner.
+        This pays only if most of its weights are selected: for a few rows a tile is faster.
         """
         if 2 * len(self.rows) * len(self.chosen) < self.of.queries * self.of.keys:
             return None
@@ -220,7 +219,6 @@ class WeightedSource(DerivedSource):
     left: Tensor | None
     """a (flat_heads, T, E); None for 1."""
     right: Tensor
-    """b (flat_heads, S, E)."""
     name: str
     alone: bool = False
 
@@ -357,13 +355,12 @@ def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:
-    """Rows (flat_heads, n, N) in their places of `length`, 0 in the others; repeated places are summed."""
+    """Scatter rows (flat_heads, n, N) to their indices in `length`, 0 elsewhere; repeated indices are summed."""
     places = torch.arange(chosen.start, chosen.stop, device=x.device) if isinstance(chosen, range) else chosen
     return x.new_zeros(len(x), length, x.shape[-1]).index_add(1, places, x)
 
 
 def _of(chosen: Rows, places: Rows) -> Rows:
-    """The positions in the other source of places among the chosen ones."""
     if not isinstance(chosen, range):
         return chosen[places.start : places.stop] if isinstance(places, range) else chosen[places]
     if isinstance(places, range):

@@ -16,15 +16,16 @@ from regard.kernels.base import Call
 from regard.maps.sources.source import Piece, Rows, take_rows
 
 NEVER = 1e30
-"""The state of a row with no key: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""
+"""The state of a row without keys: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""
 LN_2 = math.log(2)
 """Converts logarithms. Weights are computed as powers of 2, because on the CPU `exp` of float32 takes up to 170 times
-as long if its result is nearly 0."""
+as long if its result is nearly 0.
+"""
 
 IN_NUMBERS: dict[type[Mask], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind)) for kind in (Causal, Strided, Window)
 }
-"""Masks that are nothing but their fields, by name, and these are numbers where the mask is relative."""
+"""Masks defined by their fields, by name; these are Python numbers where the mask is relative."""
 
 
 def _to_base_2(state: Tensor) -> Tensor:
@@ -32,16 +33,15 @@ def _to_base_2(state: Tensor) -> Tensor:
 
 
 def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tensor:
-    """The block (B or 1, H or 1, t, s) of a call's bias."""
     assert call.bias is not None
-    # In the map's dtype, as everywhere: a bias that reads the vectors would round in half precision.
+    # In the map's dtype, as everywhere: a bias of the vectors would round in half precision.
     query, key = take(call.query, rows).to(dtype), take(call.key, columns).to(dtype)
     key = key.repeat_interleave(call.group, dim=1) if call.group > 1 else key
     return call.bias.block(rows, columns, query=query, key=key, sizes=call.sizes).to(dtype)
 
 
 def _covered(call: Call, rows: Rows, columns: Rows) -> int:
-    """How many of the first columns the mask allows in all rows."""
+    """The number of leading columns allowed by the mask in all rows."""
     mask = call.mask
     if mask is None:
         return len(columns)
@@ -51,7 +51,7 @@ def _covered(call: Call, rows: Rows, columns: Rows) -> int:
 
 
 class DotScores:
-    """The factors of the scores of a call; the loop over rows multiplies them."""
+    """The factors of the scores of a call, multiplied by the loop over rows."""
 
     def __init__(self, call: Call, state: Tensor, scale: float, is_right: Callable[[float], bool] | None) -> None:
         self._call, self.scale, self.is_right = call, scale / LN_2, is_right
@@ -60,12 +60,11 @@ class DotScores:
 
     @property
     def reads_queries(self) -> bool:
-        """Whether the additions differ from query to query."""
         return self._call.bias is not None or "query" in self._looks
 
     @property
     def breadth(self) -> int:
-        """How many pairs of sequence and head have an addition of their own."""
+        """The number of (sequence, head) pairs with their own additions."""
         sizes = self._call.sizes
         if self._call.bias is not None:
             return sizes.flat_batch * sizes.heads
@@ -73,12 +72,11 @@ class DotScores:
 
     @property
     def is_relative(self) -> bool:
-        """Whether the additions depend on key - query alone, so that all blocks on a diagonal are equal."""
         return self._call.bias is None and self._call.mask is not None and self._call.mask.is_relative()
 
     @property
     def kind(self) -> Hashable:
-        """The masks with all that they are; None if they hold tensors, or there is a bias."""
+        """The masks as a cache key; None if they hold tensors, or there is a bias."""
         call = self._call
         masks = () if call.mask is None else call.mask.factors()
         if call.bias is not None or not all(type(mask) in IN_NUMBERS and mask.is_relative() for mask in masks):
@@ -90,7 +88,6 @@ class DotScores:
         return frozenset() if self._call.mask is None else self._call.mask.depends_on()
 
     def allows(self, rows: range, columns: range) -> bool:
-        """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
         call = self._call
         return call.bias is None and (call.mask is None or call.mask.covers(rows, columns))
 
@@ -127,7 +124,6 @@ class BufferedPart:
         return Piece(self._factors.exponentials(logs), logs, LN_2, is_scratch=True)
 
     def _scores(self, rows: Rows, columns: Rows) -> Tensor:
-        """The scores (flat_heads, t, s) to base 2, -NEVER for a hidden key."""
         query, key = take_rows(self._query.mT, rows).mT, take_rows(self._key, columns)
         scores = self._factors.buffer((len(query), query.shape[1], key.shape[2]))
         torch.baddbmm(scores, query, key, beta=0, alpha=self._scale, out=scores)
@@ -157,18 +153,18 @@ class DotFactors:
         """The keys of each flat_head: those of its batch row and its key head."""
         if self.group == 1:
             return self.key[flat_heads.start : flat_heads.stop]
-        # The number of key heads divides that of heads, so that the flat flat_head // group is the flat key head.
+        # The number of key heads divides that of heads: flat_head // group is the flat key head.
         return self.key[torch.arange(flat_heads.start, flat_heads.stop, device=self.key.device) // self.group]
 
     def buffer(self, shape: tuple[int, int, int]) -> Tensor:
-        """A tensor of a shape. It reuses memory, because memory that was used before is many times faster."""
+        """A tensor of a shape in reused memory, many times faster than new pages."""
         count = math.prod(shape)
         if self._logs.numel() < count:
             self._logs = self.query.new_empty(count)
         return self._logs[:count].view(shape)
 
     def exponentials(self, logs: Tensor) -> Tensor:
-        """2^logs, in memory that it reuses too."""
+        """2^logs, in reused memory."""
         if self._weights.numel() < logs.numel():
             self._weights = self.query.new_empty(self._logs.numel())
         return torch.exp2(logs, out=self._weights[: logs.numel()].view_as(logs))

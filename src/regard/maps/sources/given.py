@@ -1,4 +1,4 @@
-"""Weights that are a tensor, as the source of a map."""
+"""Weights in a tensor, as the source of a map."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, take_
 
 
 class TensorSource(Source):
-    """A source whose weights are all there, in a tensor. They may be negative, and need not sum to 1."""
+    """A source with its weights in a tensor. They may be negative, and need not sum to 1."""
 
     layout: tuple[int, ...]
     """(batch..., H)."""
@@ -20,11 +20,10 @@ class TensorSource(Source):
     @property
     @abstractmethod
     def tensor(self) -> Tensor:
-        """The tensor (flat_heads, T, S), of which sizes and places are asked."""
+        """The tensor (flat_heads, T, S), for sizes and indices."""
 
     @property
     def weights(self) -> Tensor:
-        """The same tensor, to be read."""
         return self.tensor
 
     @property
@@ -63,10 +62,9 @@ class TensorSource(Source):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSource(TensorSource):
-    """The weights that a caller has given, laid out as `layout`."""
+    """The caller's weights, laid out as `layout`."""
 
     given: Tensor
-    """(flat_heads, T, S)."""
     layout: tuple[int, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""The log-sum-exp of each row of scores, and its largest score."""
+"""The log-sum-exp and the largest score of each row."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def log_sum_exp(source: Source) -> Tensor:
     """The row state of a softmax, (batch..., H, T). See `AttentionMap.lse`.
 
     Raises:
-        ArgumentError: the map is not that of one call, or its normalization is no softmax.
+        ArgumentError: the map is not from one call, or its normalization is no softmax.
     """
     call = source_of_call(source, "lse")
     if not isinstance(call.call.normalization.base, Softmax):
@@ -30,11 +30,11 @@ def largest_score(source: Source) -> Tensor:
     """The largest score of each query, (batch..., H, T). See `AttentionMap.max_logit`.
 
     Raises:
-        ArgumentError: the map is not that of one call.
+        ArgumentError: the map is not from one call.
     """
     made = source_of_call(source, "max_logit()")
     with torch.no_grad():
-        # Under a softmax the largest weight is at least 1 / S, so that its logarithm is exact to rounding.
+        # Under a softmax the largest weight is at least 1 / S, so its logarithm is exact to rounding.
         call = replace(made.call, normalization=Softmax(), dropout=0.0)
         plain = CallSource(GivenFactors(call, None), made.layout, choose_backend(call, None))
         state = plain.state.flatten(0, 1)

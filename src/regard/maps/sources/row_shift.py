@@ -1,4 +1,4 @@
-r"""Rows whose biases are so far from 0 that their log-sum-exp has no digits left for the weights.
+r"""Rows with biases so far from 0 that their log-sum-exp has no digits left for the weights.
 
 $\mathrm{lse} = m + \ln \sum_j \exp(s_j - m)$ is one scalar. If the scores of a whole row are near $m = -10^9$, float32
 has steps of 64 there, and the sum is lost: each weight is read as 1. The weights are those of the scores less $m$:
@@ -21,7 +21,7 @@ from regard.tensors.guards import has_values, in_transform
 
 
 class RowShift:
-    """The shift of the rows of one call, found when the weights are first read."""
+    """The shift of the rows of one call, computed at the first read of the weights."""
 
     def __init__(self) -> None:
         self._is_known = False
@@ -29,7 +29,6 @@ class RowShift:
         self._state: Tensor | None = None
 
     def applied(self, call: Call, state: Tensor) -> tuple[Call, Tensor]:
-        """The call and its row state, both of the shifted rows if there are any."""
         normalization = call.normalization
         if call.bias is None or not isinstance(normalization, Softmax):
             return call, state
@@ -41,7 +40,7 @@ class RowShift:
             self._is_known = True
         if self._peak is None:
             return call, state
-        # The weights of a softmax with a sink are made of its row state as those of a plain one are.
+        # The weights of a softmax with a sink follow from its row state as those of a plain one.
         lowered = replace(call, bias=ShiftedBias(call.bias, call.score, self._peak), normalization=Softmax())
         if self._state is None:
             self._state = row_state(lowered)
@@ -52,11 +51,10 @@ class RowShift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShiftedBias(Bias):
-    """A bias b with which the scores s + b come out as (s + b) - m, where s + b is rounded as the kernels round it."""
+    """A bias b that gives (s + b) - m for the scores s + b, with s + b rounded as in the kernels."""
 
     bias: Bias
     score: Score
-    """Of the call: it gives s."""
     peak: Tensor
     """m (B, H, T)."""
     reads_vectors = True

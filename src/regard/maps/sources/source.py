@@ -1,8 +1,8 @@
-"""The two sides of a pass over a map: the source that makes the weights, and the statistic that reads them.
+"""The interfaces of a pass over a map: sources of weights, and statistics.
 
-All maps are of the class `AttentionMap`; they differ in their sources. A source gives the weights of any rows and
-columns, answers a question at once if it does not need them, and says in one place which statistics were kept of it:
-`has_blocks`, `keeps`, `grid` and `refuse`.
+All maps are of the class `AttentionMap`; they differ in their sources. A source computes the weights of any rows and
+columns, answers directly where no weights are needed, and declares its saved statistics: `has_blocks`, `keeps`, `grid`
+and `refuse`.
 """
 
 import math
@@ -20,20 +20,20 @@ from regard.kernels.tiled import Tile
 from regard.maps.statistics.pooling import Grid
 
 PAIRS = 64
-"""How many single weights are read from the diagonal of one block, if a source has no faster way."""
+"""Single weights per block read along its diagonal, for sources without a faster way."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """The weights (flat_heads, t, s) of a tile, and their logarithms if they are known."""
+    """The weights (flat_heads, t, s) of a tile, and their logarithms if available."""
 
     weights: Tensor
     logs: Tensor | None = None
     unit: float = 1.0
-    """How many nats a logarithm of 1 is: ln 2 if the logarithms are to base 2."""
+    """The nats of a logarithm of 1: ln 2 for logarithms to base 2."""
     is_scratch: bool = False
-    """Whether the logarithms are finite, and may be overwritten by the one statistic that reads them."""
+    """Whether the logarithms are finite, and may be overwritten by their one reader."""
 
 
 Rows = range | Tensor
@@ -41,7 +41,7 @@ Part = Callable[[Rows, Rows], Piece]
 
 
 class Scores(Protocol):
-    """The scores whose weights are 2^(scale q k + added - state / ln 2), in float32 or float64."""
+    """The scores behind weights 2^(scale q k + added - state / ln 2), in float32 or float64."""
 
     scale: float
     query: Tensor
@@ -49,10 +49,11 @@ class Scores(Protocol):
     key: Tensor
     """(B, G, S, D); G divides H."""
     state: Tensor
-    """The log-sum-exp of each row, (B, H, T); -inf for a row with no key."""
+    """The log-sum-exp of each row, (B, H, T); -inf for a row without keys."""
     is_right: Callable[[float], bool] | None
-    """Whether a state that is not checked yet is right, for the largest |ln of a sum of weights| of the last
-    queries; None for a state that is right."""
+    """A check of the state, from the largest |ln of a sum of weights| of the last queries; None for a state known to be
+    right.
+    """
 
     @property
     def reads_queries(self) -> bool:
@@ -60,18 +61,18 @@ class Scores(Protocol):
 
     @property
     def breadth(self) -> int:
-        """How many pairs of sequence and head have an addition of their own."""
+        """The number of (sequence, head) pairs with their own additions."""
 
     @property
     def is_relative(self) -> bool:
-        """Whether the additions depend on key - query alone, so that all blocks on a diagonal are equal."""
+        """Whether the additions depend on key - query alone: then all blocks on a diagonal are equal."""
 
     @property
     def kind(self) -> Hashable:
-        """A name for the additions of scores of equal sizes; None if they have none."""
+        """A cache key of the additions for scores of equal sizes; None to prevent caching."""
 
     def allows(self, rows: range, columns: range) -> bool:
-        """Whether nothing is added in all of the rows and columns; False if that is not known cheaply."""
+        """Whether the additions are 0 in all of the rows and columns; False if a cheap check cannot tell."""
 
     def added(self, rows: range, columns: range) -> Tensor:
         """The additions to the scores, (B or 1, H or 1, t or 1, s or 1); far below 0 for a hidden key."""
@@ -79,21 +80,21 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftmaxCall:
-    """A call whose weights are a softmax of its scores."""
+    """A call with softmax weights."""
 
     call: Call
     state: Tensor | None
-    """The log-sum-exp of each row (B, H, T); None if it is that of the scores alone, and not computed yet."""
+    """The log-sum-exp of each row (B, H, T); None if not yet computed."""
 
 
 class Scratch:
-    """Holds objects of sources, such as buffers, during one pass; it is handed to them, and dropped afterwards."""
+    """Buffers of sources for one pass."""
 
     def __init__(self) -> None:
         self._held: dict[Source, Any] = {}
 
     def of(self, owner: "Source", make: Callable[[], T]) -> T:
-        """The object that a source holds in this pass; it is made at the first call."""
+        """The buffer of a source in this pass, made at the first call."""
         if owner not in self._held:
             self._held[owner] = make()
         held: T = self._held[owner]
@@ -101,20 +102,22 @@ class Scratch:
 
 
 class Statistic(ABC):
-    """A statistic that is computed from tiles. `read` sees each tile once, and gradients flow through it."""
+    """A statistic computed from tiles. `read` gets each tile once, and gradients flow through it."""
 
     needs_tiles: ClassVar[bool] = False
-    """Whether products with the whole map cannot give it. It then needs a pass over tiles, which others may share."""
+    """Whether it needs a pass over tiles, which others may share, because products with the whole map do not
+    suffice.
+    """
     reads_shares: ClassVar[bool] = False
-    """Whether it reads the weights of a row as shares of a whole, so that it has no meaning for weights below 0."""
+    """Whether it reads the weights of a row as shares of a whole: then it has no meaning for weights below 0."""
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:
-        """The part of the statistic that comes from one tile."""
+        """The statistic's part from one tile."""
 
     @abstractmethod
     def add(self, total: Any, read: tuple[Tensor, ...], tile: Tile, source: "Source") -> Any:
-        """Add a tile to the total, which is None at first. Groups of flat_heads come one by one, rows ascending."""
+        """Add a tile to the total, at first None. Groups of flat_heads come one by one, rows ascending."""
 
     @abstractmethod
     def end(self, total: Any) -> tuple[Tensor, ...]:
@@ -124,10 +127,8 @@ class Statistic(ABC):
 class Source(ABC):
     """The source of the weights of a map (batch..., H, T, S).
 
-    Cells are the flat indices of the dimensions before queries and keys.
+    `flat_heads` are the flat indices of the dimensions before queries and keys.
     """
-
-    # -- properties -----------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -141,42 +142,36 @@ class Source(ABC):
 
     @property
     def answer_dtype(self) -> torch.dtype:
-        """The dtype in which answers are given."""
         return self.dtype
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """(batch..., H)."""
         return tuple(self.shape[:-2])
 
     @property
     def flat_heads(self) -> int:
-        """How many maps (T, S) it holds."""
         return math.prod(self.leading)
 
     @property
     def queries(self) -> int:
-        """T."""
         return self.shape[-2]
 
     @property
     def keys(self) -> int:
-        """S."""
         return self.shape[-1]
 
     @property
     def width(self) -> int:
-        """How many elements are held for each pair while a tile is made."""
+        """The elements allocated for each pair while a tile is made."""
         return 1
 
     @property
     def has_signs(self) -> bool:
-        """Whether weights may be below 0."""
         return False
 
     @property
@@ -186,11 +181,11 @@ class Source(ABC):
 
     @property
     def mixed(self) -> str:
-        """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
+        """The reason why the last dimension before queries and keys mixes sequences and heads; else empty."""
         return ""
 
     def require_heads(self, asked: str) -> None:
-        """Check that a question about heads has an answer.
+        """Check for a dimension of heads.
 
         Raises:
             ShapeError: sequences and heads are in one dimension, in an unknown order.
@@ -206,53 +201,45 @@ class Source(ABC):
     def __str__(self) -> str:
         """A short name."""
 
-    # -- kept statistics ------------------------------------------------------------------------------
-
     @property
     def has_blocks(self) -> bool:
-        """Whether any block of weights can be computed; if not, there are only the answers that were kept."""
+        """Whether any block of weights can be computed; otherwise there are only saved statistics."""
         return True
 
     @property
     def kept(self) -> Mapping[str, Statistic]:
-        """The statistics that were kept in place of the weights, by name."""
         return {}
 
     def keeps(self, statistic: Statistic) -> bool:
-        """Whether a statistic can be answered."""
         return self.has_blocks or self.at_once(statistic) is not None
 
     def grid(self, wanted: Grid, how: str) -> Grid:
-        """The finest grid on which the weights can be pooled by `how`; it is never finer than the wanted one."""
+        """The finest grid for pooling by `how`, never finer than the wanted one."""
         return wanted
 
     def refuse(self, asked: str) -> NoReturn:
-        """Raise the error that says why this source cannot answer.
+        """Raise the error for an answer this source lacks.
 
         Raises:
-            NotKeptError: only statistics were kept.
-            ArgumentError: the map is not that of one call.
+            NotKeptError: it has statistics only.
+            ArgumentError: the map is not from one call.
         """
         raise ArgumentError(
             f"{asked} needs the queries and keys of one call, and this map is {self}: ask the map of the call"
         )
 
-    # -- gradients of weights --------------------------------------------------------------------------
-
     def gradient(self, grad_output: Tensor | None) -> "Source":
-        """The source of dL/dP for a gradient dL/dO of the output; None takes the one that was kept.
+        """The source of dL/dP for a gradient dL/dO of the output; by default the saved one.
 
         Raises:
-            ArgumentError: the map is not that of one call, or its values or the gradient of its output were not kept.
-            GradientError: no backward pass has handed the gradient over.
+            ArgumentError: the map is not from one call, or its values or the gradient of its output were not kept.
+            GradientError: there was no backward pass.
         """
         self.refuse("gradient()")
 
     def attribution(self, grad_output: Tensor | None) -> "Source":
-        """The source of P times dL/dP, in the same way."""
+        """The source of P times dL/dP, with the same arguments and errors."""
         self.refuse("attribution()")
-
-    # -- tiles -----------------------------------------------------------------------------------------
 
     def support(self, rows: range) -> range:
         """The keys outside which the weights of these rows are 0, whatever their signs."""
@@ -264,17 +251,17 @@ class Source(ABC):
 
     @abstractmethod
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        """A function that computes the weights of those flat_heads for any rows and columns.
+        """A function from rows and columns to the weights of those flat_heads.
 
         With a scratch, a piece may overwrite the memory of the piece before, and carries no gradient.
         """
 
     def dot_scores(self) -> Scores | None:
-        """The scores, if the weights are a softmax of dot products; None for other sources."""
+        """The scores behind a softmax of dot products; None for other sources."""
         return None
 
     def softmax_call(self) -> SoftmaxCall | None:
-        """The call itself, if the weights are a softmax of its scores; None for other sources."""
+        """The call behind softmax weights; None for other sources."""
         return None
 
     def pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -289,31 +276,25 @@ class Source(ABC):
         found = [self.choose(flat_heads[of[:1]], (1,)).pairs(rows[of], columns[of])[0] for of in places]
         return torch.cat(found)[torch.cat(places).argsort()]
 
-    # -- without tiles ---------------------------------------------------------------------------------
-
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        """A statistic's answers (flat_heads, ...) without tiles; None if it needs tiles, or cannot be answered."""
+        """A statistic's answers (flat_heads, ...) without tiles; None if it needs tiles, or has no answer."""
         return None
 
     def product(self, x: Tensor) -> Tensor | None:
-        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None if only tiles give it."""
+        """P x for x (S, N) or (batch..., G or H, S, N), laid out as the map; None for sources that need tiles."""
         return None
-
-    # -- other sources ---------------------------------------------------------------------------------
 
     @abstractmethod
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Source":
-        """The source of some flat_heads, or of all of them for None, laid out as `leading`."""
+        """The source of some flat_heads, or all for None, laid out as `leading`."""
 
     def told_heads(self, has_heads: bool) -> "Source":
-        """The same source, told whether the last dimension before queries and keys is still that of the heads."""
+        """The same source, with a given answer of `has_heads`."""
         return self
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
-        """The source with its tensors changed: moved, or detached."""
-
-    # -- layout ----------------------------------------------------------------------------------------
+        """The source with its tensors mapped: moved, or detached."""
 
     def laid_out(self, answer: Tensor) -> Tensor:
         """An answer (flat_heads, ...) with the leading dimensions, in the dtype of answers."""
@@ -323,7 +304,7 @@ class Source(ABC):
 
 
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """The bytes that tensors hold, by storage, so that a shared storage counts once."""
+    """The bytes of tensors by storage, to count a shared storage once."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
 
 

@@ -1,4 +1,4 @@
-"""The source of several maps whose rows follow one another: the steps of a generation."""
+"""The concatenated rows of several maps: the steps of a generation."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -18,15 +18,14 @@ from regard.maps.statistics.tiles import ask
 
 @dataclass(frozen=True, eq=False)
 class StackSource(Source):
-    """Sources whose rows follow one another. Each knows a run of the keys; its weights of all others are 0."""
+    """Sources with concatenated rows. Each has a range of the keys; its weights of all others are 0."""
 
     steps: tuple[Source, ...]
     starts: tuple[int, ...]
-    """The place of each step's first key among the keys of the stack."""
+    """The index of each step's first key among the keys of the stack."""
 
     @cached_property
     def ends(self) -> list[int]:
-        """The query after the last of each step."""
         return list(accumulate(step.queries for step in self.steps))
 
     @property
@@ -108,7 +107,6 @@ class StackSource(Source):
         return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)
 
     def _found(self, rows: range) -> list[tuple[int, range]]:
-        """The steps that rows are in, and which of their rows are meant."""
         found, at = [], rows.start
         while at < rows.stop:
             step = bisect_right(self.ends, at)
@@ -119,7 +117,7 @@ class StackSource(Source):
 
 
 def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[int, ...]:
-    """Check that sources can be the steps of one map; return the place of each one's first key.
+    """Check that sources can be the steps of one map; return the index of each one's first key.
 
     Raises:
         ArgumentError: there are no sources, or the starts are not one integer of at least 0 for each.
@@ -139,7 +137,7 @@ def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[
 
 
 def _within(part: Part, rows: range, columns: Rows, start: int, keys: int) -> Tensor:
-    """A block of a part that knows only the columns from `start` on; the weights of all others are 0."""
+    """A block of a part with only the columns from `start` on; the weights of all others are 0."""
     if not isinstance(columns, range):
         inner = columns - start
         beyond = (inner < 0) | (inner >= keys)
@@ -147,7 +145,7 @@ def _within(part: Part, rows: range, columns: Rows, start: int, keys: int) -> Te
     before = min(max(start - columns.start, 0), len(columns))
     known = range(max(columns.start - start, 0), min(columns.stop - start, keys))
     if not known:
-        # One key is read for the shape, the dtype and the device.
+        # Read one key, for the shape, the dtype and the device.
         weights = part(rows, range(1)).weights
         return weights.new_zeros(*weights.shape[:-1], len(columns))
     weights = part(rows, known).weights

@@ -1,4 +1,4 @@
-"""The source of a map of which only some statistics were kept, and no weights."""
+"""The source of a map with some statistics, without weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from regard.maps.statistics.tiles import ask_all
 
 
 class Summarize:
-    """Which statistics of each call `regard.watch(model, keep=...)` keeps, and their sizes.
+    """The statistics of each call for `regard.watch(model, keep=...)`, and their sizes.
 
     Args:
-        names: statistics that `AttentionMap.summary` knows: received, entropy, participation_ratio, distance,
-            top_weight, top_key, top_keys, top_p_count, pooled, pooled_mean, pooled_sum, pooled_max. Without names
-            they are received, entropy, top_keys and pooled.
-        k: for top_keys; a call with fewer keys keeps as many as it has.
+        names: statistics of `AttentionMap.summary`: received, entropy, participation_ratio, distance, top_weight,
+            top_key, top_keys, top_p_count, pooled, pooled_mean, pooled_sum, pooled_max. The default is received,
+            entropy, top_keys and pooled.
+        k: for top_keys; calls of fewer keys have fewer.
         p: for top_p_count.
-        rows: for pooled; calls of fewer queries keep a row for each.
+        rows: for pooled; calls of fewer queries have a row for each.
         columns: for pooled, in the same way.
         how: for pooled.
 
-    A head of T queries and S keys takes 4 (S + T) bytes for received and entropy, 8 k T for top_keys and
-    4 rows columns for a picture: as it stands 57 MB for 144 heads at T = S = 8192.
+    A head of T queries and S keys takes 4 (S + T) bytes for received and entropy, 8 k T for top_keys and 4 rows columns
+    for a picture: by default 57 MB for 144 heads at T = S = 8192.
 
     Raises:
         ArgumentError: a name is unknown, or a size is out of range.
@@ -57,7 +57,6 @@ class Summarize:
         self.k, self.p, self.rows, self.columns, self.how = k, p, rows, columns, how
 
     def statistics(self, queries: int, keys: int) -> dict[str, Statistic]:
-        """The statistics by name, for the sizes of a map."""
         return by_name(
             self.names, queries, keys,
             k=min(self.k, keys), p=self.p, rows=self.rows, columns=self.columns, how=self.how,
@@ -74,17 +73,15 @@ class Summarize:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummarySource(Source):
-    """The statistics that were kept of a map. Its weights are not known.
+    """The saved statistics of a map, without weights.
 
-    It answers the statistics that were kept; top_keys(k) up to the k that was kept; top_weight() if top_keys was kept;
-    and pictures on the grids that were kept: a sum from a mean, a mean from a sum, and any of them if a block is a
-    single weight.
+    It answers the saved statistics; top_keys(k) up to the saved k; top_weight() by top_keys; and pictures on the saved
+    grids: a sum from a mean, a mean from a sum, and any of them if a block is a single weight.
     """
 
     layout: tuple[int, ...]
     """(batch..., H, T, S)."""
     number: torch.dtype
-    """The dtype of the weights."""
     what: Summarize
     named: Mapping[str, Statistic]
     answers: Answers
@@ -94,13 +91,10 @@ class SummarySource(Source):
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
-        """The statistics of a source, computed at once in one pass."""
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
-
-    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
@@ -119,8 +113,6 @@ class SummarySource(Source):
 
     def __str__(self) -> str:
         return f"statistics alone, by {self.what!r}"
-
-    # -- kept statistics ------------------------------------------------------------------------------
 
     @property
     def has_blocks(self) -> bool:
@@ -148,7 +140,7 @@ class SummarySource(Source):
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         if (found := self.answers.get(statistic)) is not None:
-            # Indices are handed out in 64 bits, as everywhere in torch.
+            # Indices have 64 bits outside, as everywhere in torch.
             return tuple(t if t.is_floating_point() else t.long() for t in found)
         match statistic:
             case st.Pooled(grid, how):
@@ -180,15 +172,11 @@ class SummarySource(Source):
     def _pictures(self) -> list[st.Pooled]:
         return [statistic for statistic in self.answers if isinstance(statistic, st.Pooled)]
 
-    # -- tiles -----------------------------------------------------------------------------------------
-
     def columns(self, rows: range) -> NoReturn:
         self.refuse("a block of weights")
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         self.refuse("a block of weights")
-
-    # -- other sources ---------------------------------------------------------------------------------
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
         if flat_heads is None:
@@ -197,10 +185,10 @@ class SummarySource(Source):
         return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
 
     def of_rows(self, rows: range) -> "SummarySource":
-        """The statistics that were kept of single queries, for some of them; sums over all and pictures are left out.
+        """The statistics by query, for some queries; sums over all and pictures are left out.
 
         Raises:
-            NotKeptError: nothing was kept of single queries.
+            NotKeptError: there are no statistics by query.
         """
         named = {name: s for name, s in self.named.items() if isinstance(s, st.PerQuery | st.TopWeights)}
         if not named:
@@ -214,9 +202,9 @@ class SummarySource(Source):
 
 
 def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> SummarySource:
-    """Join the steps of a generation: statistics of queries are put below one another, those of keys are summed.
+    """Join the steps of a generation: statistics by query are concatenated, those by key are summed.
 
-    `starts` has the place of each step's first key among all keys. Pictures cannot be joined and are left out.
+    `starts` has the index of each step's first key among all keys. Pictures cannot be joined and are left out.
 
     Raises:
         NotKeptError: none of the kept statistics can be joined.
@@ -238,7 +226,6 @@ def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> Summa
 
 
 def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequence[int]) -> Statistic | None:
-    """The statistic of the joined map whose parts are the statistics of the steps."""
     first, before = parts[0], [0]
     for step in steps[:-1]:
         before.append(before[-1] + step.queries)
@@ -248,7 +235,7 @@ def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequ
         case st.TopWeights():
             return st.TopWeights(max(part.k for part in parts if isinstance(part, st.TopWeights)))
         case st.Distance():
-            # A query and its keys move together, which leaves their distance as it was.
+            # A query and its keys move together, and their distance is unchanged.
             offsets = {
                 s.offset + start - b
                 for s, start, b in zip(parts, starts, before, strict=True)
@@ -282,6 +269,6 @@ def _moved(indices: Tensor, start: int) -> Tensor:
 
 
 def _small(answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copy answers that keep more than their own bytes alive; indices of keys fit into 32 bits."""
+    """Copy answers that hold larger storages; indices of keys fit into 32 bits."""
     small = (t if t.is_floating_point() else t.int() for t in answers)
     return tuple(t.clone() if t.untyped_storage().nbytes() > t.numel() * t.element_size() else t for t in small)

@@ -21,7 +21,7 @@ class TransposedSource(DerivedSource):
 
     @classmethod
     def of_source(cls, source: Source) -> Source:
-        """The transpose; that of a transpose is the map itself."""
+        """The transpose; that of a transpose is the original."""
         return source.of if isinstance(source, TransposedSource) else cls(source)
 
     @property

@@ -1,4 +1,4 @@
-"""Two optional companions of the weights of a call: its values, and the gradient of its output."""
+"""Two optional parts of a call: its values, and the gradient of its output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Made(Generic[T]):
 
 
 def read_now(make: Callable[[], Tensor] | None) -> Made[Tensor] | None:
-    """The same function, run already; None for a gradient that is not there yet."""
+    """The same function, already evaluated; None for a gradient not yet available."""
     try:
         return None if make is None else Made(make())
     except GradientError:
@@ -32,27 +32,24 @@ def read_now(make: Callable[[], Tensor] | None) -> Made[Tensor] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallValues:
-    """The values of a call and the gradient of its output, each made when it is asked for."""
+    """The values of a call and the gradient of its output, each computed on demand."""
 
     value: Callable[[], Tensor] | None = None
-    """Makes the values for each flat_head, (flat_heads, S, E); None if they were not kept."""
+    """Makes the values for each flat_head, (flat_heads, S, E), if they were kept."""
     grad_output: Callable[[], Tensor] | None = None
-    """Makes dL/dO for each flat_head, (flat_heads, T, E); None if it was not kept."""
+    """Makes dL/dO for each flat_head, (flat_heads, T, E), if it was kept."""
     held: Callable[[], list[Tensor]] = list
-    """The tensors that are held in memory now."""
 
     @classmethod
     def given(cls, value: Tensor) -> "CallValues":
-        """Values (flat_heads, S, E) that a caller has given."""
         return cls(value=Made(value))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy (`copy`, `pickle`) has the tensors of now, and no gradient that comes later."""
+        """A copy (`copy`, `pickle`) has the current tensors, without a later gradient."""
         made = [read_now(make) for make in (self.value, self.grad_output)]
         return CallValues, (*made, Made([one() for one in made if one is not None]))
 
     def with_value(self, value: Tensor) -> "CallValues":
-        """Other values (flat_heads, S, E), and the same gradient."""
         return CallValues(Made(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
@@ -73,7 +70,7 @@ class CallValues:
 
         Raises:
             ArgumentError: it was not kept.
-            GradientError: no backward pass has handed it over.
+            GradientError: there was no backward pass.
         """
         if self.grad_output is None:
             raise ArgumentError(
@@ -83,15 +80,12 @@ class CallValues:
         return self.grad_output()
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallValues":
-        """The same with every tensor changed, when it is asked for."""
         held = self.held
         return CallValues(
             _after(self.value, change), _after(self.grad_output, change), lambda: [change(one) for one in held()]
         )
 
     def choose(self, flat_heads: Tensor) -> "CallValues":
-        """The same of some flat_heads."""
-
         def chosen(tensor: Tensor) -> Tensor:
             return tensor[flat_heads.to(tensor.device)]
 
@@ -99,11 +93,10 @@ class CallValues:
 
 
 NOTHING = CallValues()
-"""Neither values nor a gradient were kept."""
 
 
 def of_heads(value: Tensor, heads: int) -> Tensor:
-    """Values (B, G or H, S, E) for each flat_head, (B * H, S, E): heads that share a key head share its values."""
+    """Values (B, G or H, S, E) for each flat_head, (B * H, S, E): heads of one key head share its values."""
     return value.repeat_interleave(heads // max(value.shape[1], 1), 1).flatten(0, 1)
 
 

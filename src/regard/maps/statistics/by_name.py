@@ -1,4 +1,4 @@
-"""The statistics that are asked for by name, several together: names become statistics, and answers become results."""
+"""Statistics by name, several together: from names to statistics, and from answers to results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,16 +21,14 @@ STATISTICS = (
     "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
     "top_p_count", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
 )  # fmt: skip
-"""The names that `summary` knows."""
 USUAL = ("received", "entropy", "top_keys", "pooled")
-"""The names that are used if none is given."""
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Check that all names are names of statistics.
+    """Check the names of statistics.
 
     Raises:
-        ArgumentError: a name is not.
+        ArgumentError: a name is unknown.
     """
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
@@ -65,12 +63,12 @@ def by_name(
 
 
 def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:
-    """Turn the answers (flat_heads, ...) of named statistics into results, laid out as the map."""
+    """From answers (flat_heads, ...) of named statistics to results, laid out as the map."""
     return {name: finished(source, statistic, answers[statistic]) for name, statistic in named.items()}
 
 
 def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) -> Tensor | TopKeys:
-    """Turn the answers of one statistic into its result, laid out as the map."""
+    """From the answers of one statistic to its result, laid out as the map."""
     match statistic:
         case st.TopWeights():
             return TopKeys(*map(source.laid_out, answers))

@@ -1,6 +1,6 @@
-"""The statistics of a map, each as it is computed from tiles of weights.
+"""The statistics of a map, computed from tiles of weights.
 
-The smooth ones carry gradients. Rows with no key are exactly 0 in all of them.
+The smooth ones carry gradients. Rows without keys are exactly 0 in all of them.
 """
 
 from abc import abstractmethod
@@ -20,18 +20,19 @@ from regard.tensors.precision import widest_dtype
 from regard.tensors.topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
-"""Replaces the logarithm of a weight that is 0 in every dtype, because 0 times -inf would be NaN."""
+"""Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
 RANKED_ROWS = 512
-"""How many queries have their candidates ranked together: few calls on many rows are faster."""
+"""Queries with their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
-"""How many keys are sorted first to find a share of the mass: most rows need no more."""
+"""Keys sorted first to find a share of the mass: most rows need no more."""
 MISSED = 1e-12
-"""A share of the mass that is missed by this share of itself counts as reached, so that rounding of sums in float64
-does not decide between one number of equal keys and the next."""
+"""A relative shortfall of a mass that still counts as reached: else rounding of float64 sums would decide between one
+count of equal keys and the next.
+"""
 
 
 class TopKeys(NamedTuple):
-    """The k largest weights of each query, from the largest down, and the keys that have them."""
+    """The k largest weights of each query, from the largest down, and their keys."""
 
     values: Tensor
     """(batch..., H, T, k)."""
@@ -40,7 +41,7 @@ class TopKeys(NamedTuple):
 
 
 class PerQuery(Statistic):
-    """One answer for each query; tiles are joined along the rows, and groups of flat_heads along the flat_heads."""
+    """One answer for each query; tiles are concatenated along the rows, and groups along the flat_heads."""
 
     def add(
         self, total: dict[int, list[tuple[Tensor, ...]]] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
@@ -179,10 +180,10 @@ class Largest(PerQuery):
 
 @dataclass(frozen=True, slots=True)
 class ArgLargest(PerQuery):
-    """The first key that has the largest weight: (flat_heads, T)."""
+    """The first key with the largest weight: (flat_heads, T)."""
 
     names_zeros: bool = False
-    """Whether a key is named that has a weight of 0, in place of -1."""
+    """Whether a row of zeros gives a key, not -1."""
 
     needs_tiles: ClassVar[bool] = True
 
@@ -201,7 +202,7 @@ class TopWeights(Statistic):
 
     k: int
     names_zeros: bool = False
-    """Whether keys are named that have a weight of 0, in place of -1."""
+    """Whether keys of weight 0 are given, not -1."""
 
     needs_tiles: ClassVar[bool] = True
 
@@ -212,10 +213,10 @@ class TopWeights(Statistic):
             keys = largest(weights, self.k)
             return weights.gather(-1, keys), keys + tile.columns.start
         found = candidates(weights.flatten(0, 1), self.k)
-        # If whole rows are candidates they are a view of the tile, whose memory the next tile will overwrite.
+        # Whole rows as candidates are a view of the tile, and the next tile overwrites its memory.
         values = found.values.clone() if found.first.shape[-1] == 1 else found.values
         first = found.first + tile.columns.start
-        # The width is told, since -1 has no meaning for a batch of no sequence.
+        # The width is explicit, since -1 is ambiguous for an empty batch.
         flat_heads, rows = weights.shape[:2]
         return values.view(flat_heads, rows, values.shape[-1]), first.view(flat_heads, rows, first.shape[-1])
 
@@ -235,7 +236,7 @@ class TopWeights(Statistic):
 
 
 class _Ranked:
-    """The k largest weights of the rows so far. Candidates of several tiles wait until they are ranked together."""
+    """The k largest weights of the rows so far. Candidates of several tiles wait for one common ranking."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -244,7 +245,7 @@ class _Ranked:
         self.rows = 0
 
     def add(self, values: Tensor, first: Tensor) -> None:
-        """Add a tile: its candidates (flat_heads, t, n), and the keys with which their chunks begin."""
+        """Add a tile: its candidates (flat_heads, t, n), and the first keys of their chunks."""
         if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
             self._decide()
         self.waiting.append((values, first))
@@ -277,7 +278,7 @@ def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class TopPCount(PerQuery):
-    """The fewest keys that hold the share p of the row's mass: (flat_heads, T) of int64."""
+    """The fewest keys with the share p of the row's mass: (flat_heads, T) of int64."""
 
     share: float
 
@@ -331,7 +332,7 @@ class Pooled(Statistic):
 
     @property
     def of_largest(self) -> bool:
-        """Whether a block becomes its largest weight; if not, it becomes a sum or a mean."""
+        """Whether a block becomes its largest weight, not a sum or a mean."""
         return self.how == "max"
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
@@ -349,7 +350,7 @@ class Pooled(Statistic):
         row, column = rows.index_of(tile.rows.start), columns.index_of(tile.columns.start)
         picture = total[first] if apart else total[first][_slice(tile.flat_heads)]
         where = picture[:, row : row + part.shape[1], column : column + part.shape[2]]
-        # Autograd saves the inputs of the maximum: a copy, which the next tile does not overwrite.
+        # Autograd saves the inputs of the maximum: copy them, since the next tile overwrites the originals.
         before = where.clone() if apart else where
         where[...] = torch.maximum(before, part) if self.of_largest else before + part
         return total
@@ -359,7 +360,6 @@ class Pooled(Statistic):
         return (self.finished(picture),)
 
     def finished(self, sums: Tensor) -> Tensor:
-        """The requested picture; a picture of means is computed from sums."""
         if self.how != "mean":
             return sums
         areas = self.grid.areas(sums.device)
@@ -370,12 +370,12 @@ class Pooled(Statistic):
 
 
 def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat`, but a single tensor is not copied."""
+    """`torch.cat` without a copy of a single tensor."""
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim)
 
 
 def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
-    """The values of a function of the key, or those that are given in its place.
+    """The values of a function of the key, or given values.
 
     Raises:
         ShapeError: they are not numeric.

@@ -1,4 +1,4 @@
-"""How far two maps are from one another, query by query: the losses of distillation, without either matrix."""
+"""The divergence of two maps, query by query: the losses of distillation, without either matrix."""
 
 import math
 from abc import abstractmethod
@@ -27,7 +27,7 @@ Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
 
 
 def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Divergence = "kl") -> Tensor:
-    r"""How far the weights q are from the weights p, for each query: (batch..., H, T).
+    r"""The divergence of the weights q from the weights p, for each query: (batch..., H, T).
 
     Args:
         p: a map (batch..., H, T, S), or its rows as a tensor of that shape.
@@ -36,19 +36,19 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Diverge
             $m = (p + q) / 2$; "cross_entropy" $-\sum_j p_j \ln q_j$; "mse" $\frac1S \sum_j (p_j - q_j)^2$; "cosine"
             $1 - p \cdot q / (\lVert p \rVert \lVert q \rVert)$.
 
-    In nats. "kl" and "cross_entropy" are at least 0 for rows that sum to 1, and inf where p has weight that q has
-    not; "js" is in [0, ln 2], "mse" in [0, 2 / S], "cosine" in [0, 1] (1 if one of the rows is 0, 0 if both are).
-    A query that has no key in p is 0 in "kl" and "cross_entropy".
+    In nats. "kl" and "cross_entropy" are at least 0 for rows that sum to 1, and inf where p has weight on a key without
+    weight in q; "js" is in [0, ln 2], "mse" in [0, 2 / S], "cosine" in [0, 1] (1 if one of the rows is 0, 0 if both
+    are). A query without keys in p is 0 in "kl" and "cross_entropy".
 
-    Gradients flow to both sides, in memory linear in T and S; for a teacher give `p.detach()`. If q is a softmax of
-    dot products without a bias, and sees all keys that p sees, "kl" and "cross_entropy" cost one product with p:
-    $-\sum_j p_j \ln q_j = \mathrm{lse}_i \sum_j p_j - c\, q_i \cdot (P K)_i$. Everything else is one pass over tiles.
-    For the sum or mean over heads take `average()` of either side first.
+    Gradients flow to both sides, in memory linear in T and S; for a teacher give `p.detach()`. If q is a softmax of dot
+    products without a bias, and sees all keys of p, "kl" and "cross_entropy" cost one product with p: $-\sum_j p_j \ln
+    q_j = \mathrm{lse}_i \sum_j p_j - c\, q_i \cdot (P K)_i$. Everything else is one pass over tiles. For the sum or
+    mean over heads take `average()` of either side first.
 
     Raises:
         ArgumentError: the kind is unknown, or neither side is a map.
         ShapeError: the two are of different shapes.
-        NotKeptError: only statistics were kept of a map.
+        NotKeptError: a map has statistics only.
 
     Source: Kullback & Leibler 1951; Lin 1991 (Jensen-Shannon); Wang et al. 2020 (MiniLM, arXiv:2002.10957), equation 2
     ("kl"); Jiao et al. 2020 (TinyBERT, arXiv:1909.10351), equation 7 ("mse").
@@ -70,7 +70,7 @@ def divergence(p: AttentionMap | Tensor, q: AttentionMap | Tensor, kind: Diverge
 
 
 def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
-    """The divergence as it is computed: below 0 by rounding, where two rows are almost alike."""
+    """The computed divergence: slightly below 0 by rounding for almost equal rows."""
     at_once = _by_product(p, q) if kind in ("kl", "cross_entropy") else None
     if at_once is None:
         return p.laid_out(ask(Together(p, q), OF_KIND[kind](q))[0])
@@ -88,7 +88,6 @@ def _is_at_least_zero(kind: Divergence, p: Source, q: Source) -> bool:
 
 
 def _sums_to_one(source: Source) -> bool:
-    """Whether the rows are known to sum to 1, but those with no key."""
     match source:
         case CallSource():
             return isinstance(source.call.normalization, Softmax)
@@ -103,7 +102,7 @@ def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source
     Raises:
         ArgumentError: neither is a map.
         ShapeError: they differ in shape or device.
-        NotKeptError: only statistics were kept of one.
+        NotKeptError: one has statistics only.
     """
     maps = [side for side in (p, q) if isinstance(side, AttentionMap)]
     if not maps or not all(isinstance(side, AttentionMap | Tensor) for side in (p, q)):
@@ -124,7 +123,7 @@ def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source
 
 
 def _by_product(p: Source, q: Source) -> Tensor | None:
-    """The cross entropy by one product with p; None if q is not a plain softmax that sees all that p sees."""
+    """The cross entropy by one product with p; None if q is not a plain softmax over all keys of p."""
     if not isinstance(q, CallSource):
         return None
     call = q.call
@@ -135,7 +134,7 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
     dtype = torch.promote_types(p.dtype, q.dtype)
     key = call.key.repeat_interleave(call.group, dim=1).flatten(0, 1).to(dtype)
     query = call.query.flatten(0, 1).to(dtype)
-    # The element after the keys is 1, whose mean is the sum of p's row.
+    # The element after the keys is 1: its mean is the sum of p's row.
     values = torch.nn.functional.pad(key, (0, 1), value=1.0)
     means = product(p, p.laid_out(values))
     means = means.reshape(*query.shape[:-1], means.shape[-1])
@@ -146,14 +145,12 @@ def _by_product(p: Source, q: Source) -> Tensor | None:
 
 
 def _same(one: Mask | None, other: Mask) -> bool:
-    """Whether two bound masks are known to allow the same pairs."""
     if one is None or len(one.factors()) != len(other.factors()):
         return False
     return all(a is b or _same_causal(a, b) for a, b in zip(one.factors(), other.factors(), strict=True))
 
 
 def _same_causal(one: Mask, other: Mask) -> bool:
-    """Whether both are causal with one offset for all sequences."""
     return (
         isinstance(one, Causal)
         and isinstance(other, Causal)
@@ -164,7 +161,7 @@ def _same_causal(one: Mask, other: Mask) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Together(SameShapeSource):
-    """The weights of one source, on tiles that hold all keys that it or another source sees."""
+    """The weights of one source, on tiles with all keys of it and another source."""
 
     of: Source
     other: Source
@@ -285,15 +282,15 @@ OF_KIND: Mapping[Divergence, type[Compared]] = {
 
 
 def _logs(piece: Piece) -> Tensor:
-    """Logarithms that are finite, so that 0 times the logarithm of 0 is 0, with its gradient."""
+    """Finite logarithms: 0 times the logarithm of 0 is 0, with its gradient."""
     if piece.logs is not None:
         return (piece.logs * piece.unit).clamp_min(LOWEST_LOG)
-    has_weight = piece.weights != 0  # also if it is NaN, which stays NaN
+    has_weight = piece.weights != 0  # True also for NaN, which stays NaN
     return torch.where(has_weight, torch.where(has_weight, piece.weights, 1.0).log(), LOWEST_LOG)
 
 
 def _beyond(p: Tensor, q: Piece) -> Tensor:
-    """Inf for each row in which p has weight on a key that q does not see; 0 for the others."""
+    """Inf for each row with weight in p on a key hidden in q; 0 for the others."""
     hidden = q.weights == 0 if q.logs is None else q.logs * q.unit <= LOWEST_LOG
     lost = (hidden & (p > 0)).any(-1)
     return torch.zeros_like(lost, dtype=p.dtype).masked_fill(lost, torch.inf)

@@ -1,4 +1,4 @@
-"""How much of each query's weight a mask keeps."""
+"""The share of each query's weight within a mask."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from regard.maps.statistics.tiles import ask
 
 
 def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
-    """The sum of the weights that a mask keeps, (batch..., H, T). See `AttentionMap.mass`.
+    """The sum of the weights within a mask, (batch..., H, T). See `AttentionMap.mass`.
 
     Raises:
         ArgumentError: there is no mask.
@@ -37,7 +37,7 @@ def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
 
 
 def sizes_of(source: Source) -> Sizes:
-    """The sizes to which masks of a map are bound: heads are the last of several leading dimensions, as in a call."""
+    """The sizes for binding masks of a map: heads are the last of several leading dimensions, as in a call."""
     leading, has_heads = source.leading, len(source.leading) > 1
     heads = leading[-1] if has_heads else 1
     return Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)
@@ -49,7 +49,7 @@ def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
     shares_sizes = (call.sizes.flat_batch, call.sizes.heads) == (sizes.flat_batch, sizes.heads)
     if not isinstance(call.normalization.base, Softmax) or not shares_sizes:
         return None
-    if isinstance(call.bias, ShiftedBias):  # The kernels know nothing of shifted rows.
+    if isinstance(call.bias, ShiftedBias):  # The kernels do not support shifted rows.
         return None
     both = mask if call.mask is None else And((*call.mask.factors(), *mask.factors()))
     key = call.key.to(call.compute_dtype)
@@ -64,7 +64,7 @@ def _by_lse(source: CallSource, mask: Mask, sizes: Sizes) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mass(PerQuery):
-    """sum_j P_ij over the keys that a mask keeps: (flat_heads, T)."""
+    """sum_j P_ij over the keys of a mask: (flat_heads, T)."""
 
     mask: Mask
     sizes: Sizes

@@ -1,4 +1,4 @@
-"""The questions that every map answers, whatever its source: blocks, single weights and statistics."""
+"""The interface of every map: blocks, single weights and statistics."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +25,19 @@ from regard.maps.statistics.tiles import ask, ask_all
 from regard.tensors.byte_size import human
 
 DENSE_LIMIT_BYTES = 2**30
-"""The largest block of weights that a map computes unless a call allows more."""
+"""The default limit of a block of weights."""
 
 
 class MapStatistics:
-    """The statistics of weights P of shape (batch..., H, T, S) that are computed when they are read.
+    """The statistics of weights P of shape (batch..., H, T, S), computed on demand.
 
-    Everything is exact, and takes memory linear in T and S, except `dense()`. Smooth statistics carry gradients to
-    the query and key, also in linear memory, so that they can be losses. Rows with no key are exactly 0 in every
-    statistic, while some libraries make such rows uniform.
+    Everything is exact, in memory linear in T and S, except `dense()`. Smooth statistics carry gradients to the query
+    and key, also in linear memory, for use as losses. Rows without keys are exactly 0 in every statistic, where some
+    libraries make them uniform.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
-
-    # -- properties -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
@@ -53,7 +51,6 @@ class MapStatistics:
 
     @property
     def device(self) -> torch.device:
-        """Where the factors are."""
         return self.source.device
 
     @property
@@ -63,7 +60,6 @@ class MapStatistics:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return len(self.shape)
 
     @property
@@ -74,20 +70,18 @@ class MapStatistics:
     def __len__(self) -> int:
         return self.shape[0]
 
-    # -- blocks ----------------------------------------------------------------------------------------
-
     def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
         """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
 
         Args:
             rows: a range of queries, or a 1-D tensor of them; negative ones of a tensor count from the end.
             columns: the same for keys.
-            limit_bytes: the most bytes that the block may take.
+            limit_bytes: the most bytes of the block.
 
         Raises:
             ShapeError: a query or a key is out of range.
             TooLargeError: the block would take more than `limit_bytes`.
-            NotKeptError: only statistics were kept of the map.
+            NotKeptError: the map has statistics only.
         """
         source, (*leading, queries, keys) = self.source, self.shape
         if not source.has_blocks:
@@ -158,13 +152,13 @@ class MapStatistics:
 
         Args:
             index: the query; a negative one counts from the end.
-            renormalize: normalise the row's scores anew and do not use the stored row state. In float32, with scores
-                of about 100, rounding of the log-sum-exp makes every weight of the row wrong by up to 2e-5 of itself;
-                this error does not occur in a row that is normalised anew.
+            renormalize: normalise the row's scores anew, without the stored row state. In float32, with scores of about
+                100, rounding of the log-sum-exp gives every weight of the row a relative error of up to 2e-5;
+                normalising anew removes it.
 
         Raises:
             ShapeError: the index is out of range, or no integer.
-            ArgumentError: with `renormalize`, the map is not that of one call.
+            ArgumentError: with `renormalize`, the map is not from one call.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
@@ -178,10 +172,8 @@ class MapStatistics:
         source = source_of_call(self.source, "row(renormalize=True)")
         return source.laid_out(source.row_anew(where))
 
-    # -- statistics ------------------------------------------------------------------------------------
-
     def received(self, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
-        r"""The attention that each key gets: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
+        r"""The attention received by each key: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
 
         Args:
             reduce: "sum", or "mean" for the sum divided by T, in [0, 1].
@@ -202,11 +194,11 @@ class MapStatistics:
         return sums if reduce == "sum" else sums / self.shape[-2]
 
     def entropy(self) -> Tensor:
-        r"""How spread each query's attention is: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
+        r"""The spread of each query's attention: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
 
-        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum
-        to 1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax
-        of dot products.
+        In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum to
+        1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax of dot
+        products.
 
         >>> import regard
         >>> q = torch.zeros(3, 1)
@@ -216,10 +208,10 @@ class MapStatistics:
         return self._say(st.Entropy())
 
     def participation_ratio(self) -> Tensor:
-        r"""How many keys take part in each query's attention: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
+        r"""The effective number of keys of each query: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
 
-        The participation ratio, in [1, S]: 1 if one key has all weight, n if n keys have equal shares; 0 for rows with
-        no key. It does not change if a row is scaled, so that a sink does not count. One fused call for softmax of dot
+        The participation ratio, in [1, S]: 1 if one key has all weight, n if n keys have equal shares; 0 for rows
+        without keys. Scaling a row does not change it, so a sink has no effect. One fused call for softmax of dot
         products. For rows that sum to 1 its inverse is the sum of squares; exp(-entropy) is Shannon's counterpart.
 
         Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
@@ -235,9 +227,9 @@ class MapStatistics:
         r"""The mean of a function of the key: $\sum_j P_{ij} f(j)$, (batch..., H, T) or (batch..., H, T, N).
 
         Args:
-            f: values (S,) or (S, N), or a function that makes them of positions (S,). Gradients flow to the values too.
+            f: values (S,) or (S, N), or a function from positions (S,) to them. Gradients flow to the values too.
 
-        In the range of f for rows that sum to 1; 0 for rows with no key. One fused call.
+        In the range of f for rows that sum to 1; 0 for rows without keys. One fused call.
 
         Raises:
             ShapeError: f is neither (S,) nor (S, N).
@@ -260,14 +252,14 @@ class MapStatistics:
         return means[..., 0] if values.dim() == 1 else means
 
     def distance(self, offset: int | None = None) -> Tensor:
-        r"""How far each query looks: $\sum_j P_{ij} |i + o - j|$ in positions, (batch..., H, T).
+        r"""The mean distance of each query: $\sum_j P_{ij} |i + o - j|$ in positions, (batch..., H, T).
 
         Args:
-            offset: o: query i stands at position o + i. None aligns the last query with the last key (S - T), as
-                `causal()` does.
+            offset: o: query i stands at position o + i. The default S - T aligns the last query with the last key, as
+                in `causal()`.
 
-        In [0, S + T); 0 for rows with no key. Under a causal mask it is one product over S keys, with an error of
-        about 1e-7 S in float32; otherwise it goes by tiles, with an error of 1e-7 of the distance itself.
+        In [0, S + T); 0 for rows without keys. Under a causal mask it is one product over S keys, with an error of
+        about 1e-7 S in float32; otherwise it goes by tiles, with a relative error of 1e-7.
 
         >>> import regard
         >>> q = torch.zeros(3, 1)
@@ -287,7 +279,7 @@ class MapStatistics:
         return self._say(st.Largest())
 
     def top_key(self) -> Tensor:
-        """The first key that has the largest weight of each query, (batch..., H, T); -1 for rows with no key. Tiles.
+        """The first key with the largest weight of each query, (batch..., H, T); -1 for rows without keys. Tiles.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
@@ -298,7 +290,7 @@ class MapStatistics:
     def top_keys(self, k: int) -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
-        If fewer than k keys have a weight, the rest is 0 with the index -1. The values carry gradients.
+        With fewer than k keys of some weight, the rest is 0 with the index -1. The values carry gradients.
 
         Raises:
             ArgumentError: k is not in [1, S].
@@ -314,12 +306,12 @@ class MapStatistics:
         return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
 
     def top_p_count(self, p: float) -> Tensor:
-        r"""The smallest number of keys that hold the share p of each query's attention: (batch..., H, T), int64. Tiles.
+        r"""The smallest number of keys with the share p of each query's attention: (batch..., H, T), int64. Tiles.
 
-        It is the smallest n for which the n largest weights of the row sum to at least $p \sum_j P_{ij}$. In [1, S];
-        0 for rows with no key. Equal keys count one by one: of n equal weights it is the smallest whole number not
-        below p n. The weights are those that the map reads, summed in float64; a sum that misses the share by 1e-12
-        of itself counts as reached. With p = 1 it is the number of keys whose weight is above 0.
+        The smallest n for which the n largest weights of the row sum to at least $p \sum_j P_{ij}$. In [1, S]; 0 for
+        rows without keys. Equal keys count one by one: for n equal weights it is the smallest integer not below p n.
+        Weights are summed in float64; a sum within a relative 1e-12 of the share counts as reached. With p = 1 it is
+        the number of keys with weights above 0.
 
         Raises:
             ArgumentError: p is not in (0, 1].
@@ -337,8 +329,8 @@ class MapStatistics:
         Args:
             rows: the most blocks of queries; a map with fewer queries has one block for each.
             columns: the most blocks of keys, in the same way.
-            how: "sum" of the weights of a block, "max" for the largest, or "mean" for the sum divided by the number
-                of all pairs in the block, masked ones and rows with no key included.
+            how: "sum" of the weights of a block, "max" for the largest, or "mean" for the sum divided by the number of
+                all pairs in the block, masked ones and rows without keys included.
 
         The sizes of blocks differ by at most one, and the larger blocks come first, as in `torch.tensor_split`. All
         three carry gradients.
@@ -356,19 +348,19 @@ class MapStatistics:
         return self._say(pooled(rows, columns, queries, keys, how))
 
     def block_max(self, queries: int, keys: int) -> Tensor:
-        r"""The largest weight of each block of so many queries by so many keys: (batch..., H, t, s).
+        r"""The largest weight of each block of `queries` by `keys`: (batch..., H, t, s).
 
         Args:
-            queries: how many queries a block has; fewer in the last one if T is no multiple.
+            queries: the queries of a block; fewer in the last one if T is no multiple.
             keys: the same for keys.
 
-        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. It is exact, as block-sparse attention and its
-        indexers need it; `pooled(rows, columns, "max")` takes the number of blocks instead. A block that the mask
-        leaves empty is 0. With gradients, to the largest weight. One pass over tiles, in linear memory.
+        There are t = ceil(T / queries) by s = ceil(S / keys) blocks. Exact, for block-sparse attention and its
+        indexers; `pooled(rows, columns, "max")` takes the number of blocks instead. A block without visible pairs is 0.
+        With gradients, to the largest weight. One pass over tiles, in linear memory.
 
         Raises:
             ArgumentError: a size is no integer, or below 1.
-            NotKeptError: only statistics were kept of the map.
+            NotKeptError: the map has statistics only.
 
         >>> import regard
         >>> q = torch.zeros(5, 1)
@@ -380,13 +372,13 @@ class MapStatistics:
         return self._say(st.Pooled(Grid.of_size(queries, keys, *self.shape[-2:]), "max"))
 
     def mass(self, mask: Mask | Tensor) -> Tensor:
-        r"""The share of each query's weight that a mask keeps: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
+        r"""The share of each query's weight within a mask: $\sum_{j \in M_i} P_{ij}$, (batch..., H, T).
 
         Args:
             mask: a mask such as `regard.window(8)` or `regard.lengths(4)`, or a bool tensor of the map's rank, True =
                 keep.
 
-        In [0, 1] for rows that sum to 1; 0 for rows with no key. With gradients. Under softmax it is
+        In [0, 1] for rows that sum to 1; 0 for rows without keys. With gradients. Under softmax it is
         $\exp(\mathrm{lse}^M_i - \mathrm{lse}_i)$, one call of the backend under both masks; otherwise tiles.
 
         Raises:
@@ -407,9 +399,9 @@ class MapStatistics:
             keys: (first, stop) of each span K, a list or an integer tensor (N, 2); None makes each key a span.
             queries: the same for Q.
 
-        Returns (batch..., H, spans of queries, spans of keys): sums over the keys of a span and means over its
-        queries, as Clark et al. turn pieces into words. Spans may overlap and may leave tokens out. With gradients.
-        One pass over tiles.
+        Returns (batch..., H, spans of queries, spans of keys): sums over the keys of a span and means over its queries,
+        the word-level weights of Clark et al. Spans may overlap and may leave tokens out. With gradients. One pass over
+        tiles.
 
         Source: Clark et al. 2019 (arXiv:1906.04341), section 4.1.
 
@@ -425,16 +417,14 @@ class MapStatistics:
         """
         return by_spans(self.source, keys, queries)
 
-    # -- scores ----------------------------------------------------------------------------------------
-
     @property
     def lse(self) -> Tensor:
-        r"""The log-sum-exp of each query's scores: $\ln \sum_j \exp s_{ij}$, (batch..., H, T); -inf with no key.
+        r"""The log-sum-exp of each query's scores: $\ln \sum_j \exp s_{ij}$, (batch..., H, T); -inf without keys.
 
         With a sink the sum counts it too. Every weight is $\exp(s_{ij} - \mathrm{lse}_i)$.
 
         Raises:
-            ArgumentError: the map is not that of one call under softmax.
+            ArgumentError: the map is not from one call under softmax.
 
         >>> import regard
         >>> q = torch.zeros(4, 1)
@@ -444,15 +434,15 @@ class MapStatistics:
         return log_sum_exp(self.source)
 
     def max_logit(self) -> Tensor:
-        r"""The largest score of each query: $\max_j s_{ij}$, (batch..., H, T); -inf for rows with no key. Tiles.
+        r"""The largest score of each query: $\max_j s_{ij}$, (batch..., H, T); -inf for rows without keys. Tiles.
 
-        Scores are scaled, biased and masked, as the normalization gets them. `max_logit().amax(-1)` is that of each
-        head, which QK-clip watches. It takes no gradient.
+        Scores are scaled, biased and masked, as in the input of the normalization. `max_logit().amax(-1)` is that of
+        each head, as in QK-clip. It takes no gradient.
 
         Source: Kimi Team 2025 (arXiv:2507.20534), section 2.1 (QK-clip).
 
         Raises:
-            ArgumentError: the map is not that of one call.
+            ArgumentError: the map is not from one call.
 
         >>> import regard
         >>> x = 2 * torch.eye(4)
@@ -460,8 +450,6 @@ class MapStatistics:
         tensor([2., 2., 2., 2.])
         """
         return largest_score(self.source)
-
-    # -- several, and pictures -------------------------------------------------------------------------
 
     def summary(
         self,
@@ -475,10 +463,9 @@ class MapStatistics:
         """Several statistics by name, from one pass over the map.
 
         Args:
-            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, top_p_count,
-                pooled, pooled_mean, pooled_sum or pooled_max; without names they are received, entropy, top_keys and
-                pooled.
-            k: for top_keys; None for 8, or for all keys of a map that has fewer.
+            names: received, entropy, participation_ratio, distance, top_weight, top_key, top_keys, top_p_count, pooled,
+                pooled_mean, pooled_sum or pooled_max; by default received, entropy, top_keys and pooled.
+            k: for top_keys; the default is 8, or all keys of a map with fewer.
             p: for top_p_count.
             rows: for pooled.
             columns: for pooled.
@@ -501,14 +488,14 @@ class MapStatistics:
 
     @property
     def statistics(self) -> Summary:
-        """All statistics that were kept, by name, if only statistics were kept of the map; empty for any other map."""
+        """All saved statistics, by name, of a map with statistics only; empty for any other map."""
         return self._told(self.source.kept)
 
     def grid(self, rows: int, columns: int, how: How = "mean") -> Grid:
-        """The grid of the finest picture of at most rows x columns blocks that `pooled` can give.
+        """The grid of the finest picture of at most rows x columns blocks for `pooled`.
 
-        It is the requested grid, with at most one block for each query or key. If only statistics were kept of the
-        map, it is the finest such grid that was kept, if there is one.
+        It is the requested grid, with at most one block for each query or key. For a map with statistics only, it is
+        the finest such grid among the saved ones, if there is one.
 
         Raises:
             ArgumentError: fewer than 1 row or column is asked.
@@ -540,8 +527,6 @@ class MapStatistics:
         tensor([1.0000, 0.2066])
         """
         return singular_values(self.source, k, iterations=iterations, seed=seed)
-
-    # -- how it is answered ----------------------------------------------------------------------------
 
     def _say(self, statistic: Statistic) -> Tensor:
         return self.source.laid_out(ask(self.source, statistic)[0])

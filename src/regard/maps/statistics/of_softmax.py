@@ -1,4 +1,4 @@
-r"""The statistics of a softmax of dot products that calls of attention alone can compute.
+r"""The statistics of a softmax of dot products by calls of attention alone.
 
 With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, at most a bias per key and one per query:
 
@@ -8,8 +8,8 @@ With $P_{ij} = \exp(c\, q_i \cdot k_j + b_j + r_i - \mathrm{lse}_i)$, at most a 
     -sum_j P_ij ln P_ij  lse_i - r_i - c q_i . (P K)_i - (P b)_i
     sum_j P_ij^2         exp(lse of the doubled scores - 2 lse)
 
-Each is one call of a fused kernel, with its gradient, in memory linear in T and S. (The way to the column sums comes
-from awslabs/keys_values, pull request 77.)
+Each is one call of a fused kernel, with its gradient, in memory linear in T and S. (The column sums follow
+awslabs/keys_values, pull request 77.)
 """
 
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ from regard.kernels.fused_plan import plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DotSoftmax:
-    """A call that is a softmax of scaled dot products with a bias per key and per query, and its lse."""
+    """A softmax of scaled dot products with a bias per key and per query, and its lse."""
 
     call: Call
     """In the map's dtype, without dropout."""
     state: Tensor
-    """lse (B, H, T), with the sink's part if there is one."""
+    """lse (B, H, T), including the sink."""
     backend: Backend
     scale: float
     per_key: Tensor | None
@@ -46,7 +46,6 @@ class DotSoftmax:
 
     @classmethod
     def of(cls, call: Call, state: Tensor, backend: Backend) -> "DotSoftmax | None":
-        """Read a call as such a softmax; None if it is not one."""
         scale = call.score.dot_scale(call.query.shape[-1])
         if not scale or not isinstance(call.normalization, Softmax):
             return None
@@ -65,7 +64,7 @@ class DotSoftmax:
 
     @property
     def lse(self) -> Tensor:
-        """The log-sum-exp, with 0 for rows with no key; the weights of these are 0 with any number."""
+        """The log-sum-exp, with 0 for rows without keys: their weights are 0 for any value."""
         return self.state.masked_fill(self.state == -torch.inf, 0.0)
 
     @property
@@ -74,14 +73,14 @@ class DotSoftmax:
         return self.call.normalization.base is not self.call.normalization
 
     def row_sums(self) -> Tensor:
-        """sum_j P_ij (B, H, T): 1 for live rows, less with a sink, 0 for rows with no key."""
+        """sum_j P_ij (B, H, T): 1 for live rows, less with a sink, 0 for rows without keys."""
         if not self.has_sink:
             return (self.state > -torch.inf).to(self.state.dtype)
         key = self.call.key
         return execute(self.backend, self.call, key.new_ones(*key.shape[:-1], 1))[0][..., 0]
 
     def entropy(self) -> Tensor:
-        """-sum_j P_ij ln P_ij (B, H, T), in one call whose values are K and b."""
+        """-sum_j P_ij ln P_ij (B, H, T), in one call with K and b as values."""
         call, key = self.call, self.call.key
         sums = self.row_sums()
         found = (self.lse if self.per_query is None else self.lse - self.per_query.to(self.lse.dtype)) * sums
@@ -92,7 +91,7 @@ class DotSoftmax:
         means, _ = execute(self.backend, call, key)
         found = found - self.scale * torch.linalg.vecdot(call.query, means[..., : call.query.shape[-1]])
         found = found if self.per_key is None else found - means[..., -1]
-        # No weight is above 1, so that a result below 0 comes from rounding and becomes 0; the gradient is not changed.
+        # No weight is above 1, so a negative result comes from rounding and becomes 0; the gradient is unchanged.
         return found + (found.clamp_min(0.0) - found).detach()
 
     def participation_ratio(self) -> tuple[Tensor, Tensor]:
@@ -106,7 +105,6 @@ class DotSoftmax:
         return ratio, torch.exp(plain - self.lse).masked_fill(dead, 0.0)
 
     def squares(self) -> Tensor:
-        """sum_j P_ij^2 (B, H, T)."""
         doubled = self._doubled_lse()
         dead = doubled == -torch.inf
         return torch.exp(doubled.masked_fill(dead, 0.0) - 2 * self.lse).masked_fill(dead, 0.0)
@@ -131,15 +129,14 @@ class DotSoftmax:
         return like.new_zeros(*like.shape[:-1], 1)
 
     def _swapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of every key to the queries: means of x, and the logarithms of the column sums."""
         call, sizes = self.call.expanded(), self.call.sizes
         bias = (-self.lse if self.per_query is None else self.per_query.to(self.lse.dtype) - self.lse) / self.scale
-        # The bias is one more dimension of the vectors, through which its gradient flows back.
+        # The bias is one more dimension of the vectors, as a path for its gradient.
         key = torch.cat([call.query, bias[..., None]], -1)
         query = torch.cat([call.key, torch.ones_like(call.key[..., :1])], -1)
         factors = () if call.mask is None else call.mask.factors()
-        # A mask that does not depend on the query empties whole columns of P, which is done at the end. Rows with no
-        # key need no mask of their own: each of their pairs is excluded by the mask, or is in such a column.
+        # A mask without the query empties whole columns of P, at the end. Rows without keys need no mask: each of their
+        # pairs is excluded by the mask, or is in such a column.
         columns = tuple(m for m in factors if "query" not in m.depends_on())
         mask, is_flipped = _mask_of_swapped(tuple(m for m in factors if m not in columns), sizes)
         if is_flipped:
@@ -163,8 +160,7 @@ class DotSoftmax:
 def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | None, bool]:
     """The mask of the swapped call, and whether both sequences are reversed.
 
-    If both sequences are reversed, a causal mask stays causal: the usual offset S - T becomes 0, and the kernel has a
-    flag for that.
+    Reversed, a causal mask stays causal: the usual offset S - T becomes 0, the kernel's own flag.
     """
     if not factors:
         return None, False

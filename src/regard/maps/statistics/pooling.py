@@ -1,4 +1,4 @@
-"""The one rule by which maps become pictures: a grid of blocks of nearly equal size, each reduced to one element."""
+"""Maps as pictures: a grid of blocks of nearly equal size, each reduced to one element."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,8 +12,7 @@ from regard.maps.indexing import is_integer
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """`count` bins that cover `length` places; the first length % count bins have one place more, as in
-    `torch.tensor_split`.
+    """`count` bins over `length` places; the first length % count bins have one place more, as in `torch.tensor_split`.
 
     >>> bins = Bins(7, 3)
     >>> [bins.edge(b) for b in range(4)]
@@ -25,7 +24,7 @@ class Bins:
 
     @classmethod
     def at_most(cls, count: int, length: int, name: str) -> "Bins":
-        """As many bins as asked, or one for each place if there are fewer places.
+        """As many bins as asked, or one for each place if there are fewer.
 
         Raises:
             ArgumentError: the count is below 1.
@@ -36,7 +35,7 @@ class Bins:
 
     @classmethod
     def of_size(cls, size: int, length: int, name: str) -> "Bins":
-        """Bins of `size` places; if the last one is cut short, `length` is counted to its full end.
+        """Bins of `size` places; `length` is rounded up to the full end of the last one.
 
         Raises:
             ArgumentError: the size is no integer, or below 1.
@@ -48,36 +47,30 @@ class Bins:
 
     @property
     def largest(self) -> int:
-        """How many places the largest bin has."""
         return -(-self.length // self.count)
 
     def ranges(self) -> list[range]:
-        """The places of every bin."""
         edges = [self.edge(index) for index in range(self.count + 1)]
         return [range(start, stop) for start, stop in pairwise(edges)]
 
     def edge(self, index: int) -> int:
-        """Where bin `index` begins."""
         size, extra = divmod(self.length, self.count)
         return index * size + min(index, extra)
 
     def index_of(self, place: int) -> int:
-        """The bin that a place is in."""
         size, extra = divmod(self.length, self.count)
         big = extra * (size + 1)
         return place // (size + 1) if place < big else extra + (place - big) // size
 
     def sizes(self, device: torch.device) -> Tensor:
-        """How many places each bin has."""
         size, extra = divmod(self.length, self.count)
         return size + (torch.arange(self.count, device=device) < extra).long()
 
     def owners(self, device: torch.device) -> Tensor:
-        """The bin of every place."""
         return torch.arange(self.count, device=device).repeat_interleave(self.sizes(device), output_size=self.length)
 
     def reduce(self, tensor: Tensor, dim: int, start: int, *, largest: bool) -> tuple[Tensor, int]:
-        """Sums or maxima of each bin, of places that begin at `start`, along a negative `dim`; and the first bin."""
+        """Sums or maxima of each bin, of places from `start` on, along a negative `dim`; and the first bin."""
         stop, first, pieces = start + tensor.shape[dim], self.index_of(start), []
         at, index, extra = start, first, self.length % self.count
         while at < stop:
@@ -107,7 +100,7 @@ class Grid:
 
     @classmethod
     def at_most(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
-        """As many blocks as asked, but each has at least one query and one key.
+        """As many blocks as asked, each with at least one query and one key.
 
         Raises:
             ArgumentError: fewer than 1 row or column is asked.
@@ -116,7 +109,7 @@ class Grid:
 
     @classmethod
     def of_size(cls, rows: int, columns: int, queries: int, keys: int) -> "Grid":
-        """Blocks of so many queries by so many keys; those at the ends may be cut short.
+        """Blocks of so many queries by so many keys; the last ones may be smaller.
 
         Raises:
             ArgumentError: a size is no integer, or below 1.
@@ -125,33 +118,31 @@ class Grid:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every block is a single weight, so that its sum, its mean and its largest weight are the same."""
+        """Whether every block is a single weight: then its sum, its mean and its largest weight are equal."""
         return self.rows.largest == self.columns.largest == 1
 
     def is_within(self, other: "Grid") -> bool:
-        """Whether it has no more rows and columns than another grid of the same map."""
         return self.rows.count <= other.rows.count and self.columns.count <= other.columns.count
 
     def areas(self, device: torch.device) -> Tensor:
-        """How many weights each block has: (rows, columns)."""
         return self.rows.sizes(device)[:, None] * self.columns.sizes(device)
 
     def reduce(self, weights: Tensor, row: int, column: int, *, largest: bool) -> Tensor:
-        """Sums or maxima of the blocks that weights (..., t, s) touch; the first weight is at (`row`, `column`)."""
-        # Rows come first, because this needs less memory.
+        """Sums or maxima of the blocks of weights (..., t, s), with the first weight at (`row`, `column`)."""
+        # Rows first, to save memory.
         by_rows, _ = self.rows.reduce(weights, -2, row, largest=largest)
         return self.columns.reduce(by_rows, -1, column, largest=largest)[0]
 
 
 def _largest(part: Tensor, dim: int, size: int) -> Tensor:
-    """The maximum of every `size` neighbours; `amax` alone is slow along a last dimension of a few elements."""
+    """The maximum of every `size` neighbours; `amax` alone is slow along a short last dimension."""
     if dim == -1 and size < 32:
         return torch.nn.functional.max_pool1d(part, size)
     return part.unflatten(dim, (-1, size)).amax(dim)
 
 
 def _sums(part: Tensor, dim: int, size: int) -> Tensor:
-    """The sum of every `size` neighbours; `sum` alone is slow in the same case."""
+    """The sum of every `size` neighbours; `sum` alone is slow along a short last dimension."""
     part = part.unflatten(dim, (-1, size))
     if dim == -1 and 4 <= size < 32:
         return part @ part.new_ones(size)

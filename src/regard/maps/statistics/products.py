@@ -37,7 +37,6 @@ def transposed_product(source: Source, x: Tensor) -> Tensor:
 
 
 def _by_flat_heads(source: Source, x: Tensor) -> Tensor:
-    """x (flat_heads or 1, length, N) in the map's dtype."""
     tail = x.shape[-2:]
     if x.dim() == 2:
         return x.to(source.dtype)[None]

@@ -16,7 +16,7 @@ from regard.maps.statistics.tiles import ask
 from regard.tensors.precision import widest_dtype
 
 Spans = Sequence[tuple[int, int]] | Tensor
-"""(first, stop) of each span, in tokens; the token `stop` is not part of it."""
+"""(first, stop) of each span, in tokens; `stop` is exclusive."""
 
 
 def by_spans(source: Source, keys: Spans | None, queries: Spans | None) -> Tensor:
@@ -30,7 +30,7 @@ def by_spans(source: Source, keys: Spans | None, queries: Spans | None) -> Tenso
 
 
 def _checked(spans: Spans | None, length: int, name: str) -> tuple[tuple[int, int], ...]:
-    """The spans as pairs of integers; one for each position if there are none.
+    """The spans as pairs of integers; by default one for each position.
 
     Raises:
         ShapeError: a span is empty or outside.
@@ -61,7 +61,7 @@ def _checked(spans: Spans | None, length: int, name: str) -> tuple[tuple[int, in
 
 
 class Cut:
-    """Spans of one axis as three lists of one entry for each token of each span, so that spans may overlap."""
+    """Spans of one axis as three lists, with an entry for each token of each span, since spans may overlap."""
 
     def __init__(self, spans: tuple[tuple[int, int], ...], device: torch.device) -> None:
         first, stop = torch.tensor(spans, device=device).unbind(1)
@@ -74,7 +74,7 @@ class Cut:
         self.shares = (1.0 / lengths.to(widest_dtype(device)))[self.owners]
 
     def within(self, window: range) -> tuple[Tensor, Tensor, Tensor]:
-        """The owners, the places and the shares of the tokens in a window; the places count from its start."""
+        """The owners, the indices and the shares of the tokens in a window; the indices count from its start."""
         inside = (self.places >= window.start) & (self.places < window.stop)
         return self.owners[inside], self.places[inside] - window.start, self.shares[inside]
 

@@ -16,18 +16,18 @@ from regard.maps.statistics.tiles import ask
 from regard.tensors.guards import has_values
 
 OVERSAMPLING = 4
-"""How many columns the random block has beyond the k that are asked for."""
+"""The columns of the random block beyond k."""
 PROBES = 8
-"""How many random vectors the bound uses; it fails with a probability of 10^-8."""
+"""The random vectors of the bound; it fails with a probability of 10^-8."""
 POWERS = 3
-"""How often each vector is multiplied with the residual and its transpose; with more products the bound is tighter."""
+"""Products of each vector with the residual and its transpose; more make the bound tighter."""
 
 
 class Spectrum(NamedTuple):
-    r"""Singular values $\hat\sigma_1 \ge \dots \ge \hat\sigma_k$, and how far the true ones can lie above them."""
+    r"""Singular values $\hat\sigma_1 \ge \dots \ge \hat\sigma_k$, and bounds of their errors."""
 
     values: Tensor
-    """(batch..., H, k). But for rounding, they are never too large."""
+    """(batch..., H, k). Up to rounding, never too large."""
     error: Tensor
     r"""(batch..., H, k): $\hat\sigma_i \le \sigma_i \le \hat\sigma_i + \mathrm{error}_i$, with a probability of at
     least 1 - 10^-8 over the random probes."""
@@ -48,7 +48,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
         raise ArgumentError(f"singular_values needs k in [1, {min(queries, keys)}], got {k!r}")
     if not is_integer(iterations) or iterations < 0:
         raise ArgumentError(f"singular_values needs iterations of at least 0, got {iterations!r}")
-    # Of a map in half precision they are computed in its own dtype, and rounded at the end.
+    # For half precision they are computed in the map's own dtype, and rounded at the end.
     of = CastSource.of_dtype(of, of.dtype)
     # A meta device has no data and no generator.
     generator = None if of.device.type == "meta" else torch.Generator(of.device).manual_seed(seed)
@@ -78,7 +78,7 @@ def singular_values(of: Source, k: int, *, iterations: int, seed: int) -> Spectr
 
 
 def _krylov(of: Source, start: Tensor, iterations: int) -> Tensor:
-    """An orthonormal basis of P X, (P P^T) P X, ..., each block made orthogonal to those before it."""
+    """An orthonormal basis of P X, (P P^T) P X, ..., each block made orthogonal to the earlier ones."""
     blocks = [torch.linalg.qr(product(of, start)).Q]
     room = of.queries - blocks[0].shape[-1]
     for _ in range(iterations):
@@ -105,7 +105,7 @@ def _norm_of_residual(of: Source, basis: Tensor, probes: Tensor) -> Tensor:
 
     x, logs = residual(probes), torch.zeros(of.leading, device=of.device, dtype=of.dtype)
     for _ in range(POWERS):
-        # The powers of a small norm would underflow, so that its logarithm is summed instead.
+        # The powers of a small norm would underflow: sum its logarithm.
         scale = torch.linalg.vector_norm(x, dim=-2).amax(-1).clamp_min(torch.finfo(of.dtype).tiny)
         logs = logs + scale.log()
         x = residual(transposed(x / scale[..., None, None]))

@@ -1,4 +1,4 @@
-"""How a map is cut into tiles: a few queries of a few heads, and every key that they may see."""
+"""The tiles of a map: a few queries of a few heads, and all their visible keys."""
 
 import math
 
@@ -6,10 +6,11 @@ from regard.maps.sources.source import Source
 from regard.tensors.tile_sizes import ranges, tile_shape
 
 TILE_ELEMENTS = 1 << 20
-"""How many elements the largest tensor of a tile may have: 4 MiB in float32. Smaller tiles fit the cache better, but
-more calls cancel the gain."""
+"""The most elements of a tile's largest tensor: 4 MiB in float32. Smaller tiles fit the cache better, but more calls
+cancel the gain.
+"""
 TILE_ROWS = 64
-"""A tile gets fewer heads before it gets fewer queries than this, because narrow matrix products are slow."""
+"""A tile reduces its heads before it has fewer queries than this, because narrow matrix products are slow."""
 
 
 def groups(source: Source) -> list[tuple[range, list[range]]]:
@@ -17,10 +18,10 @@ def groups(source: Source) -> list[tuple[range, list[range]]]:
     *leading, queries, keys = source.shape
     count, width = math.prod(leading), source.width
     a_row = max(1, keys * width)
-    # For a small map, the first access to larger buffers would take longer than to fill them.
+    # For a small map, page faults of larger buffers would take longer than filling them.
     limit = min(TILE_ELEMENTS, max(TILE_ELEMENTS // 4, count * queries * a_row // 8))
     few, step = tile_shape(count, queries, a_row, budget=limit, few_rows=TILE_ROWS)
-    # The number of tiles stays the same, but all get about equally many flat_heads.
+    # The number of tiles is unchanged, but all get about equally many flat_heads.
     few = max(1, -(-count // max(1, -(-count // few))))
     cuts, start = list[range](), 0
     while start < queries:

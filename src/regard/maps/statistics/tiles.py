@@ -1,7 +1,7 @@
-"""How statistics of a map are computed: at once, by one loop over its rows, or in one pass over tiles, which all share.
+"""Computation of statistics: directly, by one loop over rows, or in one shared pass over tiles.
 
-A tile has a few queries of a few heads, and every key that they may see. Its weights exist only while the
-statistics read it, and are computed again, tile by tile, for a gradient: memory is linear in T and S.
+A tile has a few queries of a few heads, and all their visible keys. Its weights exist only while the statistics read
+it, and are recomputed, tile by tile, for a gradient: memory is linear in T and S.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from regard.maps.statistics.tile_groups import groups
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (flat_heads, ...) of a statistic, without tiles if the source can do so.
+    """The answers (flat_heads, ...) of a statistic, without tiles if possible.
 
     Raises:
         NotKeptError: neither the answers nor the weights were kept.
@@ -30,7 +30,7 @@ def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
 
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several statistics, in one pass if any of them needs tiles with every source.
+    """The answers of several statistics, in one pass if one of them always needs tiles.
 
     Raises:
         NotKeptError: the weights were not kept, nor the answers of one of the statistics.
@@ -68,7 +68,6 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
 
 
 def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers, by the fastest way that this source and these statistics have here."""
     return in_one_loop(source, statistics) or one_pass(source, statistics)
 
 
@@ -83,7 +82,7 @@ def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tens
             # A reduction needs at least one key; here its weight is 0.
             tile = Tile(flat_heads, rows, source.columns(rows) or range(1))
             if has_graph:
-                # The tensors of a tile are freed at once and computed again in the backward pass.
+                # The tensors of a tile are freed at once and recomputed in the backward pass.
                 found = checkpoint(_read, part, tile, statistics, use_reentrant=False, preserve_rng_state=False)
             else:
                 found = _read(part, tile, statistics)

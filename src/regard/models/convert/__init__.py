@@ -1,4 +1,4 @@
-"""Weights from elsewhere: a folder in Hugging Face's format becomes one of the readable models of this package.
+"""Hugging Face folders as readable models of this package.
 
     pretrained = from_huggingface("opus-mt-en-de")
     pretrained.model.attend(source, source_lengths, target_input)
@@ -35,18 +35,18 @@ FAMILIES: dict[str, ReadFamily] = {
     "pegasus": pegasus,
     "t5": t5,
 }
-"""From the `model_type` of config.json to the function that builds the model."""
+"""From the `model_type` of config.json to a function that builds the model."""
 
 
 class Pretrained(NamedTuple):
-    """A model that was trained elsewhere, with the meaning of its special tokens."""
+    """A pretrained model, with the meaning of its special tokens."""
 
     model: Any
     """In evaluation mode, float32: a `Transformer`, a `DecoderOnly` or an `EncoderOnly`."""
     family: str
     """The `model_type` of config.json."""
     begin_id: int | None
-    """The token with which a target, or a generated text, begins."""
+    """The first token of a target, or of a generated text."""
     end_ids: tuple[int, ...]
     """The tokens that end a text."""
     pad_id: int | None
@@ -55,14 +55,14 @@ class Pretrained(NamedTuple):
 
 
 def from_huggingface(folder: Path | str) -> Pretrained:
-    """Read the model in a folder that Hugging Face's `save_pretrained` wrote.
+    """Read a model folder of Hugging Face's `save_pretrained`.
 
     Args:
         folder: has config.json and model.safetensors, or model.safetensors.index.json and its shards.
 
     Raises:
-        RunFolderError: the folder is foreign or cut short, its family or variant is not supported, its weights
-            are pickled, or its tensors are not those of its configuration.
+        RunFolderError: the folder is foreign or truncated, its family or variant is not supported, its weights are
+            pickled, or its tensors do not fit its configuration.
         MissingExtraError: safetensors is not installed.
     """
     folder = Path(folder)
@@ -75,7 +75,7 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     try:
         model = FAMILIES[family](settings, weights)
     except (ArgumentError, ShapeError, ArithmeticError, RuntimeError) as error:
-        # Sizes that no model can have, such as 0 heads, or so many numbers that torch cannot count them.
+        # Impossible sizes, such as 0 heads, or more elements than torch can count.
         raise RunFolderError(
             f"{settings.source} is the configuration of no model: {str(error).splitlines()[0]}"
         ) from error
@@ -85,7 +85,6 @@ def from_huggingface(folder: Path | str) -> Pretrained:
 def _tokens(
     folder: Path, settings: Settings, vocab_size: int
 ) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
-    """Begin, end, padding and banned tokens, from generation_config.json or else from config.json."""
     path = folder / "generation_config.json"
     values = dict(settings.values) | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
@@ -101,14 +100,14 @@ def _tokens(
 
     def token(name: str) -> int | None:
         found = values.get(name)
-        # Old Llama folders say -1 where there is no such token.
+        # Old Llama folders have -1 for no such token.
         return next(iter(tokens(name, None if found == -1 else found)), None)
 
     banned = values.get("bad_words_ids") or []
     words = [word for word in banned if isinstance(word, list)] if isinstance(banned, list) else []
     begin, pad = token("decoder_start_token_id"), token("pad_token_id")
     if begin is None:
-        # T5 begins with its padding token; a model that only continues text begins with its begin token.
+        # T5 begins with its padding token; a decoder-only model with its begin token.
         begin = pad if settings.values.get("is_encoder_decoder") else token("bos_token_id")
     ends = tokens("eos_token_id", values.get("eos_token_id"))
     return begin, ends, pad, tuple(tokens("bad_words_ids", [word[0] for word in words if len(word) == 1]))

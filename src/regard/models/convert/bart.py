@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020, arXiv:1910.13461) and Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
 
-Both are the post-norm Transformer of the paper, with a learned number for each token added to the logits. Marian's
+Both are the post-norm Transformer of the paper, with a learned bias for each token added to the logits. Marian's
 positions are sinusoidal, sines first. BART's positions are learned, and its embeddings are normalised. Marian with the
 norm before each sublayer is Pegasus (Zhang et al. 2020, arXiv:1912.08777). BART with the norm before each sublayer and
 without the norm of embeddings is Blenderbot (Roller et al. 2021, arXiv:2004.13637).
@@ -21,7 +21,7 @@ from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNor
 
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 OFFSET = 2
-"""The number of unused rows at the start of BART's table of positions: its code reads row position + 2."""
+"""Unused rows at the start of BART's table of positions: its code reads row position + 2."""
 
 
 def marian(settings: Settings, weights: Weights) -> Transformer:
@@ -53,7 +53,7 @@ def blenderbot(settings: Settings, weights: Weights) -> Transformer:
 
 def _sinusoidal(settings: Settings, weights: Weights) -> tuple[Maker]:
     weights.strip_prefix("model.")
-    weights.drop("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # they are computed, not learned
+    weights.drop("encoder.embed_positions.weight", "decoder.embed_positions.weight")  # computed, not learned
     return (partial(SinusoidalPositions, settings.get("d_model", int), Half()),)
 
 

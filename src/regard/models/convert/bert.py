@@ -27,12 +27,11 @@ class Transform(nn.Module):
         self.linear, self.norm, self.activation = nn.Linear(dim, dim), nn.LayerNorm(dim, eps=eps), activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) to (..., D)."""
         return self.norm(self.activation(self.linear(x)))
 
 
 class NoHead(nn.Module):
-    """Stands in the place of a head that the folder does not have."""
+    """A stand-in for a head absent from the folder."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Refuse to run.
@@ -48,7 +47,7 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
     weights.strip_prefix("bert.")
-    # The oldest folders name the gain and the offset of a norm as TensorFlow does.
+    # The oldest folders use TensorFlow's names for the gain and the offset of a norm.
     weights.rename(".gamma", ".weight")
     weights.rename(".beta", ".bias")
     weights.drop("embeddings.position_ids", "pooler.*", "cls.seq_relationship.*", "classifier.*", "qa_outputs.*")
@@ -81,7 +80,6 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors, and return whether there is a head."""
     weights.move("embeddings.word_embeddings", "embedding")
     weights.move("embeddings.position_embeddings", "positions")
     weights.move("embeddings.token_type_embeddings", "segments")

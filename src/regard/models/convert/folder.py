@@ -16,7 +16,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Settings:
-    """The values of config.json; each is asked for by name and type.
+    """The values of config.json, read by name and type.
 
     >>> settings = Settings({"d_model": 8}, Path("config.json"))
     >>> settings.get("d_model", int), settings.get("dropout", float, 0.1)
@@ -57,10 +57,10 @@ class Settings:
         return None if self.values.get(name) is None else self.get(name, kind)
 
     def floats(self, name: str) -> tuple[float, ...]:
-        """A list of numbers.
+        """A list of floats.
 
         Raises:
-            RunFolderError: it is absent, or something else.
+            RunFolderError: it is absent, or of another type.
         """
         numbers: list[Any] = self.get(name, list)
         named = Settings({f"{name}[{place}]": number for place, number in enumerate(numbers)}, self.source)
@@ -70,16 +70,16 @@ class Settings:
         """An object within the object; an empty one if it is absent or null.
 
         Raises:
-            RunFolderError: it is something else.
+            RunFolderError: it is of another type.
         """
         found: dict[str, Any] = self.get(name, dict, {})
         return found
 
     def one_of(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """The entry of `choices` that a value names.
+        """The entry of `choices` for a value.
 
         Raises:
-            RunFolderError: the value names none of them.
+            RunFolderError: the value is none of the choices.
         """
         value = self.get(name, str, default)
         if value not in choices:
@@ -92,7 +92,7 @@ def read_settings(folder: Path) -> Settings:
     """The configuration of the model in a folder.
 
     Raises:
-        RunFolderError: there is no configuration, or it is not complete.
+        RunFolderError: there is no complete configuration.
     """
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is not a folder; expected one with a config.json and a {WEIGHTS}")
@@ -105,7 +105,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        RunFolderError: the file cannot be read, or it holds something else.
+        RunFolderError: the file cannot be read, or holds something else.
     """
     try:
         value = parse_json(path.read_bytes())
@@ -117,10 +117,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of the shards that its index names.
+    """All tensors of model.safetensors, or of the shards in its index.
 
     Raises:
-        RunFolderError: a file is absent, cut short or foreign, or the folder has only pickled weights.
+        RunFolderError: a file is absent, truncated or foreign, or the folder has only pickled weights.
         MissingExtraError: safetensors is not installed.
     """
     if (folder / WEIGHTS).is_file():
@@ -131,7 +131,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if not isinstance(names, dict) or not names:
         raise RunFolderError(f"{folder / INDEX} has no weight_map: it does not say where the tensors are")
     tensors: dict[str, Tensor] = {}
-    for shard in sorted({Path(str(name)).name for name in names.values()}):  # a name, whatever the index says
+    for shard in sorted({Path(str(name)).name for name in names.values()}):  # the base name only: an index is untrusted
         tensors |= _read(folder / shard)
     absent = next((name for name in names if name not in tensors), None)
     if absent is not None:

@@ -57,7 +57,6 @@ def _eps(settings: Settings) -> float:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors, and return whether the output layer is the embedding."""
     weights.ours["embedding.weight"] = weights.take_any("wte.weight", "lm_head.weight")
     weights.move("wpe", "positions")
     weights.move("ln_f", "final_norm")

@@ -21,7 +21,7 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 def llama(settings: Settings, weights: Weights) -> DecoderOnly:
     """A Llama model."""
     weights.strip_prefix("model.")
-    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # this is computed, not learned
+    weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
     tied = _move(settings, weights)
     dim, heads = settings.get("hidden_size", int), settings.get("num_attention_heads", int)
     head_dim = settings.get("head_dim", int, dim // heads)
@@ -54,7 +54,6 @@ def llama(settings: Settings, weights: Weights) -> DecoderOnly:
 
 
 def _move(settings: Settings, weights: Weights) -> bool:
-    """Move all tensors, and return whether the output layer is the embedding."""
     weights.ours["embedding.weight"] = weights.take_any("embed_tokens.weight", "lm_head.weight")
     weights.move("norm", "final_norm")
     for number in range(settings.get("num_hidden_layers", int)):
@@ -69,7 +68,6 @@ def _move(settings: Settings, weights: Weights) -> bool:
 
 
 def _rotary(settings: Settings, head_dim: int) -> Rotary:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older folders have."""
     values = settings.part("rope_parameters") or settings.part("rope_scaling")
     base = settings.get("rope_theta", float, 10_000.0)
     rope = Settings({"rope_theta": base, **values}, settings.source)

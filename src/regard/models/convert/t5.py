@@ -33,7 +33,7 @@ def t5(settings: Settings, weights: Weights) -> Transformer:
     _move(settings, weights)
     tied = weights.output("target_embedding")
     if settings.get("scale_decoder_outputs", bool, settings.get("tie_word_embeddings", bool, True)):
-        # A factor between the last norm and the output layer has the same effect as a factor in the norm's gain.
+        # A factor between the last norm and the output layer is equivalent to a factor in the norm's gain.
         gain = weights.ours["decoder_norm.weight"].float()
         weights.ours["decoder_norm.weight"] = gain * settings.get("d_model", int) ** -0.5
     parts = TransformerParts(
@@ -99,7 +99,7 @@ def _move(settings: Settings, weights: Weights) -> None:
         "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
     )
     weights.ours["source_embedding.weight"] = weights.ours["target_embedding.weight"] = both
-    # Some folders hold a table for attention to the source, but no version of the model reads it.
+    # Some folders hold a table for attention to the source, unused by any version of the model.
     weights.drop("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
     for side in ("encoder", "decoder"):
         table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

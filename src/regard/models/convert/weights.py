@@ -1,4 +1,4 @@
-"""Tensors with another library's names get ours: every tensor is moved, or is named as left out."""
+"""Tensors with another library's names get ours: every tensor is moved, or explicitly dropped."""
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Weights:
-    """The tensors of another library. Each is moved to the name that it has in our model.
+    """The tensors of another library, to be moved to their names in our model.
 
     >>> weights = Weights({"fc.weight": torch.ones(1, 2), "fc.bias": torch.zeros(1)}, Path("folder"))
     >>> weights.move("fc", "up")
@@ -39,7 +39,6 @@ class Weights:
         return one in self and other in self and not torch.equal(self._theirs[one], self._theirs[other])
 
     def rename(self, ending: str, new: str) -> None:
-        """Give all names with this ending a new ending."""
         self._theirs = {
             name.removesuffix(ending) + new if name.endswith(ending) else name: tensor
             for name, tensor in self._theirs.items()
@@ -76,14 +75,14 @@ class Weights:
             self.ours[f"{ours}.bias"] = self.take(f"{theirs}.bias")
 
     def join(self, theirs: Iterable[str], weight: str, bias: str) -> None:
-        """Join several modules with the same input into one: their rows stand one below the other."""
+        """Join several modules with the same input into one: their rows are concatenated."""
         theirs = list(theirs)
         self.ours[weight] = torch.cat([self.take(f"{name}.weight") for name in theirs])
         if f"{theirs[0]}.bias" in self:
             self.ours[bias] = torch.cat([self.take(f"{name}.bias") for name in theirs])
 
     def attention(self, theirs: str, ours: str, names: tuple[str, str, str, str]) -> None:
-        """Move a multi-head attention whose query, key, value and output projections have these names."""
+        """Move a multi-head attention; `names` are those of its query, key, value and output projections."""
         *projections, output = names
         self.join((f"{theirs}.{name}" for name in projections), f"{ours}.in_weights.0", f"{ours}.in_bias")
         self.move(f"{theirs}.{output}", f"{ours}.out")
@@ -95,15 +94,14 @@ class Weights:
         return tied
 
     def drop(self, *patterns: str) -> None:
-        """Drop tensors that our model neither has nor needs: positions that are computed, other heads."""
         for name in [name for name in self._theirs if any(fnmatchcase(name, pattern) for pattern in patterns)]:
             del self._theirs[name]
 
     def build(self, make: Callable[[], M]) -> M:
-        """Make the model and copy into it what was moved, in the model's dtype.
+        """Make the model and copy the moved tensors into it, in the model's dtype.
 
-        The model is first made on the `meta` device, where it takes no memory, so that the sizes of a configuration
-        are compared with the tensors of the file before anything of these sizes is allocated.
+        The model is first made on the `meta` device, without memory, to compare the sizes of a configuration with the
+        tensors of the file before any allocation.
 
         Raises:
             RunFolderError: a tensor is left over, absent or of another shape; the message names the first.

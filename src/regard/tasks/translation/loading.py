@@ -38,7 +38,7 @@ def load_one(make: type[M], folder: Path, *, device: str, checkpoint: Literal["b
     return make(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
 
 
-def together(make: type[M], places: Sequence[Path | str], found: Sequence[M]) -> M:
+def ensemble_of(make: type[M], places: Sequence[Path | str], found: Sequence[M]) -> M:
     """An ensemble of models that were loaded from these places.
 
     Raises:

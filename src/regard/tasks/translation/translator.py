@@ -22,7 +22,7 @@ from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.drafts import Written, drafts_of
 from regard.tasks.translation.forced_terms import force_terms
-from regard.tasks.translation.loading import load_one, together
+from regard.tasks.translation.loading import ensemble_of, load_one
 from regard.tasks.translation.memory_file import give_memories
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.presenting import Present
@@ -78,7 +78,7 @@ class Translator(TranslationModel):
         found = [load_one(cls, Path(one), device=device, checkpoint=checkpoint) for one in places]
         if memories:
             give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
-        return together(cls, places, found) if ensemble else found[0]
+        return ensemble_of(cls, places, found) if ensemble else found[0]
 
     def translate(
         self,

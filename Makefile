@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH := $(VENV)/.torch
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Python compiles a file when it first imports it, and most of these 20,000 never are: compiling all takes over a minute.
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 
 ONLY ?=
 
@@ -17,18 +19,23 @@ help:  ## Show this list
 install: $(STAMP)  ## Make .venv with regard and every extra
 
 # torch goes first, pinned: whatever else depends on torch then finds it in place.
-$(DEMO): pyproject.toml constraints.txt
+$(TORCH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	@echo "installing torch and what regard needs to train and to draw into $(VENV): a minute or two"
+	@echo "installing torch into $(VENV), and then the rest: a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch numpy
+	@touch $@
+
+$(DEMO): $(TORCH)
+	@echo "installing what regard needs to train and to draw into $(VENV)"
 	@$(PIP) -e '.[text,view]'
 	@touch $@
 
-$(STAMP): $(DEMO)
-	@echo "installing what the tests need into $(VENV): a minute or two"
+# All that the demo needs is among it.
+$(STAMP): $(TORCH)
+	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) -e '.[dev]'
-	@touch $@
+	@touch $(DEMO) $@
 
 demo: $(DEMO)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
 	@$(BIN)/regard demo --out demo

@@ -17,7 +17,7 @@ from regard.tasks.text.batches import padding_share, plan_batches
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import read_pairs
-from regard.tasks.text.tokenizers import ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
 from regard.tasks.translation.token_batches import FreshPairs, TokenBatches
 
 TITLE = "BPE dropout: padding, and the time of cutting"

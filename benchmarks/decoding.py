@@ -27,7 +27,8 @@ from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.trained import ExportedRun
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import BOS, EOS, PAD, ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.text.tokenizers import BOS, EOS, PAD
 from regard.tasks.translation.search_job import SearchJob, search
 
 TITLE = "Searches by the default engine against Hugging Face's generate"

@@ -13,6 +13,7 @@ import torch
 import regard
 from regard.functional import make_call
 from regard.kernels import BACKENDS
+from regard.tensors.guards import look
 
 PAGE = Path(__file__).with_name("backends.md")
 HEAD = """# Which backend runs what
@@ -80,7 +81,7 @@ def table() -> str:
             # The page speaks of machines that have a compiler, whatever this one has.
             has_compiler = patch("regard.kernels.flex._has_compiler", return_value=True)
             with torch.set_grad_enabled(backend.only_by_name is None), has_compiler:
-                why = backend.why_not(replace(call, normalization=call.normalization.base))
+                why = backend.why_not(replace(call, normalization=call.normalization.base), look(x))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]

@@ -11,18 +11,17 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from regard.cli import main as program
-from regard.cli.generate import generate
+from regard.cli.generate import GenerateCommand
 from regard.tasks.registry import TASKS
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.fit_config import FitConfig
 from tests import forked
+from tests.conftest import Call
 from tests.forked import Forked
 from tests.torchrun import environment, rank_of, torchrun
 
@@ -33,9 +32,6 @@ TINY = [
     *("--batch-tokens", "400", "--warmup-steps", "5", "--device", "cpu"),
     *("--log-every", "1", "--validate-every", "10", "--save-every", "10", "--pictures", "0"),
 ]
-
-# What the fixture `call` gives: arguments in; status, standard output and standard error out.
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +49,6 @@ def run(data: Path) -> Path:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in this process: (status, standard output, standard error)."""
-    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
-
-    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        status = 0
-        try:
-            program.main()
-        except SystemExit as leaving:
-            status = int(leaving.code or 0)
-        return (status, *capsys.readouterr())
-
-    return run_here
 
 
 def linked(data: Path) -> tuple[str, ...]:
@@ -717,7 +695,7 @@ def test_generated_text_is_printed_as_it_comes(text_runs: dict[str, Path]) -> No
             flushed.append(self.getvalue())
 
     with contextlib.redirect_stdout(Terminal()):
-        generate(text_runs["language-model"], "3", max_tokens=9, device="cpu")
+        GenerateCommand(text_runs["language-model"], "3", max_tokens=9, device="cpu")()
     assert [len(one) for one in flushed[:9]] == list(range(2, 11))
 
 

@@ -1,6 +1,5 @@
 """Every flag of the commands that use a model reaches it: the models here write down what they are asked for."""
 
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.cli import main as program
 from regard.cli import view as view_command
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP, Vocabulary
@@ -24,27 +22,9 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Candidate, Evaluation, Translation
 from regard.tasks.translation.translator import Translator
+from tests.conftest import Call
 
-Call = Callable[..., tuple[int, str, str]]
 Asked = dict[str, Any]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command in this process: (status, standard output, standard error)."""
-    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
-
-    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        status = 0
-        try:
-            program.main()
-        except SystemExit as leaving:
-            status = int(leaving.code or 0)
-        return (status, *capsys.readouterr())
-
-    return run_here
 
 
 @pytest.fixture
@@ -74,6 +54,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         def __init__(self) -> None: ...
 
         device = torch.device("cpu")
+
+        def check_options(self, options: TranslationOptions) -> None: ...
 
         def translate_window(self, lines: Sequence[str | Request], options: TranslationOptions) -> list[Translation]:
             found.setdefault("requests", []).extend(lines)

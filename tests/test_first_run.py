@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -262,12 +263,10 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
     demo, test = lines("demo"), lines("test")
     first = next(line for line in demo if "python" not in line)
     assert first.startswith('echo "installing torch'), "words come before the first minute of waiting"
-    assert [line.split("-c constraints.txt ")[1] for line in demo if "pip install" in line] == [
-        "torch numpy",
-        "-e '.[text,view]'",
-    ]
-    assert [line.split("-c constraints.txt ")[1] for line in test if "pip install" in line] == [
-        "torch numpy",
-        "-e '.[text,view]'",
-        "-e '.[dev]'",
-    ]
+    demo, test = (
+        [line.split("-c constraints.txt ")[1] for line in made if "pip install" in line] for made in (demo, test)
+    )
+    assert (demo, test) == (["torch numpy", "-e '.[text,view]'"], ["torch numpy", "-e '.[dev]'"])
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert "regard[all]" in extras["dev"]
+    assert extras["all"][0].startswith("regard[text,view,"), "the demo runs from what the tests install too"

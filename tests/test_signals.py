@@ -1,4 +1,3 @@
-# ruff: noqa: F811 (a fixture of the other file is an argument here)
 """Ctrl-C and SIGTERM at odd moments: 130 or 143, one line that says how to go on, and the same end after --resume."""
 
 import os
@@ -14,7 +13,8 @@ import pytest
 from regard.tasks.text.spool import Spool
 from regard.tasks.training import loop
 from regard.tasks.training.checkpoints import Checkpoints
-from tests.test_cli import TINY, Call, call, losses  # noqa: F401
+from tests.conftest import Call
+from tests.test_cli import TINY, losses
 
 # What is done to which file: moments that no clock could hit. The pairs are opened once; the library's trainer and the
 # encoding read them from the spool.

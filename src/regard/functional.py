@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import handle_torch_function
 
 from regard.call.biases.base import Bias, as_bias
 from regard.call.checks import IS_CHECKING, check_values
@@ -23,8 +23,9 @@ from regard.kernels.base import Backend, Call
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
-from regard.maps.sources.call import CallSource, GivenFactors, Unwritten, needs_gradient, tensors_of_call
-from regard.tensors.guards import State, has_values, is_recorded, look
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.call_factors import GivenFactors, Unwritten, needs_gradient, tensors_of_call
+from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
@@ -117,7 +118,7 @@ def attention(
     >>> weights.shape, weights[0, :, 4].sum(-1).round(decimals=3).unique()
     (torch.Size([2, 8, 5, 7]), tensor([1.]))
     """
-    if has_torch_function_variadic(query, key, value):
+    if is_overridden(query, key, value):
         # F.scaled_dot_product_attention does the same: tensor subclasses and modes (regard.watch) see the whole call.
         return handle_torch_function(
             attention, (query, key, value), query, key, value, score=score, normalization=normalization, mask=mask,
@@ -161,7 +162,8 @@ def run_call(
     state: State | None = None,
 ) -> Tensor | Attended:
     """Run a call of `make_call` with its canonical values; `value` are the caller's."""
-    at, chosen = look(call.query) if state is None else state, choose_backend(call, backend)
+    at = look(call.query) if state is None else state
+    chosen = choose_backend(call, backend, at)
     is_graph = (at.is_compiling and chosen.name == "fused") or (at.is_traced and backend is None)
     if is_graph and not return_weights:
         # Other tools can read, optimise and export this graph: it is the same kernel under torch's own name.
@@ -267,11 +269,12 @@ def explain(
       not reference: 'tiled' came first
       not flex: FlexAttention has no dropout
     """
+    state = look(query)
     call, value = make_call(
-        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout
+        query, key, value, score=score, normalization=normalization, mask=mask, bias=bias, dropout=dropout, state=state
     )
-    chosen = choose_backend(call, backend)
-    refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call))}
+    chosen = choose_backend(call, backend, state)
+    refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call, state))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"
     remark = chosen.remark(call)
@@ -285,10 +288,10 @@ def explain(
     )
 
 
-def _why_not(other: Backend, chosen: Backend, call: Call) -> str | None:
+def _why_not(other: Backend, chosen: Backend, call: Call, state: State) -> str | None:
     if other.name == chosen.name:
         return None
-    return other.why_not(call) or other.only_by_name or f"{chosen.name!r} came first"
+    return other.why_not(call, state) or other.only_by_name or f"{chosen.name!r} came first"
 
 
 def map_of(

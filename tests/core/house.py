@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,6 +164,55 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+STATE_QUESTIONS = frozenset({
+    "is_grad_enabled", "is_inference_mode_enabled", "is_compiling", "is_dynamo_compiling", "is_exporting",
+    "is_scripting", "is_tracing", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
+    "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "has_torch_function", "has_torch_function_unary",
+    "has_torch_function_variadic", "is_current_stream_capturing", "FakeTensor", "FakeTensorMode", "fake_mode",
+    "is_fake",
+})  # fmt: skip
+"""Torch's public names by which code asks in which state it runs."""
+PRIVATE_STATE_QUESTIONS = frozenset({
+    "peek_interpreter_stack", "get_interpreter_stack", "count_dispatch_modes", "get_dispatch_mode", "is_tracing",
+    "dispatch_keys", "is_torch_function_enabled", "get_function_mode", "get_function_modes", "level_of",
+    "forward_level",
+})  # fmt: skip
+"""What torch keeps private and `regard.tensors.torch_private` names, of the same kind."""
+
+
+def state_questions(files: Mapping[str, ast.Module]) -> list[str]:
+    """Each place that asks torch in which state the code runs: recorded, compiled, traced, transformed, cast."""
+    return [f"{file}:{line} asks {name}" for file, tree in files.items() for line, name in _asked(tree)]
+
+
+def _asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Attributes of modules, names that are imported, and names in getattr and hasattr.
+
+    A state that was handed down has fields of the same names (`state.is_compiling`), and these are no questions.
+    """
+    modules = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if _root(node) in modules:
+                found = {name} & (STATE_QUESTIONS | PRIVATE_STATE_QUESTIONS)
+            case ast.Attribute(attr="fake_mode"):
+                found = {"fake_mode"}
+            case ast.ImportFrom(module="regard.tensors.torch_private"):
+                found = {alias.name for alias in node.names} & PRIVATE_STATE_QUESTIONS
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "torch":
+                found = {alias.name for alias in node.names} & STATE_QUESTIONS
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(text)), *_]):
+                found = {text} & STATE_QUESTIONS
+            case _:
+                continue
+        yield from ((node.lineno, name) for name in sorted(found))
+
+
 def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -226,6 +276,49 @@ def named_twice(found: Iterable[Definition]) -> list[str]:
     for name, file in found:
         places.setdefault(name, []).append(file)
     return [f"{name}: {', '.join(files)}" for name, files in sorted(places.items()) if len(files) > 1]
+
+
+def undocumented(files: Mapping[str, ast.Module]) -> list[str]:
+    """The public methods of public classes that have no docstring and override no method of the package with one."""
+    classes = {node.name: node for tree in files.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    return [
+        f"{file}: {name}.{method.name}"
+        for file, tree in files.items()
+        for name in (node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
+        for method in classes[name].body
+        if isinstance(method, ast.FunctionDef) and method.name[0] != "_"
+        if not any(method.name in _documented(base) for base in _lineage(name, classes))
+    ]
+
+
+def _lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
+    """A class and the package's classes that it descends from: its names mean one class each (`named_twice`)."""
+    if name in classes:
+        yield classes[name]
+        for base in classes[name].bases:
+            named = base.value if isinstance(base, ast.Subscript) else base
+            yield from _lineage(named.attr if isinstance(named, ast.Attribute) else ast.unparse(named), classes)
+
+
+def _documented(owner: ast.ClassDef) -> set[str]:
+    """Methods with a docstring, and attributes with a text below them."""
+    methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)}
+    for node, below in pairwise(owner.body):
+        match node, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str())):
+                methods.add(name)
+    return methods
+
+
+def lines(folder: Path, without: Iterable[str] = ()) -> dict[str, int]:
+    """How long each file of Python in a folder is, but for those in the folders `without`."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    left_out = tuple(f"{name}/" for name in without)
+    return {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in paths.items()
+        if not name.startswith(left_out)
+    }
 
 
 # -- JavaScript --------------------------------------------------------------------------------------------

@@ -3,33 +3,14 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from tests.largest import Largest
 
 LENGTH = 1536
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor storage that any operator returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
-        return out
 
 
 WITHOUT_BATCH = [
@@ -57,14 +38,14 @@ def test_the_largest_tensor_is_far_below_t_times_s(rank: int, mask: regard.Mask 
         read = weights[..., 5, :].sum() + weights[..., :, 3].sum() + (weights @ torch.ones(LENGTH, 2)).sum()
         (output.sum() + read).backward()
     # A block of 512 queries against every key is a third of T x S here, and a constant factor times S at any length.
-    assert largest.numbers <= 512 * LENGTH
+    assert largest.elements <= 512 * LENGTH
 
 
 def test_the_reference_is_seen_to_allocate_t_times_s() -> None:
     q = torch.randn(LENGTH, 4)
     with Largest() as largest:
         regard.attention(q, q, q, backend="reference")
-    assert largest.numbers >= LENGTH * LENGTH
+    assert largest.elements >= LENGTH * LENGTH
 
 
 def test_a_bias_per_key_or_per_query_is_not_expanded() -> None:
@@ -72,7 +53,7 @@ def test_a_bias_per_key_or_per_query_is_not_expanded() -> None:
     for shape in ((1, 2, 1, LENGTH), (1, 1, LENGTH, 1)):
         with Largest() as largest:
             regard.attention(q, q, q, bias=torch.randn(shape), backend="fused")
-        assert largest.numbers <= 2 * 512 * LENGTH
+        assert largest.elements <= 2 * 512 * LENGTH
 
 
 # VmHWM is the peak of this program alone; `ru_maxrss` begins with that of the process which started it.

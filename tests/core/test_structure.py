@@ -12,7 +12,13 @@ import pytest
 import regard
 from tests.core import house
 
-SOURCE = Path(regard.__file__).parent
+# Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
+MOST_LINES = 62_000
+MOST_LINES_OF_THE_LIBRARY = 42_500  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 53_000
+LONGEST_FILE = 700
+
+SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
 
 # From the ground up; a file imports only from floors below its own, or its own package.
@@ -92,6 +98,67 @@ def test_planted_reads_of_torchs_private_names_are_seen(tmp_path: Path) -> None:
         "planted.two:1 reads torch._ops",
         "planted.two:2 reads _C",
     ]
+
+
+def test_one_file_asks_torch_for_its_state() -> None:
+    asking = ("regard.tensors.guards", "regard.tensors.torch_private")
+    assert house.state_questions({name: tree for name, tree in FILES.items() if name not in asking}) == []
+    assert house.state_questions({asking[0]: FILES[asking[0]]}), "the file that asks is not seen to ask"
+
+
+def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
+    package = written(
+        tmp_path,
+        one="import torch\nif torch.is_grad_enabled(): torch.compiler.is_compiling()",
+        two="import torch as t\nasks = t.is_inference_mode_enabled",
+        three="from torch import compiler\nfrom torch.jit import is_tracing as f\ncompiler.is_dynamo_compiling()",
+        four="def f(x):\n    import torch\n    return torch.get_autocast_dtype(x.device.type)",
+        five="from regard.tensors.torch_private import count_dispatch_modes, pop_function_mode",
+        six="hasattr(x, 'fake_mode')\nx.fake_mode",
+        seven="from regard.tensors import torch_private\ntorch_private.get_function_mode()",
+        eight="import torch\nwith torch.no_grad(), torch.autocast('cpu'): torch.set_grad_enabled(True)",
+        nine="from regard.tensors.guards import is_compiling\nis_compiling()\nf = state.is_compiling",
+    )
+    assert sorted(house.state_questions(house.python_files(package))) == [
+        "planted.five:1 asks count_dispatch_modes",
+        "planted.four:3 asks get_autocast_dtype",
+        "planted.one:2 asks is_compiling",
+        "planted.one:2 asks is_grad_enabled",
+        "planted.seven:2 asks get_function_mode",
+        "planted.six:1 asks fake_mode",
+        "planted.six:2 asks fake_mode",
+        "planted.three:2 asks is_tracing",
+        "planted.three:3 asks is_dynamo_compiling",
+        "planted.two:2 asks is_inference_mode_enabled",
+    ]
+
+
+def test_the_house_keeps_within_its_budget_of_lines() -> None:
+    of_source = house.lines(SOURCE)
+    assert sum(of_source.values()) <= MOST_LINES
+    assert sum(house.lines(SOURCE, without=("tasks", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
+    assert sum(house.lines(TESTS).values()) <= MOST_LINES_OF_TESTS
+    assert {name: count for name, count in of_source.items() if count > LONGEST_FILE} == {}
+
+
+def test_planted_lines_are_counted(tmp_path: Path) -> None:
+    for name, text in {"a.py": "x\n\ny\n", "cli/b.py": "x\n# y", "client.py": "x\n", "cli/c.js": "x\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert house.lines(tmp_path) == {"a.py": 3, "cli/b.py": 2, "client.py": 1}
+    assert house.lines(tmp_path, without=("cli",)) == {"a.py": 3, "client.py": 1}
+
+
+def test_a_public_method_is_documented_where_it_comes_first() -> None:
+    assert house.undocumented(FILES) == []
+
+
+def test_planted_methods_without_a_docstring_are_seen(tmp_path: Path) -> None:
+    base = "class A:\n    x: int\n    'Of A.'\n    y: int\n    def f(self): 'Of A.'\n    def g(self): ...\n"
+    heir = "class B(one.A[int]):\n" + "".join(f"    def {name}(self): ...\n" for name in "xyfh")
+    private = "class _C(B):\n    def k(self): ...\nclass D(_C, Other):\n    def _k(self): ...\n    def h(self): 'D.'\n"
+    files = house.python_files(written(tmp_path, one=base, two=heir, three=private))
+    assert house.undocumented(files) == ["planted.one: A.g", "planted.two: B.y", "planted.two: B.h"]
 
 
 def test_a_name_has_one_meaning() -> None:

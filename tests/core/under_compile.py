@@ -20,10 +20,9 @@ from regard.models.transformer import Transformer
 
 QUERIES, KEYS = 6, 7
 # Tracing instantiates Functions and looks at .grad, inductor uses torch.jit: torch warns of its own doing.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
 
 
 @pytest.fixture(autouse=True)

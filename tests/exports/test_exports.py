@@ -19,7 +19,7 @@ from regard.tasks.exports.ctranslate2 import to_ctranslate2
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.trained import ExportedRun
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import Words
+from regard.tasks.text.tokenizer_recipes import Words
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation

@@ -21,7 +21,7 @@ from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import ENGINE
-from regard.tasks.text.tokenizers import Characters
+from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.training.fit_config import FitConfig
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")

@@ -15,10 +15,7 @@ from tests.families.architectures import architectures, library
 SAMPLE = ["bert", "distilbert", "llama", "t5", "vit", "clip", "deepseek_v32", "bridgetower", "bloom"]
 """Written out and dispatched, with masks of every kind, pictures, encoders with decoders, experts."""
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")

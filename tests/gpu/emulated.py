@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.kernels import cuda_kernels, fused
+from regard.call.masks import basic, patterns
+from regard.kernels import cuda_kernels, fused, fused_plan
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -263,6 +264,6 @@ def emulated_cuda(
         patch.setattr(torch.backends.cudnn, "version", lambda: 91_900)
         patch.setattr(cuda_kernels, "FEWEST_OF_CUDNN", 2)
         if not looks:
-            for module in ("backends.fused_plan", "mechanisms.masks.basic", "mechanisms.masks.patterns"):
-                patch.setattr(f"regard.{module}.can_look", lambda tensor: False)
+            for module in (fused_plan, basic, patterns):
+                patch.setattr(module, "can_look", lambda tensor: False)
         yield operators

@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.errors import ArgumentError, ShapeError
 from regard.watching import agreement, compare, difference, head_table, rollout
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.watch import Seen
+from tests.largest import Largest
 
 MASKS = {
     "everything": None,
@@ -201,21 +201,6 @@ def test_a_model_of_our_own_by_its_parts() -> None:
     assert table["entropy"].isfinite().all()
 
 
-class Largest(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return out
-
-
 def test_nothing_of_t_times_t() -> None:
     length = 1536
     q = torch.randn(1, 2, length, 4)
@@ -225,7 +210,7 @@ def test_nothing_of_t_times_t() -> None:
         head_table(maps, torch.randint(0, 9, (length,)))
         compare(maps[:1], maps[1:])
         agreement(maps[0]), agreement(maps[0], "jensen-shannon")
-    assert largest.numbers <= 1 << 20 < length * length
+    assert largest.elements <= 1 << 20 < length * length
 
 
 # -- tables and arguments --------------------------------------------------------------------------------

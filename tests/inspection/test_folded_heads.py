@@ -218,14 +218,13 @@ FOLDING = {
         lambda: tokens(None),
     ),
 }
-for_transformers = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=for_transformers) for name in FOLDING])
+for_transformers = pytest.mark.filterwarnings(*(f"ignore::{kind}Warning" for kind in ("Deprecation", "Future", "User")))
+
+
+@for_transformers
+@pytest.mark.parametrize("name", FOLDING)
 def test_families_that_fold_their_heads(name: str) -> None:
     pytest.importorskip("transformers")
     family = FOLDING[name]
@@ -242,10 +241,10 @@ def test_families_that_fold_their_heads(name: str) -> None:
     assert len(seen) == len(told)
 
 
-@pytest.mark.parametrize("name", [pytest.param("xglm", marks=for_transformers)])
-def test_the_steps_of_a_generation_with_folded_heads(name: str) -> None:
+@for_transformers
+def test_the_steps_of_a_generation_with_folded_heads() -> None:
     pytest.importorskip("transformers")
-    model: Any = FOLDING[name].build()
+    model: Any = FOLDING["xglm"].build()
     inputs = tokens(None)
     with torch.no_grad(), regard.watch(model) as seen:
         ids = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, num_beams=2, num_return_sequences=2)

@@ -18,11 +18,7 @@ import transformers
 
 from tests.inspection.huggingface_families import FAMILIES, LLAMA, Family, tokens
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 STATIC: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}
 WINDOWED = {

@@ -15,10 +15,7 @@ from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, W
 from tests.transformers_version import is_older_than
 
 # transformers calls what torch has deprecated; nothing of it is ours.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 WRITTEN_BEFORE_5 = ("t5", "swin") if is_older_than(5) else ()
 KERNEL_SINCE_5 = pytest.mark.skipif(is_older_than(5), reason="transformers 4 writes T5's attention out")

@@ -11,10 +11,7 @@ import regard
 pytest.importorskip("transformers")
 from tests.inspection.huggingface_families import FAMILIES, Family
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CHOSEN = ["gpt2", "gpt2, left", "llama", "mistral", "gemma2", "bert", "t5", "bart", "vit", "swin", "deberta-v2"]
 
 

@@ -12,12 +12,9 @@ from regard.errors import ArgumentError, GradientError, ShapeError, TooLargeErro
 from regard.watching import AttentionStep, Relevance, attn_lrp, relevance
 from tests.inspection.huggingface_families import FAMILIES
 from tests.inspection.test_watch import Two, x
-from tests.maps.test_map_memory import Largest
+from tests.largest import Largest
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Matrices = dict[tuple[str, str], Tensor]
 
 
@@ -176,7 +173,7 @@ def test_a_row_takes_linear_memory_and_the_whole_has_a_limit() -> None:
         row = relevance(seen).rows(-1)
     assert row.shape == (1, length)
     assert float(row.sum()) > 1
-    assert largest.numbers < length * length / 2
+    assert largest.elements < length * length / 2
     with pytest.raises(TooLargeError, match=r"2048 tokens for each other takes 16\.0 MiB.*rows\(tokens\)"):
         relevance(seen).dense(limit_bytes=2**20)
 

@@ -15,7 +15,7 @@ import regard
 from regard.errors import ArgumentError, GradientError, NotSeenError, OverwrittenError
 from regard.maps.attention_map import AttentionMap
 from tests.inspection.test_watch import MASKS, TRIL, Attend, B, D, H, T, Two, dense, x
-from tests.maps.test_map_memory import Largest
+from tests.largest import Largest
 
 FLOAT64 = 1e-12
 
@@ -265,7 +265,7 @@ def test_a_loss_of_a_map_takes_memory_linear_in_the_length() -> None:
             model(inputs, is_causal=True)
         loss = seen["", 0].entropy().mean() + seen["", 0].received().square().mean()
         loss.backward()
-    assert largest.numbers < length * length / 2
+    assert largest.elements < length * length / 2
 
 
 # -- gradients of weights --------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_a_gradient_of_weights_takes_memory_linear_in_the_length() -> None:
         task(output).backward()
         with torch.no_grad():
             seen["", 0].gradient().received(), seen["", 0].relevance() @ torch.ones(length, 1)
-    assert largest.numbers < length * length / 2
+    assert largest.elements < length * length / 2
 
 
 # -- errors ----------------------------------------------------------------------------------------------

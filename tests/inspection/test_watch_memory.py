@@ -13,10 +13,7 @@ import regard
 transformers = pytest.importorskip("transformers")
 
 # transformers calls what torch has deprecated; nothing of it is ours.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 B, T, LAYERS, HEADS, GROUPS, WIDTH = 2, 67, 2, 8, 2, 128
 
 

@@ -1,36 +1,17 @@
 """Contract 5 for the statistics: nothing T x S, forward and backward; and a gradient that holds no tiles."""
 
 import gc
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.call.scores import Score
+from tests.largest import Largest
 
 LENGTH = 1536
 LIMIT = 1 << 20
 """A kernel's block of 512 queries and a tile of 4 MiB are constant, or linear in S, at any length."""
-
-
-class Largest(TorchDispatchMode):
-    """The largest tensor storage that any operator returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
-        return out
 
 
 SMOOTH = {
@@ -66,7 +47,7 @@ def call(mask: regard.Mask | None, score: Score | None = None) -> regard.Attenti
 def test_the_largest_tensor_is_far_below_t_times_s(name: str, mask: regard.Mask | None) -> None:
     with Largest() as largest:
         SMOOTH[name](call(mask)).backward()
-    assert largest.numbers <= LIMIT
+    assert largest.elements <= LIMIT
 
 
 def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +61,10 @@ def test_statistics_without_a_gradient_and_scores_that_take_tiles(monkeypatch: p
         weights.average().top_key()
         additive.summary("entropy", "received", "top_keys")
         regard.maps.stack([additive, weights]).entropy()
-    assert largest.numbers <= LIMIT
+    assert largest.elements <= LIMIT
     with Largest() as largest:
         additive.received().square().sum().backward()
-    assert largest.numbers <= LIMIT
+    assert largest.elements <= LIMIT
 
 
 def test_a_mean_of_many_heads_takes_smaller_tiles() -> None:
@@ -92,7 +73,7 @@ def test_a_mean_of_many_heads_takes_smaller_tiles() -> None:
     with Largest() as largest, torch.no_grad():
         weights.average().top_key()
         weights.average().pooled(8, 8, "max")
-    assert largest.numbers <= LIMIT < 24 * 512 * 512 / 4
+    assert largest.elements <= LIMIT < 24 * 512 * 512 / 4
 
 
 def test_weights_times_values() -> None:
@@ -102,7 +83,7 @@ def test_weights_times_values() -> None:
         weights = weights.with_values(v)
         for one in (weights.value_norms(), weights.gradient(output), weights.attribution(output)):
             one.received(), one.top_keys(3), one.pooled(8, 8, "max"), one @ torch.ones(LENGTH, 1)
-    assert largest.numbers <= LIMIT
+    assert largest.elements <= LIMIT
 
 
 @pytest.mark.parametrize("name", ["entropy", "received", "pooled", "top_keys"])
@@ -130,4 +111,4 @@ def test_what_a_graph_holds_until_backward_is_linear(name: str, score: regard.Ad
 def test_the_counter_sees_a_dense_map() -> None:
     with Largest() as largest:
         call(None).dense()
-    assert largest.numbers >= 2 * LENGTH * LENGTH > LIMIT
+    assert largest.elements >= 2 * LENGTH * LENGTH > LIMIT

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -224,12 +223,6 @@ def test_named_sizes_have_the_parameters_of_their_papers() -> None:
         for size, millions in (("tiny", 4.4), ("small", 28.8), ("base", 110.1)):  # Turc et al. 2019, table 1
             encoder = EncoderOnly(ENCODER_ONLY_SIZES[size], vocab_size=30_522)
             assert count(encoder) / 1e6 == pytest.approx(millions, rel=0.02)
-
-
-@pytest.fixture
-def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.usefixtures("as_installed")

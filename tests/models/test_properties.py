@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -133,12 +132,6 @@ def test_logits_depend_on_the_past_the_present_and_the_source_alone(make: Callab
     assert by_source[0, :4].abs().amax(-1).min() > 0
     assert not by_source[1].any()
     assert not by_target[1].any()
-
-
-@pytest.fixture
-def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of signatures that run under pytest alone: they take most of a small model's time."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 # -- learning by heart -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -194,12 +193,6 @@ def test_bfloat16_is_close_to_float32() -> None:
     half = model.bfloat16()(*given)
     assert half.dtype == torch.bfloat16
     assert (half.float() - expected).abs().max() < 0.03 * expected.abs().max()
-
-
-@pytest.fixture
-def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize(

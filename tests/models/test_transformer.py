@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, cast
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -268,12 +267,6 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 
 # -- errors ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -288,12 +287,6 @@ def test_bfloat16_is_close_to_float32() -> None:
 def test_arguments_that_make_no_module(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         MultiHeadAttention(**arguments)
-
-
-@pytest.fixture
-def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.usefixtures("as_installed")

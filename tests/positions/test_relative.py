@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.call.biases.alibi import alibi_slopes
@@ -19,6 +18,7 @@ from regard.call.positions import sinusoidal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, BackendError, ShapeError
 from regard.kernels import tiled
+from tests.largest import Largest
 
 BATCH, HEADS, GROUPS, DIM, WIDTH = 2, 4, 2, 4, 3
 LENGTHS = [(4, 4), (3, 7), (5, 2), (1, 8)]
@@ -442,22 +442,6 @@ def test_explain_says_why_the_fused_kernels_refuse() -> None:
         regard.attention(q, k, v, bias=shaw().bias, backend="fused")
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor storage that any operator returns."""
-
-    numbers = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.numbers = max(self.numbers, storage.nbytes() // tensor.element_size())
-        return out
-
-
 def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key() -> None:
     length, heads, dim = 2048, 2, 8
     q, k, v = (torch.randn(1, heads, length, dim, requires_grad=True) for _ in range(3))
@@ -468,7 +452,7 @@ def test_causal_alibi_on_the_fused_kernel_is_one_number_per_key() -> None:
             )
             (output.sum() + weights[..., 5, :].sum()).backward()
         # Nothing beyond vectors of length T with a column or two more.
-        assert largest.numbers <= heads * length * (dim + 8)
+        assert largest.elements <= heads * length * (dim + 8)
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal()], ids=str)
@@ -490,7 +474,7 @@ def test_position_biases_take_memory_linear_in_the_lengths(
         with Largest() as largest:
             regard.attention(q, k, v, bias=bias, mask=mask, backend="tiled").sum().backward()
         # A tile, and for Transformer-XL its products with twice as many vectors as there are keys.
-        assert largest.numbers <= 3 << 15 < length * length, bias
+        assert largest.elements <= 3 << 15 < length * length, bias
 
 
 def test_errors_say_what_to_do() -> None:

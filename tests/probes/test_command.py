@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from regard.cli import main as program
 from regard.models import DecoderOnlyConfig
 from regard.tasks import FitConfig, train_language_model
 from regard.tasks.language_modelling.config import LanguageModelConfig
+from tests.conftest import Call
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 MODULE = "tests.probes.test_command"
 
 
@@ -47,22 +43,17 @@ def broken() -> tuple[nn.Module, Tensor]:
     return nn.Linear(3, 3), torch.randn(2, 7, 4)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["regard", "check", *arguments, *(["--device", "cpu"] if arguments else [])])
-    status = 0
-    try:
-        program.main()
-    except SystemExit as leaving:
-        status = int(leaving.code or 0)
-    return (status, *capsys.readouterr())
+@pytest.fixture
+def check(call: Call) -> Call:
+    """`regard check` on the CPU."""
+    return lambda *arguments: call("check", *arguments, *(["--device", "cpu"] if arguments else []))
 
 
-def test_a_function(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = run(monkeypatch, capsys, f"{MODULE}:everywhere")
+def test_a_function(check: Call) -> None:
+    status, out, err = check(f"{MODULE}:everywhere")
     assert (status, out) == (0, "")
     assert err.startswith("SeesAll: no findings; tried: two together, ")
-    status, out, err = run(monkeypatch, capsys, f"{MODULE}:everywhere", "--causal")
+    status, out, err = check(f"{MODULE}:everywhere", "--causal")
     assert status == 1
     assert out.splitlines()[0].startswith("error: the model: what comes later changes earlier results")
     assert err.startswith("SeesAll: 1 finding; tried: ")
@@ -79,46 +70,42 @@ def test_a_function(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         ("no-such-folder", "is no folder; give a folder of a model, or module:function"),
     ],
 )
-def test_mistakes_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    status, out, err = run(monkeypatch, capsys, words)
+def test_mistakes_are_one_line(check: Call, words: str, message: str) -> None:
+    status, out, err = check(words)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 
-def test_a_folder_of_hugging_face(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers.models.llama import modeling_llama
 
     from tests.inspection.huggingface_families import FAMILIES
 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
-    status, out, err = run(monkeypatch, capsys, str(tmp_path))
+    status, out, err = check(str(tmp_path))
     assert (status, out) == (0, ""), out
     assert err.startswith("LlamaForCausalLM: no findings; tried: ")
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", err), "nothing of transformers comes before it"
-    assert "rows have no key" in run(monkeypatch, capsys, str(tmp_path), "--info")[1]
+    assert "rows have no key" in check(str(tmp_path), "--info")[1]
     create: Any = vars(modeling_llama)["create_causal_mask"]
     monkeypatch.setattr(
         modeling_llama,
         "create_causal_mask",
         lambda **given: None if (mask := create(**given)) is None else torch.ones_like(mask),
     )
-    status, out, _ = run(monkeypatch, capsys, str(tmp_path))
+    status, out, _ = check(str(tmp_path))
     assert status == 1
     assert "error: the model: what stands in the padding" in out
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    status, out, err = run(monkeypatch, capsys, str(tmp_path))
+    status, out, err = check(str(tmp_path))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "transformers cannot load this model" in err
 
 
-def test_a_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("She sells sea shells by the sea shore.\n" * 20, encoding="utf-8")
     train_language_model(
         LanguageModelConfig(
@@ -133,14 +120,13 @@ def test_a_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             device="cpu",
         )
     )
-    status, out, err = run(monkeypatch, capsys, str(tmp_path / "run"))
+    status, out, err = check(str(tmp_path / "run"))
     assert (status, out) == (0, ""), out
     assert "DecoderOnly: no findings; tried: " in err
 
 
-def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["regard", "check", "--help"])
-    program.main()
-    out = capsys.readouterr().out
+def test_help(call: Call) -> None:
+    status, out, _ = call("check", "--help")
+    assert status == 0
     assert "usage: regard check" in out
     assert "module:function" in out

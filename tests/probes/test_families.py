@@ -15,11 +15,7 @@ pytest.importorskip("transformers")
 from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS
 
 # transformers calls what torch has deprecated; nothing of it is ours.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 CAUSAL = {
     *("gpt2", "llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "gpt-neo", "gpt-j", "bloom", "falcon"),
     *("t5", "bart", "marian", "whisper"),

@@ -16,11 +16,7 @@ import transformers
 
 from tests.inspection.huggingface_families import FAMILIES, LLAMA
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
 def found(checked: Checked) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import DataError
 from regard.tasks.text.links import GoldLinks, Links, as_line, read_links
-from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignment_error import alignment_error_rate, error_of, symmetrised, words_aligned
 from regard.tasks.translation.alignments import AlignmentOf
 from tests.tasks.small_runs import PAIRS, write_pairs

@@ -10,7 +10,7 @@ import torch
 
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.token_maps import Axis
-from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation import confidence
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.confidence import confidence_of, word_numbers

@@ -25,7 +25,8 @@ from regard.tasks.language_modelling.train import next_token_loss
 from regard.tasks.pictures.save import PictureFiles, look_at, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import next_token_windows, window_batches
-from regard.tasks.text.tokenizers import BOS, EOS, Characters
+from regard.tasks.text.tokenizer_recipes import Characters
+from regard.tasks.text.tokenizers import BOS, EOS
 from tests.tasks.small_runs import changed, with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from regard.cli import main as program
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.translator import Translator
+from tests.conftest import Call
 
 TEXT = ["a small cat sees the old house", "the house sees a cat", "the cats were old and small", "we see a house!"]
 TEXT += [f"{a} {b} {c}" for a in ("this", "every", "no") for b in ("old", "small", "new") for c in ("cat", "tree")]
@@ -261,29 +261,24 @@ def test_banned_tokens_are_never_written(marian: Path) -> None:
 
 @pytest.mark.parametrize("name", ["marian", "bart"])
 def test_the_command_line_takes_such_a_folder(
-    name: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, call: Call
 ) -> None:
     folder = request.getfixturevalue(name)
-    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
 
-    def call(*arguments: Any) -> str:
-        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
-        program.main()
-        return capsys.readouterr().out
+    def printed(*arguments: str) -> str:
+        status, out, _ = call(*arguments, "--device", "cpu")
+        assert status == 0
+        return out
 
-    text = call("translate", str(folder), "the old cat", "--device", "cpu")
+    text = printed("translate", str(folder), "the old cat")
     assert text.strip()
-    told = json.loads(call("translate", str(folder), "the old cat", "--alignments", "--device", "cpu"))
+    told = json.loads(printed("translate", str(folder), "the old cat", "--alignments"))
     assert told["source"][-1] == "</s>"
     assert "cat" in "".join(told["source"])
     (best,) = told["translations"]
     assert len(best["alignment"]) == len(best["tokens"])
     assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in best["alignment"])
-    drawn = call("view", str(folder), "the old cat", "--out", str(tmp_path), "--device", "cpu").split()
+    drawn = printed("view", str(folder), "the old cat", "--out", str(tmp_path)).split()
     assert [path.rsplit("/")[-1] for path in drawn] == ["attention.png", "attention.html"]
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("attention.png", "attention.html"))
 

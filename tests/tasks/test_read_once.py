@@ -23,7 +23,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.running_text import TextStore, pieces
-from regard.tasks.text.tokenizers import recipe
+from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.translation import corpus as translation_corpus
 from regard.tasks.translation.corpus import prepare_corpus
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs

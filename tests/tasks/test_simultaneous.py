@@ -1,13 +1,11 @@
 """Translation word by word: when words are written, that they never change, and how far they lag behind."""
 
-import io
 import itertools
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.cli import main as program
 from regard.errors import ArgumentError, DataError
 from regard.tasks import train_translation
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter, try_heads
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
 from regard.tasks.translation.simultaneous.lagging import average_lagging, length_adaptive_average_lagging
 from regard.tasks.translation.simultaneous.policies import AlignAtt, ReadWritePolicy, WaitK
 from regard.tasks.translation.translator import Translator
+from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 from tests.tasks.test_translate_options import TARGETS, favour, make
 
@@ -252,40 +251,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-    with redirect_stdout(out), redirect_stderr(err):
-        status = program.run_command([*arguments, "--device", "cpu"])
-    for stream in (out, err):
-        stream.seek(0)
-    return status, out.read(), err.read()
+@pytest.fixture
+def typed(call: Call) -> Call:
+    """A command on the CPU."""
+    return lambda *arguments, **given: call(*arguments, "--device", "cpu", **given)
 
 
-def test_lines_from_a_pipe_are_those_of_the_interpreter(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_from_a_pipe_are_those_of_the_interpreter(run: Path, typed: Call) -> None:
     lines = ["we see one cats", "", "we  see two trees"]
-    status, out, _ = typed(
-        monkeypatch, "translate", str(run), "--simultaneous", "--wait-k", "1", stdin="\n".join(lines).encode()
-    )
+    status, out, _ = typed("translate", str(run), "--simultaneous", "--wait-k", "1", stdin="\n".join(lines).encode())
     interpreter = Interpreter(Translator.load(run, device="cpu"), WaitK(1))
     expected = [list(interpreter.interpret(line.split()))[-1].text for line in lines]
     assert (status, out.splitlines()) == (0, expected)
 
 
-def test_a_bad_line_stops_or_is_cut_short(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_line_stops_or_is_cut_short(run: Path, typed: Call) -> None:
     long, good = "we see " * 9, "we see two cats"
     data = f"{long}\n{good}\n".encode() + b"we \xff see\n" + good.encode()
-    status, _, err = typed(monkeypatch, "translate", str(run), "--simultaneous", stdin=data)
+    status, _, err = typed("translate", str(run), "--simultaneous", stdin=data)
     limit = "9 tokens, and the limit is 8: cut it, or raise the limit (--max-length)"
     assert (status, err.splitlines()[-1]) == (2, f"regard: standard input:1: the sentence has {limit}")
-    status, out, err = typed(monkeypatch, "translate", str(run), "--simultaneous", "--bad-lines", "skip", stdin=data)
+    status, out, err = typed("translate", str(run), "--simultaneous", "--bad-lines", "skip", stdin=data)
     assert status == 0
     assert len(out.splitlines()) == 4
     assert out.splitlines()[1] == out.splitlines()[3] != ""
     assert err.splitlines()[-1].startswith("bad lines cut short: 2; the first: standard input:1: the sentence has 9")
     longer = ["translate", str(run), "--simultaneous", "--max-length", "30"]  # as the message advises
-    assert typed(monkeypatch, *longer, stdin=f"{long}\n".encode())[0] == 0
+    assert typed(*longer, stdin=f"{long}\n".encode())[0] == 0
 
 
 def test_each_word_is_printed_before_the_next_is_there(run: Path) -> None:
@@ -306,28 +298,26 @@ def test_each_word_is_printed_before_the_next_is_there(run: Path) -> None:
     assert (first + rest).decode() == list(interpreter.interpret(["we", "see", "two", "cats"]))[-1].text + "\n"
 
 
-def test_evaluate_prints_the_scores(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_prints_the_scores(run: Path, typed: Call) -> None:
     data = str(run.parent / "few.tsv")
     pairs = PAIRS[:4]
     write_pairs(Path(data), pairs)
-    status, out, _ = typed(monkeypatch, "evaluate", str(run), "--data", data, "--simultaneous", "--wait-k", "2")
+    status, out, _ = typed("evaluate", str(run), "--data", data, "--simultaneous", "--wait-k", "2")
     found = evaluate_interpreter(Interpreter(Translator.load(run, device="cpu"), WaitK(2)), pairs)
     cells = dict(line.split("\t")[:2] for line in out.splitlines())
     assert status == 0
     assert cells["policy"] == "WaitK(k=2)"
     assert (cells["AL"], cells["LAAL"]) == (f"{found.al:.3f}", f"{found.laal:.3f}")
     assert cells["BLEU"] == f"{found.bleu.value:.2f}"
-    status, out, _ = typed(monkeypatch, "evaluate", str(run), "--data", data, "--try-heads")
+    status, out, _ = typed("evaluate", str(run), "--data", data, "--try-heads")
     assert status == 0
     assert len(out.splitlines()) == 1 + 3  # a line of names, the mean over heads, two heads
 
 
-def test_a_test_set_may_have_sentences_longer_than_those_of_training(
-    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_test_set_may_have_sentences_longer_than_those_of_training(run: Path, typed: Call, tmp_path: Path) -> None:
     """There is no flag to raise the limit of training; only the model's own counts, and the pair is named."""
     data = str(write_pairs(tmp_path / "long.tsv", [("we see", "on y"), ("we " * 9, "on")]))
     for policy in (["--simultaneous", "--wait-k", "9"], ["--try-heads", "--frames", "9"]):
-        assert typed(monkeypatch, "evaluate", str(run), "--data", data, *policy)[0] == 0
+        assert typed("evaluate", str(run), "--data", data, *policy)[0] == 0
     with pytest.raises(DataError, match="pair 2: 5 tokens, and the model takes 4 at most"):
         evaluate_interpreter(Interpreter(make(max_length=4), WaitK(1)), [("we", "on"), ("we see one red", "on")])

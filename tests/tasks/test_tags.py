@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.tags import TAG, aligned_units, put_back, taken_out, units
 from tests.tasks.test_translate_options import make

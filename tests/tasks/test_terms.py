@@ -11,7 +11,7 @@ import torch
 
 from regard.errors import ArgumentError, DataError
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.options import Request
 from regard.tasks.translation.terms import Term, Terms, place_of, read_terms

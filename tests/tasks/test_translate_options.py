@@ -12,7 +12,8 @@ from regard.models.config import RNNConfig, TransformerConfig
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.tokenizers import EOS, UNK, ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.copy_unknown import copies

@@ -15,7 +15,7 @@ from regard.models.config import TransformerConfig
 from regard.tasks.generation.config import Beam
 from regard.tasks.pictures.save import PictureFiles, look_at, page_example, save_pictures
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.tokenizers import Characters
+from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus

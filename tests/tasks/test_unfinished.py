@@ -20,7 +20,7 @@ from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.tasks.generation.config import Beam
 from regard.tasks.text.lines import Line, raw_lines
-from regard.tasks.text.tokenizers import Characters
+from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
     Notes,

@@ -10,7 +10,8 @@ import pytest
 
 from regard.errors import ArgumentError, DataError
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
-from regard.tasks.text.tokenizers import ByteLevelBPE, Tokenizer, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Words
+from regard.tasks.text.tokenizers import Tokenizer
 
 TEXTS = [
     "Zwei junge weiße Männer sind im Freien, in der Nähe vieler Büsche.",

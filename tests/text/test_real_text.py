@@ -7,7 +7,7 @@ import pytest
 from regard.tasks.text.batches import collate, padding_share, plan_batches
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.pairs import read_pairs
-from regard.tasks.text.tokenizers import ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
 
 DATA = next((p / "shared/data" for p in Path(__file__).resolve().parents if (p / "shared/data").is_dir()), None)
 # Files, pairs, and every how many-th is taken: the whole takes long to tokenise.

@@ -22,7 +22,8 @@ from regard.tasks.text.blocks import (
     window_batches,
 )
 from regard.tasks.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
-from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, ByteLevelBPE, Characters, Tokenizer, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 TEXT = ["Ünë dög", "", "  日本 x", "ends here. dög dög"]
 RECIPES: dict[str, Any] = {"bpe": ByteLevelBPE(vocab_size=290), "characters": Characters(), "words": Words()}

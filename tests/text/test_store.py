@@ -15,7 +15,8 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.tasks.text import pair_store as store_module
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.running_text import TextStore, pieces
-from regard.tasks.text.tokenizers import BOS, EOS, ByteLevelBPE, Characters, Tokenizer
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters
+from regard.tasks.text.tokenizers import BOS, EOS, Tokenizer
 
 SOURCE, TARGET = ByteLevelBPE(vocab_size=300).train(["the cat"]), Characters().train(["die Katze"])
 PAIRS = [("the cat", "die Katze"), ("", "K"), ("日本", "?" * 300), ("the", "")]

@@ -12,7 +12,8 @@ import pytest
 from regard.errors import DataError, RegardError, RunFolderError
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.pretrained import TokenizerFile
-from regard.tasks.text.tokenizers import ByteLevelBPE, Tokenizer
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.text.tokenizers import Tokenizer
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "our own": Tokenizer.load,

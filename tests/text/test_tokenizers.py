@@ -15,18 +15,8 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
 from regard.tasks.text.labels import byte_values
-from regard.tasks.text.tokenizers import (
-    BOS,
-    EOS,
-    PAD,
-    SPECIAL_TOKENS,
-    UNK,
-    ByteLevelBPE,
-    Characters,
-    Tokenizer,
-    Words,
-    recipe,
-)
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words, recipe
+from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import normalise
 
 CORPUS = ["the cat sat on the mat", "die Katze saß auf der Matte", "", "猫が座った", "<pad> <eos>"] * 20

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.errors import ArgumentError, ShapeError
-from regard.tasks.training.losses import ROWS_AT_A_TIME, cross_entropy
+from regard.tasks.training.losses import cross_entropy
 
 PAD = 0
 
@@ -15,7 +15,7 @@ def example(rows: int, vocab: int, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("rows", [1, 5, 2 * ROWS_AT_A_TIME + 3])
+@pytest.mark.parametrize("rows", [1, 5, 131])
 def test_equals_torch_forward_and_backward(rows: int, smoothing: float) -> None:
     logits, targets = example(rows, 11, torch.float64)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.views.colours import hex_ramp, ramp
+from regard.views.colours import hexadecimal, ramp
 
 
 def lightness(colours: Any) -> Any:
@@ -27,5 +27,5 @@ def test_steps_are_even(dark: bool) -> None:
 
 
 def test_hex_is_the_same_colour() -> None:
-    read = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in hex_ramp(steps=9)]
+    read = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in map(hexadecimal, ramp(steps=9))]
     np.testing.assert_allclose(read, ramp(steps=9), atol=0.5 / 255)

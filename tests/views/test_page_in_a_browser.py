@@ -14,7 +14,7 @@ import torch
 
 import regard
 from regard.maps.sources.call import source_of_call
-from regard.views.colours import hex_ramp
+from regard.views.colours import hexadecimal, ramp
 from regard.views.html import Example, Map, page
 from regard.views.labels import printable
 from regard.views.model import model_example
@@ -25,7 +25,7 @@ from tests.views.written_dates import EMPTY_MB
 FIRST = np.array([[0.5, 0.25, 0.125, 0.125], [0.0625, 0.0625, 0.375, 0.5], [0.25, 0.5, 0.25, 0.0]])
 SECOND = FIRST[::-1, ::-1] / 2
 QUERIES, KEYS, HEBREW = ["0", "1", "2"], ["a", "b", "c", "d"], ["א", "ב", "ג", "ד"]
-RAMP = hex_ramp()
+RAMP = [hexadecimal(colour) for colour in ramp()]
 HELP = """
 const root = document.getElementById("regard"), page = regard();
 await page.ready;

@@ -11,11 +11,21 @@ from matplotlib.colors import to_rgb
 import regard
 from regard.errors import ArgumentError
 from regard.views import DARK, LIGHT, Panel, Theme, heatmap, heatmap_grid, model_grid
-from regard.views.colours import contrast, diverging, hexadecimal, ramp, text_on
 from regard.views.scales import SCALES, Limits, scale_of
 from tests.views.written_dates import softmax
 
 NAMES = list(SCALES)
+
+
+def luminance(colour: Any) -> float:
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: Any, other: Any) -> float:
+    """The contrast of WCAG 2.2, from 1 to 21."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 def causal(length: int, heads: int = 1, seed: int = 0) -> regard.AttentionMap:
@@ -171,14 +181,10 @@ def test_a_map_says_what_its_mask_hides(made: Any) -> None:
     np.testing.assert_array_equal(pooled, weights.pooled(2, 2, "max").numpy() == 0)
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_is_readable_on_every_colour(dark: bool) -> None:
-    for colour in [*ramp(dark=dark), *diverging(dark=dark)]:
-        assert contrast(colour, to_rgb(text_on(colour))) >= 4.5
-    theme = DARK if dark else LIGHT
-    for name in ("ink", *theme.accents):
-        text = to_rgb(getattr(theme, name, name))
-        assert contrast(text, to_rgb(theme.paper)) >= 4.5, hexadecimal(text)
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_text_is_readable_on_the_paper(theme: Theme) -> None:
+    for colour in (theme.ink, *theme.accents):
+        assert contrast(to_rgb(colour), to_rgb(theme.paper)) >= 4.5, colour
 
 
 @pytest.mark.parametrize(

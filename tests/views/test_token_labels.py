@@ -1,7 +1,7 @@
 """Labels of a run's tokens: the space before a word is a part of its token, and is seen."""
 
 from regard.tasks.pictures.token_maps import axis
-from regard.tasks.text.tokenizers import ByteLevelBPE, Characters, Words
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.views import printable
 
 

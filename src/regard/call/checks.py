@@ -50,11 +50,6 @@ def checking(enabled: bool = True) -> Iterator[None]:
         IS_CHECKING.reset(token)
 
 
-def is_checking() -> bool:
-    """Whether the values of calls are checked here."""
-    return not torch.compiler.is_compiling() and IS_CHECKING.get()
-
-
 def check_values(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> None:
     """Check the tensors of a call as given, and those inside its score, mask, bias and so on.
 

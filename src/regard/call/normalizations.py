@@ -93,9 +93,7 @@ class Softmax(Normalization):
             [0.0000, 0.0000]])
     """
 
-    def normalize(
-        self, scores: Float[Tensor, "*batch T S"]
-    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         peak = scores.detach().amax(-1, keepdim=True)
         if not scores.requires_grad and not in_forward_mode():
             return self._in_one_pass(scores, peak)
@@ -117,9 +115,7 @@ class Softmax(Normalization):
         largest = weights.amax(-1, keepdim=True).masked_fill_(dead, 1.0)
         return weights, (peak - largest.log()).squeeze(-1)
 
-    def weights(
-        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         # Where the state is -inf, all scores are -inf too.
         return torch.exp(scores - state.masked_fill(state == -torch.inf, 0.0)[..., None])
 
@@ -187,14 +183,10 @@ class Sigmoid(Normalization):
     shift: float = 0.0
     """b."""
 
-    def normalize(
-        self, scores: Float[Tensor, "*batch T S"]
-    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sigmoid(scores + self.shift), scores.new_zeros(scores.shape[:-1])
 
-    def weights(
-        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         return torch.sigmoid(scores + self.shift)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
@@ -212,14 +204,10 @@ class Unnormalized(Normalization):
     tensor([[1., 0.]])
     """
 
-    def normalize(
-        self, scores: Float[Tensor, "*batch T S"]
-    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(scores), scores.new_zeros(scores.shape[:-1])
 
-    def weights(
-        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         return torch.exp(scores)
 
     def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
@@ -232,14 +220,10 @@ class Unnormalized(Normalization):
 class _Threshold(Normalization):
     """Weights, exactly 0 below a threshold tau. The row state is tau; +inf for rows without keys."""
 
-    def weights(
-        self, scores: Float[Tensor, "*batch t s"], state: Float[Tensor, "*batch t"]
-    ) -> Float[Tensor, "*batch t s"]:
+    def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         return self._above(scores, state[..., None])
 
-    def normalize(
-        self, scores: Float[Tensor, "*batch T S"]
-    ) -> tuple[Float[Tensor, "*batch T S"], Float[Tensor, "*batch T"]]:
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         dead = (scores == -torch.inf).all(-1, keepdim=True)
         tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)

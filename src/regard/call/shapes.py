@@ -21,6 +21,8 @@ from regard.errors import ShapeError
 from regard.tensors.guards import State, autocast_dtype, is_autocasting, look
 
 Dims = tuple[int, ...]
+Rows = range | Tensor
+"""Positions of queries or of keys: a range, or indices (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +196,14 @@ def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: s
     """
     require_dense(tensor, name)
     expected = (*sizes.batch, *trailing)
+    if len(sizes.batch) == 1 and tensor.shape == expected:
+        return tensor
     if tensor.dim() != len(expected) or any(n not in (1, m) for n, m in zip(tensor.shape, expected, strict=True)):
         raise ShapeError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
     return tensor.expand(expected).reshape(sizes.flat_batch, *trailing)
 
 
-def take_pairs(tensor: Tensor, rows: range | Tensor, columns: range | Tensor) -> Tensor:
+def take_pairs(tensor: Tensor, rows: Rows, columns: Rows) -> Tensor:
     """A block of a (B or 1, H or 1, T or 1, S or 1) tensor; dimensions of size 1 are left as they are."""
     if tensor.shape[-2] > 1:
         tensor = take(tensor, rows)
@@ -208,7 +212,7 @@ def take_pairs(tensor: Tensor, rows: range | Tensor, columns: range | Tensor) ->
     return tensor
 
 
-def take(tensor: Tensor, rows: range | Tensor) -> Tensor:
+def take(tensor: Tensor, rows: Rows) -> Tensor:
     """Rows of the second-to-last dimension: a view for a range, a copy for an index tensor."""
     if isinstance(rows, range):
         return tensor if len(rows) == tensor.shape[-2] else tensor[..., rows.start : rows.stop, :]
@@ -275,7 +279,7 @@ def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ShapeError(f"query, key and value must be on one device, got {devices}")
 
 
-def index_tensor(where: range | Tensor, device: torch.device) -> Tensor:
+def index_tensor(where: Rows, device: torch.device) -> Tensor:
     """Positions as a tensor of indices.
 
     >>> index_tensor(range(2, 5), torch.device("cpu"))

@@ -1,1 +1,1 @@
-"""The command line: `main` runs it; the other files hold the commands and the code that several commands share."""
+"""The command line: `main` runs it; the other files hold the commands and their shared code."""

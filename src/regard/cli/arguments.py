@@ -7,19 +7,19 @@ from difflib import get_close_matches
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from tyro import _errors as events  # the only data that tyro has about errors; pyproject.toml bounds its version
+from tyro import _errors as events  # tyro's only data about errors; pyproject.toml bounds its version
 
 from regard.errors import ArgumentError
 
 
 class Known(NamedTuple):
-    """The flags and commands that the user could have meant by an unknown argument."""
+    """Candidates for the meaning of an unknown argument: flags and commands."""
 
     flags: Sequence[str] = ()
     commands: Sequence[str] = ()
-    """The words that may stand where a command or a task was expected."""
+    """The words in the place of a command or a task."""
     lists: Sequence[str] = ()
-    """Those of the flags that take one value or more."""
+    """The flags with one value or more."""
 
 
 AskKnown = Callable[[], Known]
@@ -28,10 +28,10 @@ AskKnown = Callable[[], Known]
 
 @contextmanager
 def told_in_one_line(known: AskKnown) -> Iterator[None]:
-    """Raise an error of one line for wrong arguments, instead of the box of several lines that tyro would print.
+    """Raise an error of one line for wrong arguments, instead of tyro's box of several lines.
 
     Args:
-        known: returns the flags and commands that the user could have meant by an unknown argument.
+        known: returns the candidates for the meaning of an unknown argument.
 
     Raises:
         ArgumentError: tyro, called in the block, finds the arguments wrong.
@@ -47,7 +47,7 @@ def told_in_one_line(known: AskKnown) -> Iterator[None]:
 
 
 def refuse_bare_lists(arguments: Sequence[str], known: Known) -> None:
-    """Refuse a flag for one value or more that has none, which tyro would take for one that was not given.
+    """Refuse a flag for one value or more without any: tyro would take it for an absent flag.
 
     Raises:
         ArgumentError: there is such a flag.
@@ -62,7 +62,7 @@ def refuse_bare_lists(arguments: Sequence[str], known: Known) -> None:
 
 
 def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
-    """The message of an event; None for kinds that a later tyro may add, which tyro then prints itself."""
+    """The message of an event; None for a later tyro's kinds, which tyro then prints itself."""
     match event:
         case events.UnrecognizedArgs():
             return _unrecognized(event.tokens, known())
@@ -87,7 +87,7 @@ def _told(event: events.ParseErrorEvent, known: AskKnown) -> str | None:
 
 
 def _of_numbers(message: str) -> str:
-    """What Python says of a text that is no number, in other words.
+    """Python's error about a text in place of a number, in other words.
 
     >>> _of_numbers("invalid literal for int() with base 10: 'x'")
     "expected a whole number, got 'x'"
@@ -100,7 +100,7 @@ def _of_numbers(message: str) -> str:
     ...             "invalid literal for int() with base 10: 'x'\\n- typing.Literal['mean']: ['x'] does not match ...")
     "expected a whole number or mean, got 'x'"
     """
-    # A value that may be left out is tried as each of its types; None is written by leaving out the flag.
+    # An optional value is tried as each of its types; None is written by leaving out the flag.
     message = re.sub(r"^no type matching .*?Got errors:\s+- <class '(int|float)'>: ", "", message, flags=re.DOTALL)
     message, *others = re.split(r"\s+- typing\.Literal\['(\w+)'\]: .*", message, flags=re.DOTALL)
     wanted = " or ".join(["a whole number", *filter(None, others)])
@@ -117,7 +117,7 @@ def _missing(event: events.MissingArgs) -> list[str]:
 
 
 def _unrecognized(tokens: Sequence[str], known: Known) -> str:
-    """The unknown arguments, and the flags or commands that the user could have meant.
+    """The unknown arguments, and the nearest flags or commands.
 
     >>> _unrecognized(["--bem", "2"], Known(flags=["--beam", "--nbest"]))
     'Unrecognized options: --bem 2; perhaps you meant --beam'
@@ -139,7 +139,7 @@ def _unrecognized(tokens: Sequence[str], known: Known) -> str:
 def with_flags(message: str, flags: Sequence[str]) -> str:
     """A message in which a setting or an argument of a function has the name of its flag.
 
-    Names of two words or more are replaced wherever they stand, and a single word where a message says what it must be.
+    Names of two words or more are replaced wherever they stand, and a single word where a message gives its limits.
 
     >>> with_flags("batch_tokens must be at least 1, got 0", ["--batch-tokens"])
     '--batch-tokens must be at least 1, got 0'

@@ -1,12 +1,14 @@
-"""`regard check`: whether a model attends to what it should."""
+"""`regard check`: whether a model attends as it should."""
 
 import sys
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
 from regard.cli.loading import loading
+from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
@@ -15,37 +17,43 @@ if TYPE_CHECKING:
     from regard.watching.checks.targets import Target
 
 
-def check_model(
-    model: tyro.conf.Positional[str], /, *, causal: bool | None = None, info: bool = False, device: str = "auto"
-) -> None:
+@dataclass(frozen=True, slots=True)
+class CheckCommand(Command):
     """Check that a model attends to what it should; the exit status is 1 if it does not.
 
     It runs on made-up sequences: short and long, alone and together, padded on either side, with a cache and without,
     under its own kernel and written out, and with its last tokens and its padding replaced. Printed is what changes a
     result that should not, and where the kernels got a mask that is lost, turned or upside down.
-
-    Args:
-        model: a folder in Hugging Face's format, the folder of a run, or module:function, a function that returns a
-            torch module, or (module, batch) with the arguments of one call.
-        causal: whether the model should be causal; by default its config says so, and a plain module need not be.
-        info: print also what is no fault, such as rows of padding without a key.
-        device: auto, cpu, cuda, cuda:N or mps.
     """
-    if not Path(model).is_dir() and ":" not in model:
-        raise ArgumentError(f"{model!r} is no folder; give a folder of a model, or module:function")
-    with loading("transformers"):
-        from regard.tasks.training.distributed.devices import find_device
-        from regard.watching.checks.check_model import check
 
-    if (library := sys.modules.get("transformers")) is not None:
-        library.utils.logging.disable_progress_bar()  # what is printed are findings
-    target = _target(model)
-    checked = check(target.model.to(find_device(device)), target.batch, causal=causal)
-    for finding in checked.findings if info else checked.faults:
-        print(finding)
-    print(str(checked).splitlines()[-1], file=sys.stderr)
-    if checked.faults:
-        raise SystemExit(1)
+    model: tyro.conf.Positional[str]
+    """a folder in Hugging Face's format, the folder of a run, or module:function, a function that returns a torch
+    module, or (module, batch) with the arguments of one call."""
+    _: KW_ONLY
+    causal: bool | None = None
+    """whether the model should be causal; by default its config says so, and a plain module need not be."""
+    info: bool = False
+    """print also what is no fault, such as rows of padding without a key."""
+    device: Device = "auto"
+
+    def check(self) -> None:
+        if not Path(self.model).is_dir() and ":" not in self.model:
+            raise ArgumentError(f"{self.model!r} is no folder; give a folder of a model, or module:function")
+
+    def work(self) -> None:
+        with loading("transformers"):
+            from regard.tasks.training.distributed.devices import find_device
+            from regard.watching.checks.check_model import check
+
+        if (library := sys.modules.get("transformers")) is not None:
+            library.utils.logging.disable_progress_bar()  # only findings are printed
+        target = _target(self.model)
+        checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
+        for finding in checked.findings if self.info else checked.faults:
+            print(finding)
+        print(str(checked).splitlines()[-1], file=sys.stderr)
+        if checked.faults:
+            raise SystemExit(1)
 
 
 def _target(words: str) -> "Target":

@@ -1,31 +1,29 @@
 """The commands, and how the arguments of the command line choose one of them."""
 
-import inspect
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any, cast, get_origin, get_type_hints
 
 import tyro
 
-from regard.cli.align_pairs import align_pairs
+from regard.cli.align_pairs import AlignCommand
 from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
-from regard.cli.check import check_model
+from regard.cli.check import CheckCommand
 from regard.cli.defaults import Beginning
-from regard.cli.demo import demo
-from regard.cli.evaluate import choose, evaluate, score
-from regard.cli.export import export
-from regard.cli.generate import generate
+from regard.cli.demo import DemoCommand
+from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
+from regard.cli.export import ExportCommand
+from regard.cli.generate import GenerateCommand
 from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
-from regard.cli.remember import remember_pairs
+from regard.cli.remember import RememberCommand
+from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
-from regard.cli.translate import translate
-from regard.cli.tune import tune_search
-from regard.cli.view import view_run
+from regard.cli.translate import TranslateCommand
+from regard.cli.tune import TuneCommand
+from regard.cli.view import ViewCommand
 from regard.tasks.training.fit_config import FitConfig
-
-Command = Callable[..., None]
 
 DESCRIPTION = (
     "Train models with attention on your own text, use them, and see what they attend to. "
@@ -37,27 +35,20 @@ TRAIN = (
     "`regard train translation --help` shows those of a translator that a first run needs, and --help-all shows all."
 )
 """The help of `regard train`."""
-COMMANDS: dict[str, Command] = {
-    "translate": translate,
-    "generate": generate,
-    "align": align_pairs,
-    "evaluate": evaluate,
-    "score": score,
-    "choose": choose,
-    "remember": remember_pairs,
-    "tune": tune_search,
-    "view": view_run,
-    "check": check_model,
-    "export": export,
-    "demo": demo,
+COMMANDS: dict[str, type[Command]] = {
+    one.__name__.removesuffix("Command").lower(): one
+    for one in (
+        *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
+        *(RememberCommand, TuneCommand, ViewCommand, CheckCommand, ExportCommand, DemoCommand),
+    )
 }
 """The commands other than `regard train`, by name."""
 PLAIN = tyro.conf.configure(tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
 """How help shows their arguments: positional ones by name and not by type, and None is not shown as a value."""
 
 
-def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
-    """Find the command that the arguments ask for, and bind its own arguments to it, so that it is ready to run.
+def chosen_command(arguments: Sequence[str]) -> Command:
+    """Make the command of the arguments.
 
     Raises:
         ArgumentError: the arguments are wrong; the message says why.
@@ -70,22 +61,22 @@ def chosen_command(arguments: Sequence[str]) -> Callable[[], None]:
         arguments, shown = _of_help(arguments, beginning.task)
         app, train = tyro.extras.SubcommandApp(), tyro.extras.SubcommandApp()
         for task, trainer in TRAINERS.items():
-            bound = _later(trainer, f"train {task}", arguments)
-            train.command(name=task, is_default=task == beginning.task)(bound)
+            about = _help_of(trainer, f"train {task}", arguments)
+            train.command(name=task, help=about, is_default=task == beginning.task)(trainer)
         of_train = described(TRAIN, EXAMPLES["train"]) if arguments[:1] == ["train"] else TRAIN
         app.command(train, name="train", help=of_train)
         for name, command in COMMANDS.items():
-            app.command(name=name)(PLAIN(_later(command, name, arguments)))
+            app.command(name=name, help=_help_of(command, name, arguments))(PLAIN(command))
         registry = settings_as_flags(beginning.of_class, shown=shown)
         description = described(DESCRIPTION, EXAMPLES[""])
         run = app.cli(prog="regard", description=description, args=arguments, registry=registry)
-    return cast(Callable[[], None], run)
+    return cast(Command, run)
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
-    """The arguments that have tyro print the help that is asked for, and the settings of a run that it shows.
+    """The arguments by which tyro prints the help, and the settings of a run in it.
 
-    No other flag of `regard train` is read again: `Beginning` has read those that change the defaults.
+    No other flag of `regard train` is read again: `Beginning` has read the flags with defaults.
     """
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
@@ -102,20 +93,14 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
     return with_flags(message, sorted(_known(arguments).flags, key=lambda flag: flag not in typed))
 
 
-def _later(command: Command, name: str, arguments: Sequence[str]) -> Callable[..., Callable[[], None]]:
-    """Bind arguments to a command, to run it later: wrong arguments are told differently from its own errors."""
-
-    @wraps(command)
-    def bound(*arguments: Any, **options: Any) -> Callable[[], None]:
-        return partial(command, *arguments, **options)
-
+def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
+    """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
-    bound.__doc__ = documented(command, name) if asked else first_sentence(command)
-    return bound
+    return documented(command, name) if asked else first_sentence(command)
 
 
 def _known(arguments: Sequence[str]) -> Known:
-    """The flags and commands that arguments like these may have."""
+    """The flags and commands for arguments like these."""
     match arguments:
         case ["train", task, *_] if task in TRAINERS:
             return _known_of(TRAINERS[task])
@@ -127,19 +112,18 @@ def _known(arguments: Sequence[str]) -> Known:
             return Known(commands=["train", *COMMANDS])
 
 
-def _known_of(command: Command, commands: Sequence[str] = ()) -> Known:
+def _known_of(command: type[Command], commands: Sequence[str] = ()) -> Known:
     kinds = dict(_flags(command))
     return Known(list(kinds), commands, [flag for flag, kind in kinds.items() if get_origin(kind) is tuple])
 
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
-    """The flags that tyro makes of a command or of settings, each with the type of its value; `regard.cli.headings`
+    """tyro's flags of a command or of settings, each with the type of its value; `regard.cli.headings`
     decides which have no prefix."""
-    kinds, of_settings = get_type_hints(described), is_dataclass(described)
-    for name in [one.name for one in fields(described)] if of_settings else inspect.signature(described).parameters:
-        flag, kind = prefix + name.replace("_", "-"), kinds[name]
+    kinds, is_command = get_type_hints(described), issubclass(described, Command)
+    for one in fields(described):
+        flag, kind = prefix + one.name.replace("_", "-"), kinds[one.name]
         if is_dataclass(kind):
-            has_prefix = of_settings and kind is not FitConfig
-            yield from _flags(kind, f"{flag}." if has_prefix else prefix)
+            yield from _flags(kind, prefix if is_command or kind is FitConfig else f"{flag}.")
         else:
             yield flag, kind

@@ -23,7 +23,7 @@ USUAL = "translation"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The flags that decide the defaults of all other flags, and are therefore read before them."""
+    """The flags with a say in the defaults of all others, which are read before them."""
 
     out: Path | None = None
     data: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A task, and its settings before any flag: the defaults, what a recipe and a file change, or those of a run."""
+    """A task, and its settings before any flag: the defaults, changed by a recipe and a file, or those of a run."""
 
     task: str
     defaults: Defaults
@@ -75,7 +75,7 @@ class Beginning:
                 raise ArgumentError(f"{source} is for the task {in_file!r}, and the command is for {named!r}")
             task = _known_task(named or in_file or USUAL)
             defaults = _defaults(TASKS[task], settings, source)
-        if origin.steps is not None:  # they count, also in a run that was begun with --epochs
+        if origin.steps is not None:  # they count, also in a run begun with --epochs
             settings_in_steps = replace(defaults.settings, fit=replace(defaults.settings.fit, epochs=0))
             defaults = Defaults(settings_in_steps, defaults.required)
         return cls(task, _sized(TASKS[task], defaults, origin.size))
@@ -96,7 +96,7 @@ def _known_task(name: Any) -> str:
 
 
 def _defaults(task: Task, settings: dict[str, Any], source: Path) -> Defaults:
-    """The settings of a file. A flag must give each setting that the file lacks and that has no default."""
+    """The settings of a file. A flag must give each setting without a default, unless the file has it."""
     required = {one.name for one in fields(task.config) if MISSING is one.default is one.default_factory}
     absent = required - set(settings)
     placeholders: dict[str, Any] = {"data": [], "out": ""}

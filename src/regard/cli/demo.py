@@ -1,35 +1,43 @@
 """`regard demo`: a model learns to read dates before your eyes."""
 
 import sys
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli.loading import loading
+from regard.cli.shared import Command, Device
 from regard.tasks.demo_folder import refuse_others
 
 if TYPE_CHECKING:
     from regard.tasks.demo import DemoResult
 
 
-def demo(*, out: Path = Path("demo"), seed: int = 0, device: str = "auto") -> None:
-    """Learn to read dates in 25 languages, before your eyes, and show what was looked at.
+@dataclass(frozen=True, slots=True)
+class DemoCommand(Command):
+    """Learn to read dates in 25 languages, before your eyes, and show what was looked at."""
 
-    Args:
-        out: folder for the data, the run and the pictures.
-        seed: seed of all random numbers.
-        device: auto, cpu, cuda, cuda:N or mps.
-    """
-    refuse_others(out)
-    print("a small model learns to read dates in 25 languages: two minutes or so, on one core", file=sys.stderr)
-    with loading("lightning_fabric", "matplotlib"):
-        import torch
+    _: KW_ONLY
+    out: Path = Path("demo")
+    """folder for the data, the run and the pictures."""
+    seed: int = 0
+    """seed of all random numbers."""
+    device: Device = "auto"
 
-        from regard.tasks.demo import run_demo
+    def check(self) -> None:
+        refuse_others(self.out)
 
-    # A second thread or process gains nothing for matrices this small (benchmarks/RESULTS.md), and on a busy machine
-    # waiting for it costs up to thirteenfold.
-    torch.set_num_threads(1)
-    _print_result(run_demo(out, seed=seed, device=device, progress=sys.stderr))
+    def work(self) -> None:
+        print("a small model learns to read dates in 25 languages: two minutes or so, on one core", file=sys.stderr)
+        with loading("lightning_fabric", "matplotlib"):
+            import torch
+
+            from regard.tasks.demo import run_demo
+
+        # A second thread or process gains nothing for matrices this small (benchmarks/RESULTS.md), and on a busy
+        # machine waiting for it costs up to thirteenfold.
+        torch.set_num_threads(1)
+        _print_result(run_demo(self.out, seed=self.seed, device=self.device, progress=sys.stderr))
 
 
 def _print_result(result: "DemoResult") -> None:

@@ -1,14 +1,15 @@
-"""Who searches for translations and texts: what `--engine` and `--precision` mean together."""
+"""The engine of a search for translations and texts: `--engine` and `--precision` together."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Self
 
 from regard.cli.loading import speaks
+from regard.cli.shared import Command
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.exports.formats import Engine, SearchPrecision
 
@@ -21,45 +22,18 @@ if TYPE_CHECKING:
 OWN = "regard"
 """The name of regard's own search."""
 LACKS: Mapping[str, str] = {
+    "--simultaneous": "does not translate word by word",
+    "--try-heads": "does not translate word by word",
     "--ensemble": "searches for one run",
     "--memory": "has no memory",
     "--vocabulary": "keeps to no vocabulary",
     "--terms": "forces no terms",
     "--length-reward": "has no length reward",
     "--reverse": "has no length reward, which --reverse brings unless --length-penalty is given",
-    "--simultaneous": "does not translate word by word",
-    "--try-heads": "does not translate word by word",
     "--min-p": "does not draw by a least share",
     "--repetition-penalty": "does not see the prompt when it weakens repetitions",
 }
-"""Why CTranslate2 cannot do what a flag asks for."""
-
-
-class SearchBy(Protocol):
-    """The one who searches for a command."""
-
-    def settings(self) -> dict[str, str]:
-        """The part of a search's settings that decides its answers, as values that JSON can hold."""
-        ...
-
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> AbstractContextManager[str]:
-        """Let it search for a translator that was loaded from `run`, and give its name.
-
-        Args:
-            translator: the translator.
-            run: the run folder.
-            workers: batches that CTranslate2 searches at a time; unless given one for each core.
-        """
-        ...
-
-    def writing(self, model: "LanguageModel", run: Path) -> AbstractContextManager[None]:
-        """Let it write for a language model that was loaded from `run`."""
-        ...
+"""Why CTranslate2 cannot follow a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,98 +41,102 @@ class OwnSearch:
     """Regard's own search, in float32."""
 
     reason: str | None = None
-    """Why CTranslate2 does not search, which is told once the search begins; None to say nothing."""
+    """Why CTranslate2 does not search: a line on standard error says so once the search begins."""
 
     def settings(self) -> dict[str, str]:
-        """The engine, and its only precision."""
+        """The settings behind the answers, for JSON."""
         return {"engine": OWN, "precision": "float32"}
 
     @contextmanager
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> Iterator[str]:
-        """Search with the model itself."""
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
+        """Search for a translator in the block, and give the name of the engine.
+
+        Args:
+            translator: the translator, loaded from `run`.
+            run: the run folder.
+            workers: batches of CTranslate2 at a time; unless given, one for each core.
+        """
         _say(self.reason)
         yield OWN
 
     @contextmanager
     def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
-        """Write with the model itself."""
+        """Write for a language model in the block; it was loaded from `run`."""
         _say(self.reason)
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class CTranslate2Search:
-    """CTranslate2's search, by the export that a run keeps."""
+    """CTranslate2's search, by the export in a run."""
 
     precision: SearchPrecision
     insists: bool
     """Whether an error is told; otherwise regard searches in its place, and a line says why."""
 
     def settings(self) -> dict[str, str]:
-        """The engine with its version, and the precision."""
+        """The settings behind the answers, for JSON."""
         from regard.tasks.exports.ctranslate2 import library
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
 
-    @contextmanager
-    def searching(
-        self,
-        translator: "Translator",
-        run: Path,
-        workers: int | None = None,
-    ) -> Iterator[str]:
+    def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> AbstractContextManager[str]:
         """Search by threads of this process, one for each batch."""
         from regard.tasks.exports.engine import searching_by_ctranslate2
 
         threads = workers or (usable_cores() if translator.device.type == "cpu" else 1)
-        engine = searching_by_ctranslate2(
-            translator, run, precision=self.precision, threads=threads, or_own=None if self.insists else _say
+        or_own = None if self.insists else _say
+        return self._or_own(
+            searching_by_ctranslate2(translator, run, precision=self.precision, threads=threads, or_own=or_own)
         )
+
+    def writing(self, model: "LanguageModel", run: Path) -> AbstractContextManager[str]:
+        """Write by one thread of this process."""
+        from regard.tasks.exports.text_engine import writing_by_ctranslate2
+
+        return self._or_own(writing_by_ctranslate2(model, run, precision=self.precision))
+
+    @contextmanager
+    def _or_own(self, engine: AbstractContextManager[object]) -> Iterator[str]:
+        """Begin with the engine, or where it fails and nothing insists on it with regard's own search."""
         with ExitStack() as stack:
             try:
                 name = str(stack.enter_context(engine))
             except (OSError, RunFolderError, ArgumentError) as error:
                 if self.insists:
                     raise
-                name = stack.enter_context(OwnSearch(str(error)).searching(translator, run))
+                _say(str(error))
+                name = OWN
             yield name
 
-    @contextmanager
-    def writing(self, model: "LanguageModel", run: Path) -> Iterator[None]:
-        """Write by one thread of this process."""
-        from regard.tasks.exports.text_engine import writing_by_ctranslate2
 
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(writing_by_ctranslate2(model, run, precision=self.precision))
-            except (OSError, RunFolderError, ArgumentError) as error:
-                if self.insists:
-                    raise
-                _say(str(error))
-            yield
+SearchBy = OwnSearch | CTranslate2Search
+"""Who searches for a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """The flags that choose who searches.
-
-    Raises:
-        ArgumentError: they contradict each other, or CTranslate2 is insisted on and lacks what another flag asks for.
-    """
+    """The flags of the engine."""
 
     engine: Engine | None
     """None for CTranslate2 where it is installed and can."""
     precision: SearchPrecision | None
     """None for float32."""
-    asked: Mapping[str, bool]
-    """Whether each of these flags of `LACKS` was given."""
+    asked: Collection[str] = ()
+    """The given flags of `LACKS`."""
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(cls, command: Command, *, rewards: bool = False) -> Self:
+        """The flags of a command; `rewards` says whether its search rewards length."""
+        asked = command.given(*LACKS)
+        return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
+
+    def refuse(self) -> None:
+        """Refuse flags in contradiction.
+
+        Raises:
+            ArgumentError: they do, or CTranslate2 is insisted on and lacks the work of another flag.
+        """
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()
@@ -201,7 +179,7 @@ class EngineFlags:
         return by_ctranslate2 if reason is None else OwnSearch(reason)
 
     def _lacked(self) -> str | None:
-        return next((flag for flag, is_given in self.asked.items() if is_given), None)
+        return next((flag for flag in LACKS if flag in self.asked), None)
 
 
 def usable_cores() -> int:

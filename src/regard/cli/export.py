@@ -1,25 +1,32 @@
 """`regard export`: write a run's translator for another runtime."""
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_taken_folder, require_task
+from regard.cli.shared import Command, Run, refuse_taken_folder, require_task
 from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.names import TRANSLATION
 
 
-def export(run: Run, /, *, to: ExportFormat, out: Path) -> None:
-    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX.
+@dataclass(frozen=True, slots=True)
+class ExportCommand(Command):
+    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX."""
 
-    Args:
-        run: the folder that `regard train` made.
-        to: the runtime.
-        out: a folder to make.
-    """
-    require_task(run, TRANSLATION)
-    refuse_taken_folder(out)
-    with loading():
-        from regard.tasks.exports.write import export_run
+    run: Run
+    _: KW_ONLY
+    to: ExportFormat
+    """the runtime."""
+    out: Path
+    """a folder to make."""
 
-    for path in export_run(run, to=to, out=out):
-        print(path)
+    def check(self) -> None:
+        require_task(self.run, TRANSLATION)
+        refuse_taken_folder(self.out)
+
+    def work(self) -> None:
+        with loading():
+            from regard.tasks.exports.write import export_run
+
+        for path in export_run(self.run, to=self.to, out=self.out):
+            print(path)

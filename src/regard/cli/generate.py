@@ -1,6 +1,7 @@
 """`regard generate`: let a language model write."""
 
 import sys
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import tyro
 
 from regard.cli.engines import EngineFlags
 from regard.cli.loading import loading
-from regard.cli.shared import Run, refuse_first, require_task
+from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first, require_task
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL
 
@@ -17,91 +18,91 @@ if TYPE_CHECKING:
     from regard.tasks.generation.filters import Filter
 
 
-def generate(
-    run: Run,
-    prompt: tyro.conf.Positional[str] = "",
-    /,
-    *,
-    max_tokens: int = 200,
-    samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    stop: tuple[str, ...] = (),
-    seed: int = 0,
-    device: str = "auto",
-    engine: Engine | None = None,
-    precision: SearchPrecision | None = None,
-) -> None:
-    """Let a language model write on after a prompt; what it writes is printed as it comes.
+@dataclass(frozen=True, slots=True)
+class GenerateCommand(Command):
+    """Let a language model write on after a prompt; what it writes is printed as it comes."""
 
-    Args:
-        run: the folder that `regard train language-model` made, or GPT-2's or Llama's in Hugging Face's format.
-        prompt: what the text begins with; printed too.
-        max_tokens: the most tokens to write.
-        samples: how many texts to write; several are drawn together and printed when whole, with --- between them.
-        temperature: below 1, likely tokens become likelier; 0 takes the most probable token each time.
-        top_k: draw from this many most probable tokens; 0 draws from all.
-        top_p: draw from the fewest most probable tokens whose probabilities sum to this.
-        min_p: draw from tokens whose probability is at least this share of the highest.
-        repetition_penalty: above 1, tokens that the text already has become less likely.
-        stop: strings that end the text; it ends before the first of them.
-        seed: seed of all random numbers; each engine draws others from it.
-        device: auto, cpu, cuda, cuda:N or mps.
-        engine: who writes, regard or ctranslate2, as for `translate`.
-        precision: of the products of CTranslate2, as for `translate`.
-    """
-    refuse_first(
-        (samples < 1, f"--samples must be at least 1, got {samples}"),
-        (max_tokens < 1, f"--max-tokens must be at least 1, got {max_tokens}"),
-        (not 0 <= temperature < inf, f"--temperature must be 0 or more, got {temperature}"),
-        (top_k < 0, f"--top-k must be 0 or more, got {top_k}"),
-        (not 0 < top_p <= 1, f"--top-p must be above 0 and at most 1, got {top_p}"),
-        (not 0 <= min_p <= 1, f"--min-p must be from 0 to 1, got {min_p}"),
-        (not 0 < repetition_penalty < inf, f"--repetition-penalty must be above 0, got {repetition_penalty}"),
-        (seed < 0, f"--seed must be 0 or more, got {seed}"),
-        ("" in stop, "--stop must be a text that is not empty"),
-    )
-    flags = EngineFlags(engine, precision, {"--min-p": min_p > 0, "--repetition-penalty": repetition_penalty != 1.0})
-    require_task(run, LANGUAGE_MODEL)
-    with loading():
-        from regard.tasks.exports.text_engine import refuse_text_run
-        from regard.tasks.language_modelling.causal import LanguageModel
-        from regard.tasks.training.distributed.devices import find_device
+    run: PositionalPath
+    """the folder that `regard train language-model` made, or GPT-2's or Llama's in Hugging Face's format."""
+    prompt: tyro.conf.Positional[str] = ""
+    """what the text begins with; printed too."""
+    _: KW_ONLY
+    max_tokens: int = 200
+    """the most tokens to write."""
+    samples: int = 1
+    """how many texts to write; several are drawn together and printed when whole, with --- between them."""
+    temperature: float = 1.0
+    """below 1, likely tokens become likelier; 0 takes the most probable token each time."""
+    top_k: int = 0
+    """draw from this many most probable tokens; 0 draws from all."""
+    top_p: float = 1.0
+    """draw from the fewest most probable tokens whose probabilities sum to this."""
+    min_p: float = 0.0
+    """draw from tokens whose probability is at least this share of the highest."""
+    repetition_penalty: float = 1.0
+    """above 1, tokens that the text already has become less likely."""
+    stop: tuple[str, ...] = ()
+    """strings that end the text; it ends before the first of them."""
+    seed: int = 0
+    """seed of all random numbers; each engine draws others from it."""
+    device: Device = "auto"
+    engine: Engine | None = None
+    """who writes, regard or ctranslate2, as for `translate`."""
+    precision: SearchPrecision | None = None
+    """of the products of CTranslate2, as for `translate`."""
 
-    search = flags.chosen(find_device(device), partial(refuse_text_run, run))
-    filters = _filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    model = LanguageModel.load(run, device=device)
-    limits: dict[str, Any] = {"max_tokens": max_tokens, "filters": filters, "stop": stop, "seed": seed}
-    with search.writing(model, run):
-        if samples > 1:
-            for number, text in enumerate(model.samples(prompt, count=samples, **limits)):
-                print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
-            return
-        sys.stdout.write(prompt)
-        for piece in model.generate(prompt, **limits):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        print(flush=True)
+    def check(self) -> None:
+        penalty = self.repetition_penalty
+        refuse_first(
+            below("--samples", self.samples),
+            below("--max-tokens", self.max_tokens),
+            (not 0 <= self.temperature < inf, f"--temperature must be 0 or more, got {self.temperature}"),
+            (self.top_k < 0, f"--top-k must be 0 or more, got {self.top_k}"),
+            (not 0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1, got {self.top_p}"),
+            (not 0 <= self.min_p <= 1, f"--min-p must be from 0 to 1, got {self.min_p}"),
+            (not 0 < penalty < inf, f"--repetition-penalty must be above 0, got {penalty}"),
+            (self.seed < 0, f"--seed must be 0 or more, got {self.seed}"),
+            ("" in self.stop, "--stop must be a text that is not empty"),
+        )
+        EngineFlags.of(self).refuse()
+        require_task(self.run, LANGUAGE_MODEL)
 
+    def work(self) -> None:
+        with loading():
+            from regard.tasks.exports.text_engine import refuse_text_run
+            from regard.tasks.language_modelling.causal import LanguageModel
+            from regard.tasks.training.distributed.devices import find_device
 
-def _filters(temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float) -> list["Filter"]:
-    """The filters that were asked for, in the order in which they are applied."""
-    from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+        search = EngineFlags.of(self).chosen(find_device(self.device), partial(refuse_text_run, self.run))
+        model = LanguageModel.load(self.run, device=self.device)
+        limits: dict[str, Any] = {"max_tokens": self.max_tokens, "stop": self.stop, "seed": self.seed}
+        limits["filters"] = self._filters()
+        with search.writing(model, self.run):
+            if self.samples > 1:
+                for number, text in enumerate(model.samples(self.prompt, count=self.samples, **limits)):
+                    print(*(["---"] if number else []), self.prompt + text, sep="\n", flush=True)
+                return
+            sys.stdout.write(self.prompt)
+            for piece in model.generate(self.prompt, **limits):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            print(flush=True)
 
-    filters: list[Filter] = []
-    if repetition_penalty != 1.0:
-        filters.append(RepetitionPenalty(repetition_penalty))
-    if temperature == 0.0:
-        return [*filters, TopK(1)]
-    if temperature != 1.0:
-        filters.append(Temperature(temperature))
-    if top_k:
-        filters.append(TopK(top_k))
-    if top_p != 1.0:
-        filters.append(TopP(top_p))
-    if min_p:
-        filters.append(MinP(min_p))
-    return filters
+    def _filters(self) -> list["Filter"]:
+        """The filters of the flags, in the order in which they are applied."""
+        from regard.tasks.generation.filters import MinP, RepetitionPenalty, Temperature, TopK, TopP
+
+        filters: list[Filter] = []
+        if self.repetition_penalty != 1.0:
+            filters.append(RepetitionPenalty(self.repetition_penalty))
+        if self.temperature == 0.0:
+            return [*filters, TopK(1)]
+        if self.temperature != 1.0:
+            filters.append(Temperature(self.temperature))
+        if self.top_k:
+            filters.append(TopK(self.top_k))
+        if self.top_p != 1.0:
+            filters.append(TopP(self.top_p))
+        if self.min_p:
+            filters.append(MinP(self.min_p))
+        return filters

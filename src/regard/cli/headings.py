@@ -13,7 +13,7 @@ from regard.tasks.training.fit_config import FitConfig
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading in the help of `regard train`, and the settings that stand under it."""
+    """A heading in the help of `regard train`, and the settings under it."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ OUTPUT = Heading(
     ("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "keep", "pictures"),
 )
 OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")
-"""All settings that stand under no other heading."""
+"""All other settings."""
 FIRST = frozenset(
     {
         *("data", "valid", "documents", "tokenizer", "vocab_size", "shared_vocabulary", "max_length", "block_length"),
@@ -44,7 +44,7 @@ FIRST = frozenset(
         *("steps", "epochs", "patience", "batch_tokens", "learning_rate", "seed", "device", "precision"),
     }
 )
-"""The settings that a first run needs: with `--size` and the like they are the flags that `--help` shows."""
+"""The settings of a first run: with `--size` and the like they are the flags in `--help`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Defaults:
 
     settings: TrainingConfig
     required: frozenset[str] = frozenset()
-    """The names of the settings that a flag must give; their values in `settings` are placeholders."""
+    """The names of the settings without a default; their values in `settings` are placeholders."""
 
 
 def settings_as_flags(
@@ -116,7 +116,7 @@ def _group(heading: Heading, members: Iterable[_Flag]) -> StructFieldSpec:
 
 
 def _put_together(cls: type[TrainingConfig], groups: Mapping[str, object]) -> TrainingConfig:
-    """Make the settings of the values that were found under the headings."""
+    """Make the settings of the values under the headings."""
     values = {name: value for group in groups.values() for name, value in vars(group).items()}
     fit = FitConfig(**{one.name: values.pop(one.name) for one in fields(FitConfig)})
     return cls(fit=fit, **values)

@@ -1,4 +1,4 @@
-"""What `--help` says of a command: what it does, in lines as wide as the terminal, and examples to copy."""
+"""The help of a command: its work, in lines as wide as the terminal, and examples to copy."""
 
 import inspect
 import os
@@ -6,15 +6,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import BytesIO, TextIOWrapper
-from typing import Any
 
 WIDEST = 100
 """The most columns of a line of prose."""
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-"""What switches a terminal to another colour or weight of type."""
+"""The codes for another colour or weight of type in a terminal."""
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": (
         "regard train --data pairs.tsv --out runs/mine",
@@ -74,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "demo": ("regard demo --out demo",),
 }
-"""Commands to copy, by the command that they are examples of."""
+"""Commands to copy, by command."""
 
 
 def described(text: str, examples: Sequence[str]) -> str:
@@ -82,21 +81,21 @@ def described(text: str, examples: Sequence[str]) -> str:
     return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
 
 
-def first_sentence(command: Callable[..., Any]) -> str:
-    """What a list of commands says of one."""
+def first_sentence(command: type) -> str:
+    """The help of a command in a list of commands."""
     return (inspect.getdoc(command) or "").split("\n")[0]
 
 
-def documented(command: Callable[..., Any], name: str) -> str:
-    """The docstring of a command for its help: what it does, examples, and what it says of its arguments."""
-    text, heading, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
+def documented(command: type, name: str) -> str:
+    """The docstring of a command with examples."""
+    text = inspect.getdoc(command) or ""
     if name.startswith("train "):
         text += " --help shows the flags that a first run needs, and --help-all shows all."
-    return described(text, EXAMPLES[name]) + heading + arguments
+    return described(text, EXAMPLES[name])
 
 
 class _HelpLines(TextIOWrapper):
-    """Keeps what is written, and passes for the terminal that it will be printed on: tyro then writes colours."""
+    """A buffer that passes for the terminal behind it: tyro then writes colours."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__(BytesIO(), encoding="utf-8")  # the encoding tells tyro to draw boxes
@@ -108,7 +107,7 @@ class _HelpLines(TextIOWrapper):
 
 @contextmanager
 def printed_in_lines() -> Iterator[None]:
-    """Print what the block prints in lines that are no wider than the terminal: tyro breaks only those in boxes.
+    """Print the output of the block in lines no wider than the terminal: tyro breaks only those in boxes.
 
     Colours are for a terminal alone, and for none where NO_COLOR is set (https://no-color.org).
     """

@@ -20,7 +20,7 @@ FRAMES = 2
 
 
 def refuse_policy(*, simultaneous: bool, frames: int | None, wait_k: int | None) -> None:
-    """Check the flags that choose a policy.
+    """Check the flags of a policy.
 
     Raises:
         ArgumentError: they do not go together, or a number is below 1.
@@ -35,7 +35,7 @@ def refuse_policy(*, simultaneous: bool, frames: int | None, wait_k: int | None)
 
 
 def policy_of(frames: int | None, wait_k: int | None) -> "ReadWritePolicy":
-    """The policy that the flags choose: AlignAtt unless k is given."""
+    """The policy of the flags: AlignAtt unless k is given."""
     from regard.tasks.translation.simultaneous.policies import AlignAtt, WaitK
 
     return AlignAtt(FRAMES if frames is None else frames) if wait_k is None else WaitK(wait_k)
@@ -53,7 +53,7 @@ def words_of(sentence: str | None, input: Path | None) -> Iterator[HeardWord]:
 
 
 def _arrived() -> bytes:
-    """What has come on standard input, at least one byte; none at its end."""
+    """The bytes from standard input so far, at least one; none at its end."""
     stream = cast(BufferedReader, sys.stdin.buffer)
     return stream.read1(1 << 16)
 
@@ -62,7 +62,7 @@ def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[s
     """Print the translations of lines, each word as soon as it is written.
 
     Raises:
-        DataError: a line cannot be read or is too long, and bad lines stop the work; what was written is printed.
+        DataError: a line cannot be read or is too long, and bad lines stop the work; the words so far are printed.
     """
     from regard.tasks.translation.simultaneous.interpreter import Interpreted
 

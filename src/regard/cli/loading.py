@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command imports what it needs: the process ends at once, and says so in one line.
+"""Ctrl-C and SIGTERM during the imports of a command: the process ends at once, and says so in one line.
 
 An import is seconds of other people's code. A KeyboardInterrupt in it can be swallowed (torch itself goes on without
 numpy) or come out as another error, and there is nothing to undo yet.
@@ -16,16 +16,16 @@ from regard.tasks.training.interrupts import handled
 
 
 def speaks() -> bool:
-    """Whether this process speaks: of the ranks that torchrun starts, one does so for all."""
+    """Whether this process speaks: of the ranks of torchrun, one does so for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def loading(*optional: str) -> Iterator[None]:
-    """End the process at once if SIGINT or SIGTERM comes while the block imports what a command needs.
+    """End the process at once if SIGINT or SIGTERM comes during the imports of the block.
 
     Args:
-        optional: packages that the work imports later, if they are installed; they are imported here.
+        optional: packages for later imports of the work; they are imported here if installed.
     """
     with handled(_end, signal.SIGINT, signal.SIGTERM):
         yield

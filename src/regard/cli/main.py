@@ -22,7 +22,7 @@ def program() -> None:
         main()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # what Python tidies up at its end is not worth a traceback
+            signal.signal(number, signal.SIG_DFL)  # Python's last clean-up is not worth a traceback
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 @contextmanager
 def telling(file: IO[str] | None = None) -> Iterator[Tell]:
-    """A function that shows how far the block is, on standard error unless another file is given."""
+    """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     shown = ""
     last = time.monotonic() if not live else 0.0

@@ -1,16 +1,18 @@
-"""How `translate` and `evaluate` are told what makes one translation of a sentence better than another."""
+"""The flags of `translate` and `evaluate` that rank the translations of a sentence."""
 
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.cli.shared import refuse_first, require_task
+from regard.cli.engines import EngineFlags
+from regard.cli.shared import Command, Mean, alignment_of, refuse_first, require_task
 from regard.errors import ArgumentError
 from regard.tasks.generation.config import LARGEST, Beam
 from regard.tasks.names import TRANSLATION
 
 if TYPE_CHECKING:
+    from regard.tasks.translation.alignments import AlignmentOf
     from regard.tasks.translation.reverse import Reverse
 
 WEIGHT = 0.3
@@ -21,7 +23,7 @@ REWARD = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The flags of that name; None where one was not given."""
+    """The flags of the same names; None for an absent flag."""
 
     length_penalty: float | None
     length_reward: float | None
@@ -29,7 +31,7 @@ class Ranking:
     reverse_weight: float | None
 
     def refuse(self, run: Path, size: int) -> None:
-        """Refuse what cannot be, for a run and a beam of that size.
+        """Refuse impossible flags, for a run and a beam of the size.
 
         Raises:
             ArgumentError: a number is out of its range, or does not go with the others.
@@ -68,11 +70,6 @@ class Ranking:
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
         return Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward)
 
-    def asked(self, beam: Beam) -> dict[str, bool]:
-        """Whether a flag brings a length reward, for `EngineFlags`."""
-        rewards = beam.length_reward > 0
-        return {"--length-reward": self.length_reward is not None and rewards, "--reverse": rewards}
-
     def loaded(self, device: str) -> "Reverse | None":
         """The reverse translator, read from its folder; None if there is none."""
         if self.reverse is None:
@@ -84,8 +81,47 @@ class Ranking:
         return Reverse(Translator.load(self.reverse, device=device), weight)
 
 
+class SearchCommand(Command):
+    """A search for translations, with the flags of `Ranking`, `EngineFlags` and `AlignmentOf`."""
+
+    __slots__ = ()
+    beam: int | None
+    nbest: int = 1
+    alignment_layer: int | Mean | None
+    alignment_head: int | Mean | None
+
+    @property
+    def size(self) -> int:
+        """The hypotheses of the search."""
+        return Beam().size if self.beam is None else self.beam
+
+    @property
+    def ranking(self) -> Ranking:
+        """The flags to rank the translations of a sentence."""
+        return self.part(Ranking)
+
+    @property
+    def search(self) -> Beam:
+        """The settings of the search."""
+        return self.ranking.beam(self.size, num_best=self.nbest)
+
+    @property
+    def engine_flags(self) -> EngineFlags:
+        """The flags of the engine."""
+        return EngineFlags.of(self, rewards=self.search.length_reward > 0)
+
+    @property
+    def names_alignment(self) -> bool:
+        """Whether a flag names a layer or a head."""
+        return bool(self.given("--alignment-layer", "--alignment-head"))
+
+    def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
+        """The attention of the flags."""
+        return alignment_of(self.alignment_layer, self.alignment_head, usual)
+
+
 def refuse_reverse(run: Path, reverse: Path) -> None:
-    """Refuse what is no translator of the other direction.
+    """Refuse all but a translator of the other direction.
 
     Raises:
         ArgumentError: it is no translator, or the run itself.

@@ -1,9 +1,11 @@
-"""The code that several commands share."""
+"""The base of all commands, and code shared by several."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import tyro
 
@@ -17,15 +19,69 @@ if TYPE_CHECKING:
 
 Mean = Literal["mean"]
 """Stands for all layers or heads, where else one is named by its number."""
-Run = tyro.conf.Positional[Path]
+P = TypeVar("P")
+PositionalPath = tyro.conf.Positional[Path]
+Run = Annotated[PositionalPath, tyro.conf.arg(help="the folder that `regard train` made.")]
+AnyRun = Annotated[
+    PositionalPath,
+    tyro.conf.arg(help="the folder that `regard train` made, or a translator's in Hugging Face's format."),
+]
 """A run folder, the first argument of most commands."""
+Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, cuda:N or mps.")]
+
+
+class Command(ABC):
+    """A command: a frozen dataclass whose fields are its arguments, each with its help as the docstring below it.
+
+    tyro makes one of the command line, and Python makes one like any object; calling it checks and works:
+
+        TranslateCommand(Path("runs/mine"), "a sentence", beam=3)()
+    """
+
+    __slots__ = ()
+
+    def __call__(self) -> None:
+        """Check the arguments, and do the work."""
+        self.check()
+        self.work()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse arguments before anything is read.
+
+        Raises:
+            RegardError: an argument is wrong, or does not go with another; the message is one line.
+        """
+
+    @abstractmethod
+    def work(self) -> None:
+        """Do the work with checked arguments."""
+
+    def given(self, *flags: str) -> list[str]:
+        """Those of the flags whose values are not the defaults, in the order of the call.
+
+        A flag of another command is passed over.
+        """
+        defaults = {f"--{one.name.replace('_', '-')}": one for one in fields(cast(Any, self))}
+        own = [flag for flag in flags if flag in defaults]
+        return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]
+
+    def part(self, kind: type[P], **more: Any) -> P:
+        """Make another dataclass of the fields of the same names, and of `more`."""
+        names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
+        return kind(**{name: getattr(self, name) for name in names}, **more)
+
+
+def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
+    """A check for `refuse_first`: a number must be at least so large, if it was given."""
+    return value is not None and value < least, f"{flag} must be at least {least}, got {value}"
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
     """Check some conditions, each with its error message.
 
     Raises:
-        ArgumentError: a condition holds; the message is that of the first that does.
+        ArgumentError: a condition holds; the first one has the message.
     """
     for is_wrong, message in wrongs:
         if is_wrong:
@@ -33,7 +89,7 @@ def refuse_first(*wrongs: tuple[bool, str]) -> None:
 
 
 def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "AlignmentOf") -> "AlignmentOf":
-    """The attention that flags choose: the usual one if both are None; of a layer alone, the mean over its heads."""
+    """The attention of two flags: the usual one if both are None; of a layer alone, the mean over its heads."""
     from regard.tasks.translation.alignments import AlignmentOf
 
     if layer is None and head is None:
@@ -52,7 +108,7 @@ KINDS = {
     LANGUAGE_MODEL: ("a language model", "generate"),
     MASKED_LANGUAGE_MODEL: ("a masked language model", "view"),
 }
-"""What a run of each task is, and the command that uses it."""
+"""The name of a run of each task, and its command."""
 
 
 def require_task(run: Path, task: str) -> None:

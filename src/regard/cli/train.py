@@ -2,15 +2,15 @@
 
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 
 from regard.cli.loading import loading, speaks
+from regard.cli.shared import Command
 from regard.errors import ArgumentError, RegardError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
@@ -26,7 +26,7 @@ USES = {
     "language-model": 'regard generate {} "a prompt"',
     "masked-language-model": 'regard view {} "a sentence"',
 }
-"""For each task, a command that uses the trained model."""
+"""For each task, a command for the trained model."""
 NAMELESS = tyro.conf.arg(name="")
 """Keeps the name of a parameter out of the names of its flags."""
 F = TypeVar("F")
@@ -52,36 +52,59 @@ class Start:
     """Replace the run in --out, once the new data have been read."""
 
 
-def translation_trainer(settings: Annotated[TranslationConfig, NAMELESS], beginning: Start = Start()) -> None:
+class Train(Command):
+    """Train a model; the subclasses declare the fields, with the settings of their task."""
+
+    __slots__ = ()
+    task: ClassVar[str]
+    settings: Any
+    beginning: Start
+
+    def check(self) -> None:
+        start = self.beginning
+        if start.resume and start.overwrite:
+            raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
+        if speaks():  # the other ranks may come when the folder is made
+            refuse_settings(self.task, self.settings, resume=start.resume, overwrite=start.overwrite)
+
+    def work(self) -> None:
+        _train(self.task, self.settings, self.beginning)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTranslation(Train):
     """Train a translator on pairs of sentences."""
-    _train("translation", settings, beginning)
+
+    task = "translation"
+    settings: Annotated[TranslationConfig, NAMELESS]
+    beginning: Start = Start()
 
 
-def language_model_trainer(settings: Annotated[LanguageModelConfig, NAMELESS], beginning: Start = Start()) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainLanguageModel(Train):
     """Train a language model on running text."""
-    _train("language-model", settings, beginning)
+
+    task = "language-model"
+    settings: Annotated[LanguageModelConfig, NAMELESS]
+    beginning: Start = Start()
 
 
-def masked_language_model_trainer(
-    settings: Annotated[MaskedLanguageModelConfig, NAMELESS], beginning: Start = Start()
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainMaskedLanguageModel(Train):
     """Train a model to fill in masked tokens of running text."""
-    _train("masked-language-model", settings, beginning)
+
+    task = "masked-language-model"
+    settings: Annotated[MaskedLanguageModelConfig, NAMELESS]
+    beginning: Start = Start()
 
 
-TRAINERS: dict[str, Callable[..., None]] = {
-    "translation": translation_trainer,
-    "language-model": language_model_trainer,
-    "masked-language-model": masked_language_model_trainer,
+TRAINERS: dict[str, type[Train]] = {
+    one.task: one for one in (TrainTranslation, TrainLanguageModel, TrainMaskedLanguageModel)
 }
 """The command of each task."""
 
 
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:
-    if start.resume and start.overwrite:
-        raise ArgumentError("--resume goes on with a run and --overwrite replaces it: give one of them")
-    if speaks():  # the other ranks may come when the folder is made
-        refuse_settings(task, settings, resume=start.resume, overwrite=start.overwrite)
     again, folder = f"regard train --out {quote(str(settings.out))} --resume", RunFolder(settings.out)
     with loading("lightning_fabric", "tokenizers", "rich"):
         import regard.tasks.language_modelling.train

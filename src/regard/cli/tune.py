@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.ranking import refuse_reverse
-from regard.cli.shared import Run, print_table, refuse_first, require_task
+from regard.cli.shared import AnyRun, Command, Device, print_table, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.pairs import read_pairs
@@ -18,64 +19,72 @@ if TYPE_CHECKING:
     from regard.tasks.translation.tune import Tuned
 
 
-def tune_search(
-    run: Run,
-    /,
-    *,
-    valid: tuple[Path, ...] = (),
-    reverse: Path | None = None,
-    ensemble: tuple[Path, ...] = (),
-    memory: tuple[Path, ...] = (),
-    beam: int = 10,
-    device: str = "auto",
-) -> None:
+@dataclass(frozen=True, slots=True)
+class TuneCommand(Command):
     """Find the length reward, and the weight of a reverse translator, that are best on validation pairs, by BLEU.
 
     Each source is translated once, and all settings choose among the same hypotheses. Nothing is written: the flags
     for `translate` and `evaluate` are printed.
-
-    Args:
-        run: the folder that `regard train` made, or a translator's in Hugging Face's format.
-        valid: the pairs, which should be neither those of training nor those of a test; unless given, those of the run.
-        reverse: a translator of the other direction: how probable it finds a source, given a translation, counts too.
-        ensemble: other runs that translate together with `run`, as for `translate`.
-        memory: files of `regard remember`, as for `translate`.
-        beam: hypotheses of each source.
-        device: auto, cpu, cuda, cuda:N or mps.
     """
-    for one in (run, *ensemble):
-        require_task(one, TRANSLATION)
-    if reverse is not None:
-        refuse_reverse(run, reverse)
-    require_files(valid, setting="--valid")
-    require_files(memory, setting="--memory")
-    refuse_first((beam < 2, f"--beam must be at least 2, to have something to choose from, got {beam}"))
-    with loading("sacrebleu"):
-        from regard.tasks.runs.choose_checkpoint import LEAST_BLEU
-        from regard.tasks.translation.own_pairs import own_texts
-        from regard.tasks.translation.translator import Translator
-        from regard.tasks.translation.tune import REWARDS, WEIGHTS, tune
 
-    translator = Translator.load(run, device=device, ensemble=ensemble, memories=memory)
-    pairs: Sequence[tuple[str, str]] = list(read_pairs(list(valid))) if valid else own_texts(translator, run, "valid")
-    other = None if reverse is None else Translator.load(reverse, device=device)
-    with telling() as tell:
-        found = tune(translator, pairs, beam_size=beam, reverse=other, tell=tell)
-    flags = [_flags(one, reverse) for one in found]
-    print_table(
-        [("BLEU", "flags"), *((f"{one.bleu:.2f}", said or "none") for one, said in zip(found, flags, strict=True))]
-    )
-    if found[0].bleu < LEAST_BLEU:
-        print(f"no choice reaches {LEAST_BLEU:g} BLEU, where BLEU tells nothing: train longer first", file=sys.stderr)
-        return
-    others = "".join(
-        f" {name} {' '.join(quote(str(path)) for path in paths)}"
-        for name, paths in (("--ensemble", ensemble), ("--memory", memory))
-        if paths
-    )
-    if found[0].length_reward == REWARDS[-1] or found[0].weight == WEIGHTS[-1]:
-        print("the best reward or weight is the largest that was tried: do the runs go together?", file=sys.stderr)
-    print(f"use it: regard translate {quote(str(run))}{others} --beam {beam} {flags[0]}".rstrip(), file=sys.stderr)
+    run: AnyRun
+    _: KW_ONLY
+    valid: tuple[Path, ...] = ()
+    """the pairs, which should be neither those of training nor those of a test; unless given, those of the run."""
+    reverse: Path | None = None
+    """a translator of the other direction: how probable it finds a source, given a translation, counts too."""
+    ensemble: tuple[Path, ...] = ()
+    """other runs that translate together with `run`, as for `translate`."""
+    memory: tuple[Path, ...] = ()
+    """files of `regard remember`, as for `translate`."""
+    beam: int = 10
+    """hypotheses of each source."""
+    device: Device = "auto"
+
+    def check(self) -> None:
+        for one in (self.run, *self.ensemble):
+            require_task(one, TRANSLATION)
+        if self.reverse is not None:
+            refuse_reverse(self.run, self.reverse)
+        require_files(self.valid, setting="--valid")
+        require_files(self.memory, setting="--memory")
+        refuse_first((self.beam < 2, f"--beam must be at least 2, to have something to choose from, got {self.beam}"))
+
+    def work(self) -> None:
+        with loading("sacrebleu"):
+            from regard.tasks.translation.own_pairs import own_texts
+            from regard.tasks.translation.translator import Translator
+            from regard.tasks.translation.tune import tune
+
+        translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
+        pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(translator, self.run, "valid"))
+        other = None if self.reverse is None else Translator.load(self.reverse, device=self.device)
+        with telling() as tell:
+            found = tune(translator, pairs, beam_size=self.beam, reverse=other, tell=tell)
+        self._tell(found)
+
+    def _tell(self, found: Sequence["Tuned"]) -> None:
+        from regard.tasks.runs.choose_checkpoint import LEAST_BLEU
+        from regard.tasks.translation.tune import REWARDS, WEIGHTS
+
+        flags = [_flags(one, self.reverse) for one in found]
+        print_table([("BLEU", "flags")])
+        print_table((f"{one.bleu:.2f}", said or "none") for one, said in zip(found, flags, strict=True))
+        best = found[0]
+        if best.bleu < LEAST_BLEU:
+            print(
+                f"no choice reaches {LEAST_BLEU:g} BLEU, where BLEU tells nothing: train longer first", file=sys.stderr
+            )
+            return
+        if best.length_reward == REWARDS[-1] or best.weight == WEIGHTS[-1]:
+            print("the best reward or weight is the largest that was tried: do the runs go together?", file=sys.stderr)
+        words = [str(self.run), *_listed("--ensemble", self.ensemble), *_listed("--memory", self.memory)]
+        line = f"regard translate {join(words)} --beam {self.beam} {flags[0]}".rstrip()
+        print(f"use it: {line}", file=sys.stderr)
+
+
+def _listed(flag: str, paths: Sequence[Path]) -> list[str]:
+    return [flag, *map(str, paths)] if paths else []
 
 
 def _flags(one: "Tuned", reverse: Path | None) -> str:

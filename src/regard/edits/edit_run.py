@@ -17,7 +17,8 @@ from regard.edits.refusals import refuse_edits, with_parents
 from regard.edits.report import UNCHANGED, EditReport, times
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
-from regard.maps.sources.call import CallSource, GivenFactors
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.checks.roles import is_cross
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_hooks import OpenThreads

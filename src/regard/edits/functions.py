@@ -20,8 +20,7 @@ from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
-from regard.tensors.guards import is_autocasting
-from regard.tensors.torch_private import peek_interpreter_stack
+from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
@@ -30,6 +29,7 @@ from regard.watching.kept.factors import output_error
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.folded_heads import Folding
+from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
@@ -101,16 +101,14 @@ class ReadyCall:
     backend: str | None = None
 
 
-ArgumentReader = Callable[
-    [ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any], RetentionPolicy], ReadyCall
-]
+ArgumentReader = Callable[[ThreadState, Func, Args, Kwargs, RetentionPolicy], ReadyCall]
 """Reads the arguments of a function: (thread, function, args, kwargs, policy) -> the call."""
 
 
 def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> FunctionObserver:
     """The interceptor of a function: runs the call with edited weights, or unchanged without an edit."""
 
-    def run(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
         wanted = [one for one in thread.before() if isinstance(one, CallEdits)]
         if wanted:
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
@@ -130,7 +128,7 @@ Changing = list[tuple[CallEdits, CallPlace]]
 
 def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWeights, Changing]:
     """The edited weights, and the runs that change them, from the outermost `with` inwards."""
-    if peek_interpreter_stack() is not None:
+    if is_transformed():
         raise ArgumentError(
             "attention cannot be edited inside torch.func transforms (vmap, grad), where a call has no numbers "
             "that could be looked at: use torch.autograd, and a dimension of the batch"
@@ -157,13 +155,7 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
     return made
 
 
-def _ready_sdpa(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
-) -> ReadyCall:
+def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
     given = laid_out_by_heads(thread, args, kwargs, None, KernelLse())
     query, key, value = as_autocast(given.query, given.key, given.value)
     value = one_rank(query, value, given.enable_gqa)[1]
@@ -205,7 +197,7 @@ def _under_mask(call: Call, mask: Tensor | None, policy: RetentionPolicy, *, is_
         wide = mask[(None,) * (len(sizes.map_shape) - mask.dim())]
         return _with_bias(call, wide, is_causal=is_causal)
     kind = call.query.device.type
-    dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) and call.query.dtype != torch.float64 else None
+    dtype = autocast_of(kind) if call.query.dtype != torch.float64 else None
     return masked(call, policy.mask(mask, sizes, dtype=dtype), also)
 
 
@@ -216,11 +208,7 @@ def _with_bias(call: Call, bias: Tensor, *, is_causal: bool) -> Call:
 
 
 def _ready_multi_head(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
+    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy
 ) -> ReadyCall:
     given = arguments_by_name(func, args, kwargs)
     layer = projected_call(thread, given, None)
@@ -236,7 +224,7 @@ def _ready_multi_head(
         call = _with_bias(call, learned, is_causal=False)
     else:
         kind = query.device.type
-        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+        dtype = autocast_of(kind)
         call = masked(call, layer.mask(policy, sizes, dtype), causal(0) if layer.is_causal else None)
 
     def output(made: EditedCall) -> tuple[Tensor, Tensor | None]:
@@ -252,13 +240,7 @@ def _ready_multi_head(
     return ReadyCall(call, values, vectors, layer.how, output, key, crosses=given["key"] is not given["query"])
 
 
-def _ready_attention(
-    thread: ThreadState,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: RetentionPolicy,
-) -> ReadyCall:
+def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
     settings = {**arguments_by_name(attention, args, kwargs)}
     query, key, value = as_autocast(*(settings.pop(name) for name in ("query", "key", "value")))
     backend, keeps_values = settings.pop("backend"), settings.pop("keep_values")

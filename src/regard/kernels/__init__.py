@@ -12,7 +12,7 @@ from regard.kernels.fused import Fused
 from regard.kernels.reference import Reference
 from regard.kernels.short_sequences import SHORT_SEQUENCES
 from regard.kernels.tiled import Tiled
-from regard.tensors.guards import is_recorded
+from regard.tensors.guards import State, is_recorded, look
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
 """All backends by name, in the order of choice for `backend=None`."""
@@ -54,8 +54,8 @@ def reader(backend: Backend, call: Call) -> Backend:
     return choose_backend(call, None) if backend.only_by_name else backend
 
 
-def choose_backend(call: Call, name: str | None) -> Backend:
-    """The named backend, or the first one able to run the call.
+def choose_backend(call: Call, name: str | None, state: State | None = None) -> Backend:
+    """The named backend, or the first one able to run the call in this state, by default that of its query.
 
     Raises:
         ArgumentError: no backend has that name.
@@ -65,11 +65,12 @@ def choose_backend(call: Call, name: str | None) -> Backend:
         call = replace(call, normalization=call.normalization.base)
     if name is not None and name not in BACKENDS:
         raise ArgumentError(f"backend must be None or one of {', '.join(BACKENDS)}; got {name!r}")
-    if name is not None and not BACKENDS[name].why_not(call):
+    state = look(call.query) if state is None else state
+    if name is not None and not BACKENDS[name].why_not(call, state):
         return BACKENDS[name]
     for first in BACKENDS.values():
-        if first.only_by_name is None and not first.why_not(call):
+        if first.only_by_name is None and not first.why_not(call, state):
             break
     if name is not None:
-        BACKENDS[name].require(call, others=f"backend=None would take {first.name!r}")
+        BACKENDS[name].require(call, state, others=f"backend=None would take {first.name!r}")
     return first.unnamed()

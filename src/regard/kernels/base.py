@@ -14,6 +14,7 @@ from regard.call.normalizations import Normalization
 from regard.call.scores.base import Score
 from regard.call.shapes import Sizes, take
 from regard.errors import BackendError, ShapeError
+from regard.tensors.guards import State
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -157,8 +158,8 @@ class Backend(ABC):
     """The reason why `backend=None` never chooses this backend, nor for reading a map; None if it may."""
 
     @abstractmethod
-    def why_not(self, call: Call) -> str | None:
-        """The reason why this backend cannot run the call; None if it can."""
+    def why_not(self, call: Call, state: State) -> str | None:
+        """The reason why this backend cannot run the call in this state; None if it can."""
 
     @abstractmethod
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -178,11 +179,11 @@ class Backend(ABC):
     def remark(self, call: Call) -> str | None:
         return None
 
-    def require(self, call: Call, others: str) -> None:
+    def require(self, call: Call, state: State, others: str) -> None:
         """Raise an error if this backend, chosen by name, cannot run the call.
 
         Raises:
             BackendError: the backend cannot run the call; the message gives the reason and `others`.
         """
-        if reason := self.why_not(call):
+        if reason := self.why_not(call, state):
             raise BackendError(f"backend {self.name!r} cannot run this call: {reason}; {others}")

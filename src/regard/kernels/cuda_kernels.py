@@ -96,13 +96,8 @@ class CudaKernel(Kernel):
 
     multiple = 8
 
-    def laid_out(self, tensor: Tensor) -> Tensor:
-        tensor = row_contiguous(tensor)
-        rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-        places = (tensor.storage_offset(), *(stride for stride, length in rows if length > 1))
-        if all(place * tensor.itemsize % ALIGNED_BYTES == 0 for place in places):
-            return tensor
-        return tensor.clone(memory_format=torch.contiguous_format)
+    def laid_out(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(map(_laid_out, tensors))
 
     def refuses(self, sizes: Sizes) -> str | None:
         if sizes.flat_batch == 0:
@@ -110,6 +105,15 @@ class CudaKernel(Kernel):
         if max(sizes.flat_batch, sizes.heads) > MOST_IN_GRID:
             return f"the kernels of CUDA take at most {MOST_IN_GRID:,} sequences and as many heads"
         return None
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    tensor = row_contiguous(tensor)
+    rows = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+    places = (tensor.storage_offset(), *(stride for stride, length in rows if length > 1))
+    if all(place * tensor.itemsize % ALIGNED_BYTES == 0 for place in places):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 class CudaEfficient(CudaKernel):

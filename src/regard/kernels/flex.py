@@ -14,7 +14,7 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import Score, SoftCapped
 from regard.errors import BackendError
 from regard.kernels.base import Backend, Call
-from regard.tensors.guards import in_forward_mode, in_transform
+from regard.tensors.guards import State, in_transform, is_recorded
 
 MOST_KERNELS = 256
 """The most kernels compiled in one process; a call beyond them raises an error."""
@@ -45,18 +45,18 @@ class Flex(Backend):
     name = "flex"
     only_by_name = "it compiles a kernel for each kind of call and is taken by name only"
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, state: State) -> str | None:
         if _dot_and_cap(call.score, call.query.shape[-1]) is None:
             return f"FlexAttention computes scaled dot products, soft-capped or not; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
             return f"FlexAttention normalises by softmax, not by {call.normalization}"
         if not HANDS_BACK_LSE:
             return f"FlexAttention hands back its log-sum-exp from torch 2.9 on; this is {torch.__version__}"
-        if torch.compiler.is_compiling():
+        if state.is_compiling:
             return "it compiles its own kernels and is not traced into another graph"
-        if in_forward_mode():
+        if state.has_tangents:
             return "FlexAttention has no forward-mode derivative"
-        if in_transform("Vmap", "Grad"):
+        if state.is_transformed and in_transform("Vmap", "Grad"):
             return "torch.vmap and torch.func have no rule for compiled FlexAttention"
         if call.dropout > 0:
             return "FlexAttention has no dropout"
@@ -76,7 +76,7 @@ class Flex(Backend):
             BackendError: the values require a gradient on the CPU, or torch cannot compile the call.
         """
         on_cuda = call.query.device.type == "cuda"
-        if not on_cuda and torch.is_grad_enabled() and value.requires_grad:
+        if not on_cuda and is_recorded() and value.requires_grad:
             raise BackendError(f"backend 'flex' cannot run this call: {_NO_GRADIENTS}; detach the values")
         tensors = tuple(t.to(call.query.dtype) for t in (call.query, call.key, value))
         if not on_cuda:
@@ -99,7 +99,7 @@ def _why_not_here(call: Call) -> str | None:
         return f"FlexAttention has no {call.query.dtype} on {kind}"
     if kind == "cuda":
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
+    if is_recorded() and any(t.requires_grad for t in (call.query, call.key, *call.learned())):
         return _NO_GRADIENTS
     if not _has_compiler():
         known = " or ".join(COMPILERS)

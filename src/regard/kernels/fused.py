@@ -19,9 +19,9 @@ from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
 from regard.kernels.kernel_arguments import kernel_tensors
-from regard.kernels.short_sequences import SHORT_SEQUENCES, ShortSequences
+from regard.kernels.short_sequences import SHORT_SEQUENCES, ShortSequences, why_not_vectors
 from regard.kernels.tiled import Tiled
-from regard.tensors.guards import can_look, in_transform, is_compiling, is_recorded, look
+from regard.tensors.guards import State, can_look, in_transform, is_compiling, is_recorded
 from regard.tensors.torch_private import missing
 
 
@@ -43,8 +43,8 @@ class Fused(Backend):
     def unnamed(self) -> Backend:
         return _WITH_SECOND
 
-    def why_not(self, call: Call) -> str | None:
-        width, state = call.query.shape[-1], look(call.query)
+    def why_not(self, call: Call, state: State) -> str | None:
+        width = call.query.shape[-1]
         if call.score.dot_scale(width) is None:
             return f"torch's fused kernels compute scaled dot products; the score here: {call.score}"
         if not isinstance(call.normalization, Softmax):
@@ -65,7 +65,7 @@ class Fused(Backend):
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
         problem = missing(*kernel.operators) or kernel.refuses(call.sizes)
-        return problem if self._kernel is None else problem or self._kernel.why_not(call)
+        return problem if self._kernel is None else problem or self._kernel.why_not(call, state)
 
     def has_exact_state(self, call: Call) -> bool:
         """False for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
@@ -86,7 +86,7 @@ class Fused(Backend):
         again = None
         needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
         if needs_gradient:
-            if kernel is CPU_FLASH and SHORT_SEQUENCES.why_not(call) is None:
+            if kernel is CPU_FLASH and why_not_vectors(call.query, call.key) is None:
                 kernel = SHORT_SEQUENCES
             if self._second is not None and not is_compiling():
                 again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
@@ -179,7 +179,7 @@ class _WholeCall(torch.autograd.Function):
             if ctx.again is None:
                 raise BackendError(NO_SECOND)
             return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
-        grad_output = ctx.block.kernel.laid_out(grad_output)
+        (grad_output,) = ctx.block.kernel.laid_out(grad_output)
         return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
 
 
@@ -214,7 +214,7 @@ class _FusedBlocks(torch.autograd.Function):
             with torch.enable_grad():
                 found = ctx.again.gradients((query, key, value), grad_output, grad_lse)
             return None, None, None, None, *found
-        grad_output = ctx.kernel.laid_out(grad_output)
+        (grad_output,) = ctx.kernel.laid_out(grad_output)
         blocks = ctx.covering.every
         is_whole = len(blocks) == 1 and blocks[0].count * len(blocks[0].columns) == key.shape[2]
         grads = () if is_whole else tuple(torch.zeros_like(t) for t in (query, key, value))

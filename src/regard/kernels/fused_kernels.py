@@ -45,9 +45,12 @@ class Kernel(ABC):
         """The reason why it cannot take calls of these sizes, if any."""
         return None
 
-    def laid_out(self, tensor: Tensor) -> Tensor:
-        """Vectors (..., D) in the memory layout assumed by the kernel: the same tensor, or a copy."""
-        return tensor if tensor.is_contiguous() else row_contiguous(tensor)
+    def laid_out(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Vectors (..., D) in the memory layout assumed by the kernel: the same tensors, or copies."""
+        for tensor in tensors:
+            if not tensor.is_contiguous():
+                return tuple(map(row_contiguous, tensors))
+        return tensors
 
     @abstractmethod
     def forward(

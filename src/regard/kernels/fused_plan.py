@@ -65,6 +65,11 @@ class Block:
     def mask(self) -> Mask | None:
         return None if not self.factors else self.factors[0] if len(self.factors) == 1 else And(self.factors)
 
+    def looks_at_queries(self, bias: Bias | None) -> bool:
+        """Whether a mask of the block, or this bias, differs from query to query."""
+        of_bias = bias is not None and bias.per_key is None
+        return of_bias or any("query" in mask.depends_on() for mask in self.factors)
+
     @property
     def place(self) -> object:
         """The block's place in a mask by key - query alone: such masks are equal at equal places."""
@@ -129,28 +134,39 @@ class Plan:
 
     def _render(self, block: Block, buffer: Buffer) -> AdditiveMask:
         bias = self._bias_of(block)
-        looks_at_queries = bias is not None and bias.per_key is None
-        looks_at_queries = looks_at_queries or any("query" in mask.depends_on() for mask in block.factors)
-        if looks_at_queries and can_look(torch.empty(0, device=self.device)):
+        if bias is None and len(block.factors) == 1 and not block.columns.start:
+            # Two questions to the tensor of the mask would take as long as making it, for a short call.
+            fewest = block.factors[0].fewest_first_keys()
+            if fewest is not None:
+                return self._first_keys(block, fewest)
+        pairs = self.sizes.flat_batch * self.sizes.heads * len(block.rows) * len(block.columns)
+        if pairs > CHUNK_ELEMENTS and block.looks_at_queries(bias) and can_look(torch.empty(0, device=self.device)):
             step = fitting(CHUNK_ELEMENTS, _breadth(block.mask, bias, self.sizes) * len(block.columns))
             if step < len(block.rows):
                 chunks = ranges(len(block.rows), step)
-                return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, rows), buffer)
-        tensor = self._tensor(block, range(len(block.rows)))
+                return by_chunks(chunks, len(block.rows), lambda rows: self._tensor(block, bias, rows), buffer)
+        tensor = self._tensor(block, bias, range(len(block.rows)))
         return NOTHING_ADDED if tensor is None else AdditiveMask(tensor, live_rows(tensor, block))
+
+    def _first_keys(self, block: Block, fewest: int) -> AdditiveMask:
+        """The additive mask of a block whose rows see the first keys, at least so many."""
+        if fewest >= len(block.columns):
+            return NOTHING_ADDED
+        allowed = render(block.factors[0], block.rows, block.columns, sizes=self.sizes, device=self.device)
+        tensor = excluding(allowed, self.dtype)
+        return AdditiveMask(tensor, None if fewest > 0 else live_rows(tensor, block))
 
     def _bias_of(self, block: Block) -> Bias | None:
         if self.bias is None or not block.has_bias or self.bias.is_zero(block.rows, block.columns):
             return None
         return self.bias
 
-    def _tensor(self, block: Block, chosen: range) -> Tensor | None:
-        """The additive mask of some rows of a block; None for zeros.
+    def _tensor(self, block: Block, given: Bias | None, chosen: range) -> Tensor | None:
+        """The additive mask of some rows of a block, with its bias; None for zeros.
 
         Its last stride is 1: the CPU kernel would copy any other, expanded to B x H x T x S.
         """
         rows, columns, bias, mask = _moved(chosen, block.rows.start), block.columns, None, block.mask
-        given = self._bias_of(block)
         if given is not None:
             # A bias is at least as wide as the queries, whose values are not read.
             nothing = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -161,19 +177,29 @@ class Plan:
             allowed = render(mask, rows, columns, sizes=self.sizes, device=self.device)
             if bias is None and can_look(allowed) and bool(allowed.all()):
                 return None
-            zero = torch.zeros((), dtype=self.dtype, device=self.device) if bias is None else bias
-            bias = torch.where(allowed, zero, -torch.inf)
+            bias = excluding(allowed, self.dtype) if bias is None else torch.where(allowed, bias, -torch.inf)
         if bias is None or (bias.shape[-1] == len(columns) and bias.is_contiguous()):
             return bias
         return bias.expand(*bias.shape[:-1], len(columns)).contiguous()
+
+
+def excluding(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 for allowed pairs, and -inf for the others.
+
+    >>> excluding(torch.tensor([True, False]), torch.bfloat16)
+    tensor([0., -inf], dtype=torch.bfloat16)
+    """
+    if dtype == torch.get_default_dtype():
+        return torch.where(allowed, 0.0, -torch.inf)  # A tensor for the 0 would take a third of the time.
+    return torch.where(allowed, torch.zeros((), dtype=dtype, device=allowed.device), -torch.inf)
 
 
 def live_rows(additive: Tensor | None, block: Block) -> Tensor | None:
     """The rows of a block with a key: bool (B or 1, H or 1, t or 1); None for all."""
     if additive is None:
         return None
-    # With the first key each row has one, with the flag too.
-    if can_look(additive) and bool((additive[..., 0] > -torch.inf).all()):
+    # With the first key each row has one, with the flag too. A sum is above -inf if none of its terms is -inf.
+    if can_look(additive) and additive[..., 0].sum().item() > -torch.inf:
         return None
     allowed = additive > -torch.inf
     if not block.is_causal:

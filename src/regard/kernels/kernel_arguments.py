@@ -49,13 +49,12 @@ def excluding_factors(call: Call) -> tuple[Mask, ...]:
 
 
 def kernel_tensors(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, multiple: int, lay_out: Callable[[Tensor], Tensor]
+    query: Tensor, key: Tensor, value: Tensor, scale: float, multiple: int, lay_out: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Query, key, value and scale as a kernel takes them: of one dtype and width, laid out in memory, scale above 0.
 
-    >>> from regard.tensors.readable import row_contiguous
     >>> tensors = torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 5)
-    >>> query, key, value, scale = kernel_tensors(*tensors, -0.5, 8, row_contiguous)
+    >>> query, key, value, scale = kernel_tensors(*tensors, -0.5, 8, lambda *laid_out: laid_out)
     >>> query.shape, value.shape, scale
     (torch.Size([2, 8]), torch.Size([4, 8]), 0.5)
     """
@@ -67,7 +66,8 @@ def kernel_tensors(
     if scale <= 0:
         query, scale = with_positive_scale(query, scale)
     # Last, because the negative of a tensor may have another memory layout.
-    return lay_out(query), lay_out(key), lay_out(value), scale
+    query, key, value = lay_out(query, key, value)
+    return query, key, value, scale
 
 
 def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.base import Backend, Call
+from regard.tensors.guards import State
 
 
 class Reference(Backend):
@@ -14,7 +15,7 @@ class Reference(Backend):
 
     name = "reference"
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, state: State) -> str | None:
         return None
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from regard.kernels.base import Call
 from regard.kernels.fused_kernels import CpuFlash, Extras, Residuals
 from regard.kernels.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
 from regard.kernels.side_by_side import memory_like
-from regard.tensors.guards import in_transform, is_compiling, is_observed, is_readable
+from regard.tensors.guards import State, in_transform, is_compiling, is_observed, is_readable
 from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
 
@@ -31,7 +31,7 @@ class ShortSequences(CpuFlash):
     name = "short sequences, CPU"
     reads_output = False
 
-    def why_not(self, call: Call) -> str | None:
+    def why_not(self, call: Call, state: State) -> str | None:
         """The reason why torch's kernel is as fast as this one; None for batches of many short sequences."""
         return why_not_vectors(call.query, call.key)
 

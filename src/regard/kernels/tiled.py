@@ -17,7 +17,15 @@ from torch.utils.checkpoint import checkpoint
 from regard.call.normalizations import Softmax, any_coarse
 from regard.kernels.base import Backend, Call
 from regard.kernels.counter_rng import kept_at
-from regard.tensors.guards import has_values, in_forward_mode, in_trace, in_transform
+from regard.tensors.guards import (
+    State,
+    has_values,
+    in_forward_mode,
+    in_transform,
+    is_compiling,
+    is_exporting,
+    is_recorded,
+)
 from regard.tensors.tile_sizes import fitting, ranges, tile_shape
 from regard.tensors.torch_private import CHECKPOINTS_IN_TRANSFORMS
 
@@ -40,12 +48,12 @@ class Tiled(Backend):
 
     name = "tiled"
 
-    def why_not(self, call: Call) -> str | None:
-        if in_trace():
+    def why_not(self, call: Call, state: State) -> str | None:
+        if state.is_traced:
             return "torch.jit.trace would keep the tiles of this call's lengths for calls of other lengths"
-        if in_transform("Grad"):
+        if state.is_transformed and in_transform("Grad"):
             return "torch.func.grad cannot look into the backward pass of the tiles; torch.autograd.grad can"
-        if in_transform("Vmap") and torch.is_grad_enabled():
+        if state.is_transformed and in_transform("Vmap") and state.is_recorded:
             return "torch.vmap cannot look into the backward pass of the tiles; under torch.no_grad() it need not"
         return None
 
@@ -58,7 +66,7 @@ class Tiled(Backend):
             call = replace(call, bias=call.bias.laid_out(call.sizes, call.query.device))
         tensors = (call.query.flatten(0, 1), call.key.flatten(0, 1), value.flatten(0, 1))
         tiling = Tiling(call, seed)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             output, state = _run_compiling(tiling, tensors)
         else:
             output, state = _run(tiling, tensors)
@@ -66,7 +74,7 @@ class Tiled(Backend):
 
 
 def _run(tiling: "Tiling", tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    undeclared = torch.is_grad_enabled() and not tiling.call.score.is_declared
+    undeclared = is_recorded() and not tiling.call.score.is_declared
     if undeclared or in_forward_mode() or in_transform("Vmap"):
         return tiling.composite(*tensors)
     return _Tiles.apply(tiling, *tensors, *tiling.call.learned())
@@ -182,7 +190,7 @@ class Tiling:
         outputs, states = [], []
         run: Callable[..., tuple[Tensor, Tensor]] = self.forward
         # An exported program has no backward pass, and a strict export cannot hold a checkpoint.
-        goes_back = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+        goes_back = is_recorded() and not is_exporting()
         if goes_back and (CHECKPOINTS_IN_TRANSFORMS or not (in_forward_mode() or in_transform("Vmap"))):
             run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
         for tile in self.tiles():
@@ -217,7 +225,7 @@ class _Tiles(torch.autograd.Function):
         tiling: Tiling = ctx.tiling
         if grad_output is None:
             grad_output = torch.zeros_like(output)
-        if torch.is_grad_enabled():
+        if is_recorded():
             return None, *_twice(tiling, (query, key, value), learned, grad_output, grad_state)
         is_coarse = (
             tiling.call.bias is not None and isinstance(tiling.call.normalization, Softmax) and any_coarse(state)

@@ -19,7 +19,8 @@ from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
 from regard.kernels.base import Backend, Call
 from regard.maps.file_tree import as_json_and_tensors, check_fields, from_json_and_tensors, spelled
-from regard.maps.sources.call import CallSource, GivenFactors
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.source import Source, Statistic
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.maps.sources.values import CallValues

@@ -100,8 +100,8 @@ class TransformerConfig(StackConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderOnlyConfig(StackConfig):
-    """The sizes and parts of a decoder-only Transformer."""
+class OneStackConfig(StackConfig):
+    """The sizes and parts of a Transformer of one stack."""
 
     num_layers: int = 4
     """The number of layers in the stack."""
@@ -118,21 +118,13 @@ class DecoderOnlyConfig(StackConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderOnlyConfig(StackConfig):
+class DecoderOnlyConfig(OneStackConfig):
+    """The sizes and parts of a decoder-only Transformer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOnlyConfig(OneStackConfig):
     """The sizes and parts of an encoder-only Transformer."""
-
-    num_layers: int = 4
-    """The number of layers in the stack."""
-    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
-    """Activation of the feed-forward networks; swiglu is gated."""
-    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    """Positions added to the embeddings; rotary positions rotate the queries and keys of self-attention."""
-    tied_output: bool = True
-    """The output layer is the embedding."""
-
-    def __post_init__(self) -> None:
-        StackConfig.__post_init__(self)
-        require_sizes(num_layers=self.num_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

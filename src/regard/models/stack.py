@@ -28,8 +28,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.tensors.guards import may_be_kept
-from regard.tensors.torch_private import get_function_mode
+from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
 Body = TypeVar("Body", bound=nn.Module)
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -147,7 +146,7 @@ def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap 
     The check takes as long as one layer's would. With gradients recorded, or with observers of the mask, the mask
     stays.
     """
-    is_looked_at = record is not None or torch.is_grad_enabled() or get_function_mode() is not None
+    is_looked_at = record is not None or is_recorded() or is_function_observed()
     return None if not is_looked_at and _are_whole(valid, sequences) else lengths(valid)
 
 

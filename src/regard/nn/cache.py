@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.tensors.guards import is_compiling, is_inference, is_recorded
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValue:
@@ -42,7 +44,7 @@ class KeyValue:
         While gradients are recorded, buffers are never written to. Otherwise new positions go into the spare room;
         without any, the buffers grow to twice the length, so n appends copy at most 2n positions.
         """
-        if torch.is_grad_enabled():
+        if is_recorded():
             return KeyValue.of(torch.cat([self.key, new.key], -2), torch.cat([self.value, new.value], -2))
         room, length = self.with_room(new.length), self.length + new.length
         room.key_buffer[..., self.length : length, :] = new.key
@@ -74,4 +76,4 @@ def _first(buffer: Tensor, length: int) -> Tensor:
 def _is_writable(buffer: Tensor) -> bool:
     """Whether in-place writes are allowed here: inference tensors are read-only outside inference mode."""
     # torch.compile cannot trace is_inference_mode.
-    return torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not buffer.is_inference()
+    return is_compiling() or is_inference() or not buffer.is_inference()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.nn.dropout_decisions import Decisions, decide, of_masked_relu
+from regard.tensors.guards import is_compiling
 
 
 class Dropout(nn.Module):
@@ -75,7 +76,7 @@ def masked_relu(x: Tensor, decisions: Decisions) -> Tensor:
 
 
 def _leaves_it_to_torch(x: Tensor) -> bool:
-    return x.device.type != "cpu" or torch.compiler.is_compiling()
+    return x.device.type != "cpu" or is_compiling()
 
 
 class _Masked(torch.autograd.Function):

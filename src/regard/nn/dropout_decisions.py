@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.nn.dropout_work import FIRST, MASKED, OF_RELU, RELU, SECOND, STEP, SUM, THIRD, WORK
-from regard.tensors.guards import is_readable
+from regard.tensors.guards import is_readable, is_recorded
 from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
 
@@ -130,7 +130,7 @@ def of_masked_relu(grad: Tensor, answer: Tensor, scale: float) -> Tensor:
     tensor([0., 4., 0.])
     """
     # A gradient with its own gradient needs torch's operations.
-    if torch.is_grad_enabled() or not is_worth_it(grad.numel()) or not _has_loops(grad, answer):
+    if is_recorded() or not is_worth_it(grad.numel()) or not _has_loops(grad, answer):
         gradient: Tensor = torch.ops.aten.threshold_backward(grad, answer, 0).mul_(scale)
         return gradient
     return _run(OF_RELU, grad.dtype, grad, answer, scale)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.kernels.side_by_side import heads_together
-from regard.tensors.guards import in_forward_mode, may_be_kept
+from regard.tensors.guards import in_forward_mode, is_recorded, may_be_kept
 
 
 def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[Tensor]:
@@ -22,7 +22,7 @@ def split_heads(heads: Float[Tensor, "... H D"], counts: Sequence[int]) -> list[
     (torch.Size([2, 5, 3, 8]), torch.Size([2, 5, 1, 8]))
     """
     is_plain = type(heads) is Tensor and may_be_kept(heads) and not in_forward_mode()
-    if len(counts) > 1 and torch.is_grad_enabled() and heads.requires_grad and is_plain:
+    if len(counts) > 1 and is_recorded() and heads.requires_grad and is_plain:
         return list(_Split.apply(heads, tuple(counts)))
     return list(heads.split_with_sizes(list(counts), dim=-2))
 
@@ -37,5 +37,5 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         # A gradient with its own gradient is assembled by an operation of autograd.
-        whole = None if torch.is_grad_enabled() else heads_together(grads)
+        whole = None if is_recorded() else heads_together(grads)
         return torch.cat(grads, dim=-2) if whole is None else whole, None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function_variadic
 
 from regard.tensors.torch_private import (
     DispatchKey,
@@ -25,7 +26,9 @@ from regard.tensors.torch_private import (
     forward_level,
     get_dispatch_mode,
     get_function_mode,
+    get_function_modes,
     get_interpreter_stack,
+    is_torch_function_enabled,
     is_tracing,
     level_of,
     peek_interpreter_stack,
@@ -37,7 +40,14 @@ NOT_ITS_MEMORY = (
 """The dispatcher's keys of tensors without their elements in memory."""
 PLAIN = (Tensor, torch.nn.Parameter)
 """The classes with torch's own products."""
-is_compiling, is_recorded = torch.compiler.is_compiling, torch.is_grad_enabled
+is_compiling, is_exporting = torch.compiler.is_compiling, torch.compiler.is_exporting
+"""Whether torch.compile traces the code, and whether torch.export does."""
+is_recorded, is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+"""Whether autograd records operations, and whether new tensors are those of inference mode."""
+is_overridden, has_torch_functions = has_torch_function_variadic, is_torch_function_enabled
+"""Whether a mode or the class of a tensor sees a call of torch's functions, and whether any may."""
+function_mode, function_modes = get_function_mode, get_function_modes
+"""The mode that sees torch's functions first, and all of them, this one last."""
 
 AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
 
@@ -105,6 +115,15 @@ def is_function_observed() -> bool:
     return get_function_mode() is not None
 
 
+def is_transformed() -> bool:
+    """Whether the code runs inside torch.vmap or a transform of torch.func.
+
+    >>> is_transformed()
+    False
+    """
+    return peek_interpreter_stack() is not None
+
+
 def is_autocasting(kind: str) -> bool:
     """Whether autocast is on for a device type; False for types without autocast, such as `meta`.
 
@@ -116,6 +135,16 @@ def is_autocasting(kind: str) -> bool:
     return can and torch.is_autocast_enabled(kind)
 
 
+def autocast_of(kind: str) -> torch.dtype | None:
+    """The dtype to which autocast casts on a kind of device; None where it is off.
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     autocast_of("cpu"), autocast_of("meta")
+    (torch.bfloat16, None)
+    """
+    return torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+
+
 def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
     """The dtype after autocast on this device type; `dtype` itself where autocast is off.
 
@@ -123,8 +152,8 @@ def autocast_dtype(dtype: torch.dtype, kind: str) -> torch.dtype:
     ...     [autocast_dtype(dtype, "cpu") for dtype in (torch.float32, torch.float64, torch.int64)]
     [torch.bfloat16, torch.float64, torch.int64]
     """
-    is_cast = is_autocasting(kind) and dtype.is_floating_point and dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if is_cast else dtype
+    cast = autocast_of(kind)
+    return cast if cast is not None and dtype.is_floating_point and dtype != torch.float64 else dtype
 
 
 def in_forward_mode() -> bool:
@@ -172,7 +201,11 @@ def can_look(tensor: Tensor) -> bool:
     >>> can_look(torch.ones(2))
     True
     """
-    return tensor.device.type == "cpu" and has_values(tensor) and not in_transform("Vmap")
+    if not tensor.is_cpu or is_compiling():
+        return False
+    if type(tensor) in PLAIN and not (is_tracing() or count_dispatch_modes() or peek_interpreter_stack()):
+        return True
+    return has_values(tensor) and not in_transform("Vmap")
 
 
 def is_its_memory(tensor: Tensor) -> bool:

@@ -163,11 +163,6 @@ def attends_as_torch(module: nn.TransformerEncoderLayer) -> bool:
     return _of(type(module), name, "_sa_block") is _of(nn.TransformerEncoderLayer, name, "_sa_block")
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether a hook runs before or after the module's forward."""
-    return has_pre_hooks(module) or bool(_of(module, "torch.nn.Module", "_forward_hooks"))
-
-
 def has_pre_hooks(module: nn.Module) -> bool:
     """Whether a hook runs before the module's forward."""
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))
@@ -189,12 +184,6 @@ def forget_global_hook(number: int) -> None:
 def has_amx() -> bool:
     """Whether this processor has bf16 tile products; False if torch cannot say."""
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return ask is not None and bool(ask())
-
-
-def has_avx512_bf16() -> bool:
-    """Whether this processor has bf16 vector products; False if torch cannot say."""
-    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return ask is not None and bool(ask())
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from regard.tensors.devices import capability_of
+from regard.tensors.guards import is_compiling
 
 T = TypeVar("T")
 _FAILED: set[str] = set()
@@ -33,7 +34,7 @@ def runs_triton(device: torch.device, kernel: str) -> bool:
     False
     """
     # A cached function cannot be traced: check for compiling first.
-    if torch.compiler.is_compiling() or not has_triton() or kernel in _FAILED:
+    if is_compiling() or not has_triton() or kernel in _FAILED:
         return False
     if device.type == "cuda":
         return (capability_of(device) or (0, 0)) >= (8, 0)

@@ -27,15 +27,6 @@ def ramp(*, dark: bool = False, steps: int = STEPS) -> list[Colour]:
     return [_colour(share, first, last) for share in shares]
 
 
-def hex_ramp(*, dark: bool = False, steps: int = STEPS) -> list[str]:
-    """The same colours as "#rrggbb".
-
-    >>> hex_ramp(steps=3)[1]
-    '#587ce7'
-    """
-    return [hexadecimal(colour) for colour in ramp(dark=dark, steps=steps)]
-
-
 def diverging(*, dark: bool = False, steps: int = STEPS + 1) -> list[Colour]:
     """The colours of values from -1 to 1: orange below 0, the paper at 0, blue above.
 
@@ -66,32 +57,6 @@ def hexadecimal(colour: Colour) -> str:
     '#ff8000'
     """
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour)
-
-
-def contrast(one: Colour, other: Colour) -> float:
-    """The contrast of two colours, from 1 to 21: (lighter luminance + 0.05) / (darker luminance + 0.05).
-
-    Source: WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio). Text needs 4.5.
-
-    >>> round(contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), 1)
-    21.0
-    """
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def text_on(colour: Colour) -> str:
-    """The colour of text on a background, black or white, whichever has the larger contrast: at least 4.5 on any.
-
-    >>> text_on((1.0, 1.0, 0.8)), text_on((0.1, 0.0, 0.4))
-    ('#000000', '#ffffff')
-    """
-    return "#000000" if contrast(colour, (0.0, 0.0, 0.0)) >= contrast(colour, (1.0, 1.0, 1.0)) else "#ffffff"
-
-
-def _luminance(colour: Colour) -> float:
-    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
-    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def _colour(share: float, first: Colour, last: Colour) -> Colour:

@@ -14,7 +14,8 @@ from regard.errors import GradientError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import Source
 from regard.maps.sources.summary import Summarize, SummarySource
-from regard.tensors.torch_private import DisableTorchFunction, peek_interpreter_stack
+from regard.tensors.guards import is_recorded, is_transformed
+from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import looks_like_attention
 from regard.watching.hooks.observed_call import ObservedCall
@@ -126,7 +127,7 @@ class Record(Interceptor):
         index = self.count[path]
         self.count[path] += 1
         try:
-            if peek_interpreter_stack() is not None:
+            if is_transformed():
                 raise ShapeError("inside torch.func (vmap, grad) a call has no tensors of its own that could be kept")
             with self._context(path):
                 observed = self._read(path, index, source, when)
@@ -137,7 +138,7 @@ class Record(Interceptor):
 
     def _context(self, path: str) -> AbstractContextManager[object]:
         """The context for reading a call: without gradients, unless its map carries them."""
-        policy, is_recording = self.policy, torch.is_grad_enabled()
+        policy, is_recording = self.policy, is_recorded()
         if policy.gradients is not None:
             policy.gradients.is_recording = is_recording
         if not policy.graph:

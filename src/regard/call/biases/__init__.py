@@ -9,13 +9,4 @@ from regard.call.biases.t5 import T5Bias as T5Bias
 from regard.call.biases.t5 import t5_bucket as t5_bucket
 from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
 
-__all__ = [
-    "ALiBi",
-    "Bias",
-    "Shaw",
-    "T5Bias",
-    "TransformerXL",
-    "alibi_slopes",
-    "as_bias",
-    "t5_bucket",
-]
+__all__ = ["ALiBi", "Bias", "Shaw", "T5Bias", "TransformerXL", "alibi_slopes", "as_bias", "t5_bucket"]

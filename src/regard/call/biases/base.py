@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.call.block_gradient import pull_through_graph
-from regard.call.shapes import Sizes, canonical_pairwise, index_tensor, take_pairs
+from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.errors import ShapeError
 from regard.tensors.guards import can_look
 
@@ -61,9 +61,7 @@ class Bias(ABC):
         """Whether a bound bias is 0 for all pairs of these rows and columns; False if a cheap check cannot tell."""
         return False
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         """The bias (B or 1, H or 1, t or 1, s or 1) of some rows and columns; `query` and `key` are their vectors."""
         head = torch.arange(sizes.heads, device=query.device)[:, None, None]
         i, j = index_tensor(rows, query.device)[:, None], index_tensor(columns, query.device)
@@ -110,8 +108,18 @@ class Bias(ABC):
         return SelectedBias(self, heads)
 
 
+class BlockBias(Bias):
+    """A bias that is read by blocks (`block`, `pairs`), and has no formula of a single pair."""
+
+    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        raise AssertionError
+
+    @abstractmethod
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class DenseBias(Bias):
+class DenseBias(BlockBias):
     """A tensor given by the caller: the input's rank with each dimension full or 1, or (T, S)."""
 
     tensor: Tensor
@@ -132,12 +140,7 @@ class DenseBias(Bias):
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         return None if self.per_key is None else (self.per_key, None)
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         return take_pairs(self.tensor, rows, columns)
 
     def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
@@ -154,7 +157,7 @@ class DenseBias(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen(Bias):
+class Chosen(BlockBias):
     """A tensor with a choice of (batch, head) pairs: pair n stands in batch row n, head 0."""
 
     tensor: Tensor
@@ -166,12 +169,7 @@ class Chosen(Bias):
     def learned(self) -> tuple[Tensor, ...]:
         return (self.tensor,) if self.tensor.requires_grad else ()
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         return self._of_pairs(take_pairs(self.tensor, rows, columns))
 
     def linearize(

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.call.biases.base import Bias
-from regard.call.shapes import Sizes, index_tensor
+from regard.call.biases.base import Bias, BlockBias
+from regard.call.shapes import Rows, Sizes, index_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SummedBias(Bias):
+class SummedBias(BlockBias):
     """The sum of two bound biases."""
 
     one: Bias
@@ -38,12 +38,7 @@ class SummedBias(Bias):
     def is_zero(self, rows: range, columns: range) -> bool:
         return self.one.is_zero(rows, columns) and self.other.is_zero(rows, columns)
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         one, other = (bias.block(rows, columns, query=query, key=key, sizes=sizes) for bias in (self.one, self.other))
         return one + other
 
@@ -59,7 +54,7 @@ class SummedBias(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OfQueries(Bias):
+class OfQueries(BlockBias):
     """A bound bias for the chosen queries only; 0 for the others."""
 
     bias: Bias
@@ -73,12 +68,7 @@ class OfQueries(Bias):
     def is_zero(self, rows: range, columns: range) -> bool:
         return not any(place in rows for place in self.places)
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         block = self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
         # A weight of -inf times 0 would be NaN.
         return torch.where(self.chosen[index_tensor(rows, self.chosen.device)][:, None], block, 0.0)

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.call.biases.base import Bias, BiasPull
-from regard.call.shapes import Sizes
+from regard.call.biases.base import Bias, BiasPull, SelectedBias
+from regard.call.shapes import Rows, Sizes
 from regard.errors import ArgumentError, ShapeError
 
 
@@ -36,9 +36,7 @@ class Relative(Bias):
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.of(head, j - i - bound_offset(self.offset))
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         heads = torch.arange(sizes.heads, device=query.device)[:, None]
@@ -71,9 +69,7 @@ class Diagonals(Bias):
         each = head if self.heads is None else self.heads[:, None, None, None]
         return self.values[each, j - i + self.origin]
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return super().block(rows, columns, query=query, key=key, sizes=sizes)
         # Window w of the values is row t - 1 - w of the block.
@@ -122,21 +118,12 @@ def diagonal_sums(block: Float[Tensor, "*batch t s"]) -> Float[Tensor, "*batch d
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _OfHeads(Bias):
+class _OfHeads(SelectedBias):
     """A bound relative bias with a choice of heads: pair n stands in batch row n, head 0."""
 
     bias: Relative
-    heads: Tensor
 
-    def learned(self) -> tuple[Tensor, ...]:
-        return self.bias.learned()
-
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return self.bias.value(self.heads[:, None, None, None], i, j, query, key)
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         if not isinstance(rows, range) or not isinstance(columns, range):
             return Bias.block(self, rows, columns, query=query, key=key, sizes=sizes)
         return per_head_diagonals(self.bias, self.heads[:, None, None], rows, columns, query.dtype)

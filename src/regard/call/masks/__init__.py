@@ -13,15 +13,6 @@ from regard.call.masks.patterns import strided as strided
 from regard.call.masks.patterns import window as window
 
 __all__ = [
-    "Mask",
-    "as_mask",
-    "blocks",
-    "causal",
-    "documents",
-    "lengths",
-    "padding",
-    "predicate",
-    "prefix",
-    "strided",
+    "Mask", "as_mask", "blocks", "causal", "documents", "lengths", "padding", "predicate", "prefix", "strided",
     "window",
-]
+]  # fmt: skip

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.call.shapes import Sizes, index_tensor
+from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError, RegardError
 from regard.tensors.tile_sizes import ranges
 
@@ -76,9 +76,7 @@ class Mask(ABC):
         """Whether the predicate depends on key - query alone: then all blocks on a diagonal are equal."""
         return False
 
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
-    ) -> Bool[Tensor, "..."]:
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
         """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
         axes = self.depends_on()
         # An axis without influence on the mask needs one position only.
@@ -90,6 +88,10 @@ class Mask(ABC):
     def bind(self, sizes: Sizes, device: torch.device) -> "Mask":
         """Resolve the mask against a call: definite offsets, a flat batch, tensors on the call's device."""
         return self
+
+    def fewest_first_keys(self) -> int | None:
+        """The smallest n of a mask that lets each query see its first n keys and no others; None if it is unknown."""
+        return None
 
     def factors(self) -> tuple["Mask", ...]:
         """The masks of a conjunction; else the mask itself."""
@@ -163,9 +165,7 @@ class Mask(ABC):
         return Not(self)
 
 
-def render(
-    mask: Mask, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device
-) -> Bool[Tensor, "..."]:
+def render(mask: Mask, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:
     """The block of a bound mask for some rows and columns: (B or 1, H or 1, t or 1, s or 1)."""
     return mask.block(rows, columns, sizes=sizes, device=device)
 
@@ -188,13 +188,25 @@ def _first_true(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class And(Mask):
-    """The pairs allowed by all of the masks."""
-
+class _Several(Mask):
     masks: tuple[Mask, ...]
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return And(tuple(mask.bind(sizes, device) for mask in self.masks))
+        return type(self)(tuple(mask.bind(sizes, device) for mask in self.masks))
+
+    def depends_on(self) -> frozenset[str]:
+        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
+
+    def row_cuts(self, sizes: Sizes) -> list[int]:
+        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
+
+    def is_relative(self) -> bool:
+        return all(mask.is_relative() for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class And(_Several):
+    """The pairs that all of the masks allow."""
 
     def factors(self) -> tuple[Mask, ...]:
         return self.masks
@@ -205,35 +217,21 @@ class And(Mask):
             answer = answer & mask.allowed(batch, head, query, key)
         return answer
 
-    def depends_on(self) -> frozenset[str]:
-        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
-
     def key_range(self, rows: range, sizes: Sizes) -> range:
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         start = max(r.start for r in ranges)
         return range(start, max(start, min(r.stop for r in ranges)))
 
-    def row_cuts(self, sizes: Sizes) -> list[int]:
-        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
-
     def covers(self, rows: range, columns: range) -> bool:
         return all(mask.covers(rows, columns) for mask in self.masks)
-
-    def is_relative(self) -> bool:
-        return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.masks)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Or(Mask):
+class Or(_Several):
     """The pairs allowed by any of the masks."""
-
-    masks: tuple[Mask, ...]
-
-    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return Or(tuple(mask.bind(sizes, device) for mask in self.masks))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.masks[0].allowed(batch, head, query, key)
@@ -241,22 +239,13 @@ class Or(Mask):
             answer = answer | mask.allowed(batch, head, query, key)
         return answer
 
-    def depends_on(self) -> frozenset[str]:
-        return frozenset(axis for mask in self.masks for axis in mask.depends_on())
-
     def key_range(self, rows: range, sizes: Sizes) -> range:
         ranges = [mask.key_range(rows, sizes) for mask in self.masks]
         ranges = [r for r in ranges if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
-    def row_cuts(self, sizes: Sizes) -> list[int]:
-        return sorted({cut for mask in self.masks for cut in mask.row_cuts(sizes)})
-
     def covers(self, rows: range, columns: range) -> bool:
         return any(mask.covers(rows, columns) for mask in self.masks)
-
-    def is_relative(self) -> bool:
-        return all(mask.is_relative() for mask in self.masks)
 
     def __str__(self) -> str:
         return " | ".join(str(mask) for mask in self.masks)

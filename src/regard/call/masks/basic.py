@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.call.masks.base import AXES, Mask
-from regard.call.shapes import Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
+from regard.call.shapes import Rows, Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look
 
@@ -115,7 +115,7 @@ class Lengths(Mask):
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key < (self.valid[batch, query] if self.per_query else self.valid[batch])
 
-    def block(self, rows: range | Tensor, columns: range | Tensor, *, sizes: Sizes, device: torch.device) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
         if self.per_query:
             return Mask.block(self, rows, columns, sizes=sizes, device=device)
         return index_tensor(columns, device) < self.valid.view(-1, 1, 1, 1)
@@ -130,6 +130,11 @@ class Lengths(Mask):
 
     def covers(self, rows: range, columns: range) -> bool:
         return can_look(self.valid) and bool((self._of(rows) >= columns.stop).all())
+
+    def fewest_first_keys(self) -> int | None:
+        if self.per_query or not can_look(self.valid):
+            return None
+        return min(self.valid.tolist(), default=None)
 
     def _of(self, rows: range) -> Tensor:
         return self.valid[:, rows.start : rows.stop] if self.per_query else self.valid

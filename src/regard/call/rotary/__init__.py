@@ -12,14 +12,6 @@ from regard.call.rotary.scalings import Scaling as Scaling
 from regard.call.rotary.scalings import YaRN as YaRN
 
 __all__ = [
-    "DynamicNTK",
-    "Half",
-    "Interleaved",
-    "Layout",
-    "Llama3",
-    "LongRoPE",
-    "PositionInterpolation",
-    "Rotary",
-    "Scaling",
+    "DynamicNTK", "Half", "Interleaved", "Layout", "Llama3", "LongRoPE", "PositionInterpolation", "Rotary", "Scaling",
     "YaRN",
-]
+]  # fmt: skip

@@ -16,18 +16,6 @@ from regard.call.scores.kernels import Laplacian as Laplacian
 from regard.call.scores.kernels import Triangular as Triangular
 
 __all__ = [
-    "Additive",
-    "Bilinear",
-    "Boxcar",
-    "Constant",
-    "Cosine",
-    "Dot",
-    "Epanechnikov",
-    "Gaussian",
-    "Laplacian",
-    "ScaledDot",
-    "Score",
-    "SoftCapped",
-    "Triangular",
-    "as_score",
-]
+    "Additive", "Bilinear", "Boxcar", "Constant", "Cosine", "Dot", "Epanechnikov", "Gaussian", "Laplacian",
+    "ScaledDot", "Score", "SoftCapped", "Triangular", "as_score",
+]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.call.scores.additive_kernel import KERNEL, has_additive_kernel, pulled_by_kernel, scores_by_kernel
 from regard.call.scores.base import Score, ScorePull
 from regard.errors import ShapeError
+from regard.tensors.guards import is_recorded
 from regard.tensors.triton_use import or_else, runs_triton
 
 SWEEP = 1 << 18
@@ -66,7 +67,7 @@ class Additive(Score):
     def block(
         self, query: Float[Tensor, "*batch t A"], key: Float[Tensor, "*batch s A"]
     ) -> Float[Tensor, "*batch t s"]:
-        takes_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, self.vector))
+        takes_gradient = is_recorded() and any(x.requires_grad for x in (query, key, self.vector))
         if not takes_gradient and has_additive_kernel(query):
             return or_else(KERNEL, lambda: scores_by_kernel(query, key, self.vector), lambda: self._block(query, key))
         return self._block(query, key, takes_gradient=takes_gradient)

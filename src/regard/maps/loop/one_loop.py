@@ -22,7 +22,7 @@ from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors import thread_team
-from regard.tensors.guards import can_look, in_forward_mode
+from regard.tensors.guards import can_look, in_forward_mode, is_recorded
 from regard.tensors.readable import is_installed, row_contiguous
 
 SMALL = 1 << 20
@@ -61,7 +61,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     wanted = _Wanted.of(statistics)
     if wanted is None or in_forward_mode():
         return None
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
+    if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
         return None
     if not all(map(can_look, source.tensors())):
         return None

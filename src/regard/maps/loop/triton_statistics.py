@@ -18,7 +18,7 @@ from regard.kernels.base import Call
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
-from regard.tensors.guards import has_values, in_forward_mode, in_transform
+from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
 from regard.tensors.readable import row_contiguous
 from regard.tensors.triton_use import or_else, runs_triton
 
@@ -55,7 +55,7 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
     made = None if asked is None else source.softmax_call()
     if asked is None or made is None or not source.flat_heads or not all(map(has_values, source.tensors())):
         return None
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors()):
+    if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
         return None
     if _why_tiles(made.call) is not None:
         return None

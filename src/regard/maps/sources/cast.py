@@ -1,6 +1,5 @@
 """Maps in another dtype."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +47,3 @@ class CastSource(SameShapeSource):
 
     def attribution(self, grad_output: Tensor | None) -> Source:
         return CastSource(self.of.attribution(grad_output), self.answer)
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CastSource":
-        return CastSource(self.of.choose(flat_heads, leading), self.answer)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "CastSource":
-        return CastSource(self.of.mapped(change), self.answer)

@@ -10,8 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.maps.sources.derived import SameShapeSource
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values
@@ -51,6 +52,17 @@ class DerivedSource(Source):
         if not self.of.has_blocks:
             self.of.refuse(asked)
         super().refuse(asked)
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        return self._of_other(self.of.choose(flat_heads, leading))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Source:
+        return self._of_other(self.of.mapped(change))
+
+    def _of_other(self, source: Source) -> Source:
+        derived: Any = self
+        made: Source = replace(derived, of=source)
+        return made
 
 
 class SameShapeSource(DerivedSource):
@@ -195,9 +207,6 @@ class SelectionSource(DerivedSource):
                 return None if found is None else (found[0][:, 0],)
         return None
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SelectionSource":
-        return replace(self, of=self.of.choose(flat_heads, leading))
-
     def gradient(self, grad_output: Tensor | None) -> Source:
         return super().gradient(grad_output) if grad_output is not None else replace(self, of=self.of.gradient(None))
 
@@ -212,7 +221,7 @@ class SelectionSource(DerivedSource):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSource(DerivedSource):
+class WeightedSource(SameShapeSource):
     """The weights of a source times a_i . b_j, or a_i . b_j alone."""
 
     of: Source
@@ -223,16 +232,8 @@ class WeightedSource(DerivedSource):
     alone: bool = False
 
     @property
-    def shape(self) -> torch.Size:
-        return self.of.shape
-
-    @property
     def width(self) -> int:
         return 1 if self.alone else self.of.width
-
-    @property
-    def has_heads(self) -> bool:
-        return self.of.has_heads
 
     @property
     def has_signs(self) -> bool:
@@ -293,12 +294,6 @@ class PositiveSource(SameShapeSource):
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         inner = self.of.part(flat_heads, scratch)
         return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "PositiveSource":
-        return PositiveSource(self.of.choose(flat_heads, leading))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "PositiveSource":
-        return PositiveSource(self.of.mapped(change))
 
 
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:

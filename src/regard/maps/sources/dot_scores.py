@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.masks.patterns import Strided, Window
-from regard.call.shapes import take
+from regard.call.shapes import Rows, take
 from regard.kernels.base import Call
-from regard.maps.sources.source import Piece, Rows, take_rows
+from regard.maps.sources.source import Piece, take_rows
 
 NEVER = 1e30
 """The state of a row without keys: its weights become 0, and no inf - inf or 0 * inf makes a NaN."""

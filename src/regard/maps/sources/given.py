@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.errors import ShapeError
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, take_rows
+from regard.maps.sources.source import Part, Piece, Scratch, Source, take_rows
 
 
 class TensorSource(Source):

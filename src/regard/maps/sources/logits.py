@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError
 from regard.kernels import choose_backend
-from regard.maps.sources.call import CallSource, GivenFactors, source_of_call
+from regard.maps.sources.call import CallSource, source_of_call
+from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.source import Source
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.tiles import ask

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.biases.base import Bias
+from regard.call.biases.base import Bias, BlockBias
 from regard.call.normalizations import Softmax, SoftmaxWithSink, any_coarse, coarse_rows
 from regard.call.scores.base import Score
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.source import take_rows
@@ -50,7 +50,7 @@ class RowShift:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShiftedBias(Bias):
+class ShiftedBias(BlockBias):
     """A bias b that gives (s + b) - m for the scores s + b, with s + b rounded as in the kernels."""
 
     bias: Bias
@@ -62,12 +62,7 @@ class ShiftedBias(Bias):
     def learned(self) -> tuple[Tensor, ...]:
         return self.bias.learned()
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         added = self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
         return self._lowered(added, query, key, take_rows(self.peak, rows)[..., None])
 

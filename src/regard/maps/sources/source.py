@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
@@ -36,7 +37,6 @@ class Piece:
     """Whether the logarithms are finite, and may be overwritten by their one reader."""
 
 
-Rows = range | Tensor
 Part = Callable[[Rows, Rows], Piece]
 
 
@@ -310,4 +310,6 @@ def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
     """Take rows from the last dimension."""
-    return tensor[..., rows.start : rows.stop] if isinstance(rows, range) else tensor[..., rows]
+    if not isinstance(rows, range):
+        return tensor[..., rows]
+    return tensor if len(rows) == tensor.shape[-1] else tensor[..., rows.start : rows.stop]

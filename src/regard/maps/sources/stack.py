@@ -5,90 +5,66 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.sources.source import Part, Piece, Rows, Scratch, Source, Statistic
+from regard.maps.sources.combined import SeveralSource
+from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.tiles import ask
 
 
 @dataclass(frozen=True, eq=False)
-class StackSource(Source):
+class StackSource(SeveralSource):
     """Sources with concatenated rows. Each has a range of the keys; its weights of all others are 0."""
 
-    steps: tuple[Source, ...]
+    parts: tuple[Source, ...]
     starts: tuple[int, ...]
     """The index of each step's first key among the keys of the stack."""
 
     @cached_property
     def ends(self) -> list[int]:
-        return list(accumulate(step.queries for step in self.steps))
+        return list(accumulate(step.queries for step in self.parts))
 
     @property
     def shape(self) -> torch.Size:
-        keys = max(start + step.keys for start, step in zip(self.starts, self.steps, strict=True))
-        return torch.Size((*self.steps[0].leading, self.ends[-1], keys))
+        keys = max(start + step.keys for start, step in zip(self.starts, self.parts, strict=True))
+        return torch.Size((*self.parts[0].leading, self.ends[-1], keys))
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.steps[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.steps[0].device
+    def answer_dtype(self) -> torch.dtype:
+        return self.dtype
 
     @property
     def width(self) -> int:
-        return max(step.width for step in self.steps)
-
-    @property
-    def has_signs(self) -> bool:
-        return any(step.has_signs for step in self.steps)
+        return max(step.width for step in self.parts)
 
     @property
     def has_heads(self) -> bool:
-        return self.steps[0].has_heads
-
-    @property
-    def mixed(self) -> str:
-        return next((step.mixed for step in self.steps if step.mixed), "")
-
-    @property
-    def has_blocks(self) -> bool:
-        return all(step.has_blocks for step in self.steps)
-
-    def tensors(self) -> list[Tensor]:
-        return [tensor for step in self.steps for tensor in step.tensors()]
+        return self.parts[0].has_heads
 
     def __str__(self) -> str:
-        return f"{len(self.steps)} steps"
-
-    def refuse(self, asked: str) -> NoReturn:
-        for step in self.steps:
-            if not step.has_blocks:
-                step.refuse(asked)
-        super().refuse(asked)
+        return f"{len(self.parts)} steps"
 
     def columns(self, rows: range) -> range:
         if self.has_signs:
             return range(self.keys)
-        found = ((self.steps[n].columns(inner), self.starts[n]) for n, inner in self._found(rows))
+        found = ((self.parts[n].columns(inner), self.starts[n]) for n, inner in self._found(rows))
         ranges = [range(r.start + start, r.stop + start) for r, start in found if r]
         return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        parts = [step.part(flat_heads) for step in self.steps]
+        parts = [step.part(flat_heads) for step in self.parts]
 
         def weights(rows: Rows, columns: Rows) -> Piece:
             if not isinstance(rows, range):
                 pieces = [weights(range(i, i + 1), columns).weights for i in rows.tolist()]
                 return Piece(torch.cat(pieces, dim=1))
             found = [
-                _within(parts[n], inner, columns, self.starts[n], self.steps[n].keys) for n, inner in self._found(rows)
+                _within(parts[n], inner, columns, self.starts[n], self.parts[n].keys) for n, inner in self._found(rows)
             ]
             return Piece(found[0] if len(found) == 1 else torch.cat(found, dim=1))
 
@@ -97,20 +73,20 @@ class StackSource(Source):
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         if not isinstance(statistic, st.Entropy | st.ParticipationRatio | st.Squares):
             return None
-        found = [ask(step, statistic) for step in self.steps]
+        found = [ask(step, statistic) for step in self.parts]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
-        return StackSource(tuple(step.choose(flat_heads, leading) for step in self.steps), self.starts)
+        return StackSource(tuple(step.choose(flat_heads, leading) for step in self.parts), self.starts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
-        return StackSource(tuple(step.mapped(change) for step in self.steps), self.starts)
+        return StackSource(tuple(step.mapped(change) for step in self.parts), self.starts)
 
     def _found(self, rows: range) -> list[tuple[int, range]]:
         found, at = [], rows.start
         while at < rows.stop:
             step = bisect_right(self.ends, at)
-            begin, stop = self.ends[step] - self.steps[step].queries, min(rows.stop, self.ends[step])
+            begin, stop = self.ends[step] - self.parts[step].queries, min(rows.stop, self.ends[step])
             found.append((step, range(at - begin, stop - begin)))
             at = stop
         return found

@@ -1,6 +1,5 @@
 """A map with the roles of queries and keys exchanged."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +72,3 @@ class TransposedSource(DerivedSource):
         if found is None and self.has_blocks:
             found = one_pass(self.of, [statistic])[0]
         return None if found is None else found[0]
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "TransposedSource":
-        return TransposedSource(self.of.choose(flat_heads, leading))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "TransposedSource":
-        return TransposedSource(self.of.mapped(change))

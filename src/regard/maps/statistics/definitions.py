@@ -15,7 +15,7 @@ from regard.errors import ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.sources.source import Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
-from regard.tensors.guards import has_values
+from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.precision import widest_dtype
 from regard.tensors.topk import Candidates, candidates, largest, places_of
 
@@ -67,7 +67,7 @@ class PerKey(Statistic):
     ) -> dict[int, Tensor]:
         (sums,), columns, total = read, tile.columns, {} if total is None else total
         before = total.get(tile.flat_heads.start)
-        if before is not None and not torch.is_grad_enabled():
+        if before is not None and not is_recorded():
             before[..., _slice(columns)] += sums
             return total
         sums = torch.nn.functional.pad(sums, (columns.start, source.keys - columns.stop))
@@ -209,7 +209,7 @@ class TopWeights(Statistic):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]
         weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
-        if torch.is_grad_enabled():
+        if is_recorded():
             keys = largest(weights, self.k)
             return weights.gather(-1, keys), keys + tile.columns.start
         found = candidates(weights.flatten(0, 1), self.k)
@@ -342,7 +342,7 @@ class Pooled(Statistic):
         self, total: dict[int, Tensor] | None, read: tuple[Tensor, ...], tile: Tile, source: Source
     ) -> dict[int, Tensor]:
         (part,), total, rows, columns = read, {} if total is None else total, self.grid.rows, self.grid.columns
-        apart = torch.is_grad_enabled()
+        apart = is_recorded()
         flat_heads, first = (len(part), tile.flat_heads.start) if apart else (source.flat_heads, 0)
         if first not in total:
             start = -torch.inf if self.of_largest and source.has_signs else 0.0
@@ -363,7 +363,7 @@ class Pooled(Statistic):
         if self.how != "mean":
             return sums
         areas = self.grid.areas(sums.device)
-        return sums / areas if torch.is_grad_enabled() else sums.div_(areas)
+        return sums / areas if is_recorded() else sums.div_(areas)
 
     def __str__(self) -> str:
         return f"pooled({self.grid.rows.count}, {self.grid.columns.count}, {self.how!r})"

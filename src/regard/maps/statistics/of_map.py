@@ -1,18 +1,14 @@
 """The interface of every map: blocks, single weights and statistics."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.errors import ArgumentError, ShapeError, TooLargeError
-from regard.maps.indexing import is_integer, positions
-from regard.maps.sources.call import source_of_call
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.logits import largest_score, log_sum_exp
-from regard.maps.sources.source import Source, Statistic
+from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, How, Summary, as_summary, by_name, pooled, top_p_count, top_weights
 from regard.maps.statistics.definitions import TopKeys
@@ -22,155 +18,16 @@ from regard.maps.statistics.products import product
 from regard.maps.statistics.spans import Spans, by_spans
 from regard.maps.statistics.spectrum import Spectrum, singular_values
 from regard.maps.statistics.tiles import ask, ask_all
-from regard.tensors.byte_size import human
-
-DENSE_LIMIT_BYTES = 2**30
-"""The default limit of a block of weights."""
+from regard.maps.weights_of_map import MapWeights
 
 
-class MapStatistics:
+class MapStatistics(MapWeights):
     """The statistics of weights P of shape (batch..., H, T, S), computed on demand.
 
     Everything is exact, in memory linear in T and S, except `dense()`. Smooth statistics carry gradients to the query
     and key, also in linear memory, for use as losses. Rows without keys are exactly 0 in every statistic, where some
     libraries make them uniform.
     """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    @property
-    def shape(self) -> torch.Size:
-        """(batch..., H, T, S)."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of all answers: float32, or float64 for float64 input, unless `to` changed it."""
-        return self.source.answer_dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        """(batch..., H): the dimensions before queries and keys."""
-        return tuple(self.shape[:-2])
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dense_bytes(self) -> int:
-        """The bytes that `dense()` would allocate."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def block(self, rows: range | Tensor, columns: range | Tensor, *, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """The weights of some queries and keys, (batch..., H, t, s): the outer block of the two.
-
-        Args:
-            rows: a range of queries, or a 1-D tensor of them; negative ones of a tensor count from the end.
-            columns: the same for keys.
-            limit_bytes: the most bytes of the block.
-
-        Raises:
-            ShapeError: a query or a key is out of range.
-            TooLargeError: the block would take more than `limit_bytes`.
-            NotKeptError: the map has statistics only.
-        """
-        source, (*leading, queries, keys) = self.source, self.shape
-        if not source.has_blocks:
-            source.refuse("a block of weights")
-        rows = rows if isinstance(rows, range) else positions(rows, queries, "query", self.device)
-        columns = columns if isinstance(columns, range) else positions(columns, keys, "key", self.device)
-        for name, asked, length in (("queries", rows, queries), ("keys", columns, keys)):
-            if isinstance(asked, range) and (asked.step != 1 or asked.start < 0 or asked.stop > length):
-                raise ShapeError(f"a block takes a range of {name} by ones within 0 and {length}, got {asked}")
-        cost = math.prod(leading) * len(rows) * len(columns) * self.dtype.itemsize
-        if cost > limit_bytes:
-            raise TooLargeError(
-                f"{len(rows)} x {len(columns)} weights of a map {tuple(self.shape)} take {human(cost)}, above the "
-                f"limit of {human(limit_bytes)}: read fewer rows at a time, or call block() or dense() with a "
-                "higher limit_bytes"
-            )
-        return source.laid_out(source.part(range(math.prod(leading)))(rows, columns).weights)
-
-    def dense(self, limit_bytes: int = DENSE_LIMIT_BYTES) -> Tensor:
-        """All of P as a tensor of shape (batch..., H, T, S).
-
-        Raises:
-            TooLargeError: it would take more than `limit_bytes`.
-        """
-        return self.block(range(self.shape[-2]), range(self.shape[-1]), limit_bytes=limit_bytes)
-
-    def at(self, rows: Tensor, columns: Tensor, *, leading: Sequence[Tensor] | None = None) -> Tensor:
-        """The single weights P[..., rows[n], columns[n]], shape (batch..., H, N), in memory linear in N.
-
-        Args:
-            rows: N queries.
-            columns: their N keys.
-            leading: an index tensor (N,) for each dimension before the queries: the answer is then the weights
-                P[leading[0][n], ..., rows[n], columns[n]], shape (N,).
-
-        Raises:
-            ShapeError: the indices are not 1-D index tensors of one length, one of `leading` for each dimension, or
-                out of range.
-
-        >>> import regard
-        >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]))
-        tensor([0.4711, 0.2645])
-        >>> weights = regard.attention(*[torch.eye(3).expand(2, 3, 3)] * 3, return_weights=True).weights
-        >>> weights.at(torch.tensor([0, 1]), torch.tensor([0, 2]), leading=[torch.tensor([1, 0])])
-        tensor([0.4711, 0.2645])
-        """
-        given = (*(leading or ()), rows, columns)
-        lengths = (*(self.source.leading if leading is not None else ()), *self.shape[-2:])
-        names = (*("leading" for _ in leading or ()), "query", "key")
-        fits = len(given) == len(lengths)
-        found = [positions(*one, self.device) for one in zip(given, lengths, names, strict=True)] if fits else []
-        places = [one for one in found if isinstance(one, Tensor)]
-        if len(places) != len(given) or len({len(one) for one in places}) > 1:
-            raise ShapeError(
-                f"at() takes 1-D index tensors of one length, for queries and keys and, with leading, for each of the "
-                f"dimensions {self.source.leading} before them; got {', '.join(str(tuple(one.shape)) for one in given)}"
-            )
-        if leading is None:
-            return self.source.laid_out(self.source.pairs(*places))
-        flat_heads = torch.zeros_like(places[-1])
-        for place, length in zip(places, self.source.leading, strict=False):
-            flat_heads = flat_heads * length + place
-        return self.source.points(flat_heads, *places[-2:])
-
-    def row(self, index: int, *, renormalize: bool = False) -> Tensor:
-        """The weights of one query, (batch..., H, S).
-
-        Args:
-            index: the query; a negative one counts from the end.
-            renormalize: normalise the row's scores anew, without the stored row state. In float32, with scores of about
-                100, rounding of the log-sum-exp gives every weight of the row a relative error of up to 2e-5;
-                normalising anew removes it.
-
-        Raises:
-            ShapeError: the index is out of range, or no integer.
-            ArgumentError: with `renormalize`, the map is not from one call.
-
-        >>> import regard
-        >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.row(-1, renormalize=True)
-        tensor([0.2645, 0.2645, 0.4711])
-        """
-        if not is_integer(index):
-            raise ShapeError(f"row() takes one query, an integer; only(rows=...) takes several; got {index!r}")
-        where = positions(index, self.shape[-2], "query", self.device)
-        if not renormalize:
-            return self.block(where, range(self.shape[-1]))[..., 0, :]
-        source = source_of_call(self.source, "row(renormalize=True)")
-        return source.laid_out(source.row_anew(where))
 
     def received(self, reduce: Literal["sum", "mean"] = "sum") -> Tensor:
         r"""The attention received by each key: $\sum_i P_{ij}$, (batch..., H, S), in [0, T].
@@ -183,7 +40,7 @@ class MapStatistics:
         Raises:
             ArgumentError: another `reduce`.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.received()
         tensor([1.8333, 0.8333, 0.3333])
@@ -200,7 +57,7 @@ class MapStatistics:
         1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax of dot
         products.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
         tensor([0.0000, 0.6931, 1.0986])
@@ -216,7 +73,7 @@ class MapStatistics:
 
         Source: Bell & Dean 1970 (the participation ratio); as a diversity, Simpson 1949.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.participation_ratio()
         tensor([1., 2., 3.])
@@ -234,7 +91,7 @@ class MapStatistics:
         Raises:
             ShapeError: f is neither (S,) nor (S, N).
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
         >>> weights.expected(lambda j: j)
@@ -261,7 +118,7 @@ class MapStatistics:
         In [0, S + T); 0 for rows without keys. Under a causal mask it is one product over S keys, with an error of
         about 1e-7 S in float32; otherwise it goes by tiles, with a relative error of 1e-7.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.distance()
         tensor([0.0000, 0.5000, 1.0000])
@@ -272,7 +129,7 @@ class MapStatistics:
     def top_weight(self) -> Tensor:
         """The largest weight of each query, (batch..., H, T), in [0, 1] under softmax. Tiles.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_weight()
         tensor([0.4711, 0.4711, 0.4711])
         """
@@ -281,7 +138,7 @@ class MapStatistics:
     def top_key(self) -> Tensor:
         """The first key with the largest weight of each query, (batch..., H, T); -1 for rows without keys. Tiles.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_key()
         tensor([0, 1, 2])
         """
@@ -295,7 +152,7 @@ class MapStatistics:
         Raises:
             ArgumentError: k is not in [1, S].
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.top_keys(1)
         TopKeys(values=tensor([[0.4711],
             [0.4711],
@@ -316,7 +173,7 @@ class MapStatistics:
         Raises:
             ArgumentError: p is not in (0, 1].
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.top_p_count(0.6)
         tensor([1, 2, 2, 3])
@@ -338,7 +195,7 @@ class MapStatistics:
         Raises:
             ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.pooled(2, 2, "sum")
         tensor([[2.0000, 0.0000],
@@ -362,7 +219,7 @@ class MapStatistics:
             ArgumentError: a size is no integer, or below 1.
             NotKeptError: the map has statistics only.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(5, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.block_max(2, 2)
         tensor([[1.0000, 0.0000, 0.0000],
@@ -384,7 +241,7 @@ class MapStatistics:
         Raises:
             ShapeError: the mask does not fit the map.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
         >>> weights.mass(regard.lengths(1))
@@ -408,7 +265,7 @@ class MapStatistics:
         Raises:
             ShapeError: a span is empty or outside the map.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> weights = regard.attention(q, q, q, return_weights=True).weights
         >>> weights.spans(keys=[(0, 1), (1, 4)], queries=[(0, 2), (2, 4)])
@@ -426,7 +283,7 @@ class MapStatistics:
         Raises:
             ArgumentError: the map is not from one call under softmax.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(4, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.lse
         tensor([0.0000, 0.6931, 1.0986, 1.3863])
@@ -444,7 +301,7 @@ class MapStatistics:
         Raises:
             ArgumentError: the map is not from one call.
 
-        >>> import regard
+        >>> import regard, torch
         >>> x = 2 * torch.eye(4)
         >>> regard.attention(x, x, x, return_weights=True).weights.max_logit().round(decimals=4)
         tensor([2., 2., 2., 2.])
@@ -474,7 +331,7 @@ class MapStatistics:
         Raises:
             ArgumentError: a name is unknown, or a statistic refuses an argument.
 
-        >>> import regard
+        >>> import regard, torch
         >>> weights = regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights
         >>> summary = weights.summary("received", "top_keys", k=1)
         >>> summary["received"], summary["top_keys"].indices
@@ -500,7 +357,7 @@ class MapStatistics:
         Raises:
             ArgumentError: fewer than 1 row or column is asked.
 
-        >>> import regard
+        >>> import regard, torch
         >>> q = torch.zeros(5, 1)
         >>> grid = regard.attention(q, q, q, return_weights=True).weights.grid(3, 512)
         >>> grid.rows.ranges(), grid.columns.count
@@ -522,7 +379,7 @@ class MapStatistics:
             ArgumentError: k is out of range, or iterations is negative.
             NonFiniteError: weights are NaN or infinite.
 
-        >>> import regard
+        >>> import regard, torch
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.singular_values(2).values
         tensor([1.0000, 0.2066])
         """

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.biases.base import Bias, DenseBias
+from regard.call.biases.base import Bias, BlockBias, DenseBias
 from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import Causal
 from regard.call.masks.transpose import swapped
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 from regard.kernels import execute
 from regard.kernels.base import Backend, Call
 from regard.kernels.fused_plan import plan
@@ -172,7 +172,7 @@ def _mask_of_swapped(factors: tuple[Mask, ...], sizes: Sizes) -> tuple[Mask | No
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doubled(Bias):
+class Doubled(BlockBias):
     """Twice another bias."""
 
     bias: Bias
@@ -184,12 +184,7 @@ class Doubled(Bias):
         parts = self.bias.split(sizes, device, causal=causal)
         return None if parts is None else (2 * parts[0], None if parts[1] is None else 2 * parts[1])
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         return 2 * self.bias.block(rows, columns, query=query, key=key, sizes=sizes)
 
     def select(self, batches: Tensor, heads: Tensor) -> Bias:

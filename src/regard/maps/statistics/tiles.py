@@ -7,7 +7,6 @@ it, and are recomputed, tile by tile, for a gradient: memory is linear in T and 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +16,7 @@ from regard.maps.loop.one_loop import in_one_loop
 from regard.maps.loop.triton_statistics import in_one_kernel
 from regard.maps.sources.source import Part, Scratch, Source, Statistic
 from regard.maps.statistics.tile_groups import groups
+from regard.tensors.guards import is_recorded
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     """Every statistic's answers of shape (flat_heads, ...), from one pass over the tiles."""
     totals: list[Any] = [None] * len(statistics)
-    has_graph = torch.is_grad_enabled()
+    has_graph = is_recorded()
     scratch = None if has_graph else Scratch()
     for flat_heads, cuts in groups(source):
         part = source.part(flat_heads, scratch)

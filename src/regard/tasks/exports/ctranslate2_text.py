@@ -28,7 +28,7 @@ class ExportedText(NamedTuple):
     config: DecoderOnlyConfig
     tokenizer: Tokenizer
     block_length: int
-    """The most tokens that the model reads at once, and so the rows of a table of sinusoidal positions."""
+    """The most tokens the model reads at once, and so the rows of a table of sinusoidal positions."""
 
 
 def text_config_of(folder: Path) -> LanguageModelConfig:
@@ -44,7 +44,7 @@ def text_config_of(folder: Path) -> LanguageModelConfig:
 
 
 def exported_text(language_model: LanguageModel, config: LanguageModelConfig) -> ExportedText:
-    """The model of a run that has been loaded, with its configuration and its tokenizer."""
+    """The model of a loaded run, with its configuration and its tokenizer."""
     tokenizer = language_model.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     model = language_model.model
@@ -88,7 +88,7 @@ def _spec(config: DecoderOnlyConfig) -> Any:
 
 def _fill(trained: ExportedText, decoder: Any) -> None:
     model, config = trained.model, trained.config
-    # The output layer stands by itself, so that the factor of the embeddings can be multiplied into these.
+    # The output layer has its own weight: the factor of the embeddings can be multiplied into these.
     decoder.scale_embeddings = False
     decoder.embeddings.weight = (model.embedding.weight * model.embedding.scale).numpy()
     decoder.projection.weight = model.output.weight.numpy()

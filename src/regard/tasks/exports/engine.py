@@ -1,4 +1,4 @@
-"""CTranslate2 as the one that searches for a `Translator`: the same sentences, hypotheses and scores, sooner."""
+"""CTranslate2 as the engine of a `Translator`: the same sentences, hypotheses and scores, sooner."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
 IMPOSSIBLE = -1e9
-"""CTranslate2 gives hypotheses that break a prefix a score below this."""
+"""The scores of CTranslate2 for hypotheses with a broken prefix are below this."""
 
 
 def refuse_run(run: Path) -> None:
@@ -31,7 +31,7 @@ def refuse_run(run: Path) -> None:
 
     Raises:
         MissingExtraError: ctranslate2 is not installed.
-        ArgumentError: the run's model is none that it can express, or the folder is not a run.
+        ArgumentError: the run's model is none it can express, or the folder is not a run.
     """
     library()
     if is_huggingface(run):
@@ -49,8 +49,8 @@ class CTranslate2Engine:
 
     Args:
         folder: an export of `to_ctranslate2`; it may be removed once the engine is made.
-        trained: what was exported.
-        device: where the engine computes; a GPU needs a build of CTranslate2 that knows it.
+        trained: the exported model.
+        device: where the engine computes; a GPU needs a build of CTranslate2 for it.
         precision: of the matrix products, the embeddings and the output layer.
         threads: how many batches are searched at a time, with one thread each.
 
@@ -129,7 +129,7 @@ class CTranslate2Engine:
         return [sum(one.log_probs[: len(prefix)]) for one, prefix in zip(scored, prefixes, strict=True)]
 
     def _found(self, job: SearchJob, answer: Any, before: float) -> list[Hypothesis]:
-        """The hypotheses of a sentence: those that ended, best first, then those that were cut off."""
+        """The hypotheses of a sentence: those that ended, best first, then those cut off."""
         penalty = job.beam.length_penalty if job.beam.size > 1 else 0.0
         found = []
         for pieces, score in zip(answer.hypotheses, answer.scores, strict=True):
@@ -148,7 +148,7 @@ class CTranslate2Engine:
 
 
 class EngineOrOwn:
-    """CTranslate2 for each job that it can do, and regard's own search for the others.
+    """CTranslate2 for each job it can do, and regard's own search for the others.
 
     Args:
         engine: CTranslate2 with a model.
@@ -188,14 +188,14 @@ def searching_by_ctranslate2(
     threads: int,
     or_own: Callable[[str], None] | None = None,
 ) -> Iterator[CTranslate2Engine]:
-    """Let CTranslate2 search for a translator that was loaded from `run`, by the export that is kept there.
+    """Let CTranslate2 search for a translator loaded from `run`, by the export kept there.
 
     Args:
-        translator: a run's; its own model still answers what asks for attention, and losses.
+        translator: a run's; its own model still answers questions about attention, and losses.
         run: the run folder.
         precision: as for `CTranslate2Engine`.
         threads: as for `CTranslate2Engine`.
-        or_own: if given, regard's own search does what CTranslate2 cannot, and this is called once with each reason.
+        or_own: if given, regard's own search takes over where CTranslate2 cannot, and this is called with each reason.
 
     Raises:
         ArgumentError: CTranslate2 cannot express the model, or does not have the device or the precision here; or the

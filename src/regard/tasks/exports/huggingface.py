@@ -1,4 +1,4 @@
-"""A folder for Hugging Face transformers, in the model family that computes exactly what the run's model computes.
+"""A folder for Hugging Face transformers, in the model family that computes exactly as the run's model.
 
     norm_position="post", positions="sinusoidal"   Marian
     norm_position="pre",  positions="sinusoidal"   Pegasus
@@ -6,7 +6,7 @@
 
 All have LayerNorm, ReLU or GELU, and a key/value head for each head. In these families the sines stand before the
 cosines, here each sine stands beside its cosine. So all vectors of the model are permuted alike, which changes no
-product. Two vocabularies get the same size: the smaller is filled up with tokens that are never generated.
+product. Two vocabularies get the same size: the smaller is filled up with tokens of no probability.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from regard.tasks.exports.trained import ExportedRun, refuse, split_attention
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, Tokenizer
 
 NEVER = -1e9
-"""The logit of a token that is in no vocabulary."""
+"""The logit of a token outside the vocabulary."""
 
 
 class TargetFamily(NamedTuple):
@@ -113,7 +113,7 @@ def _vocab_size(trained: ExportedRun) -> int:
 
 
 def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
-    """The names in the family, with our tensors in the form that it needs."""
+    """The names in the family, with our tensors in the form it needs."""
     model, config = trained.model, trained.config
     order = _order(trained)
 
@@ -126,7 +126,7 @@ def _tensors(trained: ExportedRun) -> Iterator[tuple[str, Tensor]]:
         yield "model.encoder.embed_tokens.weight", rows(model.source_embedding.weight)
         yield "model.decoder.embed_tokens.weight", rows(model.target_embedding.weight)
         yield "lm_head.weight", rows(model.output.weight)
-        if _family(trained).model_type != "marian":  # the others have a table that nothing reads, and look for it
+        if _family(trained).model_type != "marian":  # the others have an unread table, and look for it
             yield "model.shared.weight", rows(model.source_embedding.weight)
     bias = torch.zeros(len(trained.target_tokenizer), 1)
     yield "final_logits_bias", _filled(bias, _vocab_size(trained), NEVER).T
@@ -202,7 +202,7 @@ def write_tokenizers(trained: ExportedRun, out: Path) -> None:
 
 
 def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer's JSON, with the steps that our own code adds: NFC before it, and the end token after it."""
+    """The tokenizer's JSON, with the steps of our own code: NFC before it, and the end token after it."""
     content: dict[str, Any] = parse_json(tokenizer.to_json())
     steps = [{"type": "NFC"}, content["normalizer"]] if content["normalizer"] else [{"type": "NFC"}]
     content["normalizer"] = {"type": "Sequence", "normalizers": steps}

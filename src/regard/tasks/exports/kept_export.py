@@ -1,6 +1,6 @@
 """A run's own export for CTranslate2, made once and kept in the run folder.
 
-run/ctranslate2/engine.json     what it was made of, and the checksum of each file
+run/ctranslate2/engine.json     its origin, and the checksum of each file
 run/ctranslate2/model.bin ...   the files of `to_ctranslate2`, or of `text_to_ctranslate2`
 
 The export is that of a model by its content: the fingerprints of weights and tokenizers, the settings and the versions
@@ -36,16 +36,16 @@ FORMAT = 2
 """The version of engine.json, and of how an export is written: other files from the same model need another number."""
 RECORD = ENGINE_FILES[0]
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What the system says of a folder that this process may only read."""
+"""The errors of a folder this process may only read."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A model that can be written for CTranslate2."""
+    """A model in a form for CTranslate2."""
 
     content: Mapping[str, Any]
-    """All that decides the files, as values that JSON can hold."""
+    """All that decides the files, as values for JSON."""
     write: Callable[[Path], None]
     """Writes them into a folder."""
 
@@ -77,7 +77,7 @@ def _content(trained: ExportedRun | ExportedText) -> dict[str, Any]:
 def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
-    A run folder that cannot be written to keeps no export: it is made in a temporary folder, for this call alone.
+    A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
 
     Args:
         export: the model of the run.

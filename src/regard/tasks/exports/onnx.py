@@ -151,7 +151,7 @@ def _export(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what the exporter warns and logs about its own parts, such as that torchvision is not installed."""
+    """Hide the exporter's warnings about its own parts, such as a missing torchvision."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

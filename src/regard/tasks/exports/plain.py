@@ -1,4 +1,4 @@
-"""Whether a model is no more than its configuration and its weights, which is all that an export holds."""
+"""Whether a model is no more than its configuration and its weights, the content of an export."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def why_not_plain(model: nn.Module, made: nn.Module) -> str | None:
 
     Args:
         model: the model.
-        made: a model that was just made from the same configuration; its weights may be on the device "meta".
+        made: a new model of the same configuration; its weights may be on the device "meta".
 
     >>> why_not_plain(nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()))
     >>> why_not_plain(nn.Sequential(nn.LayerNorm(2, eps=0.1)), nn.Sequential(nn.LayerNorm(2)))

@@ -1,4 +1,4 @@
-"""CTranslate2 as the one that writes for a `LanguageModel`."""
+"""CTranslate2 as the writer for a `LanguageModel`."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,7 +21,7 @@ from regard.tasks.language_modelling.text_format import TextFormat
 from regard.tasks.text.tokenizers import Tokenizer
 
 MODEL_FILES = ("model.bin", "config.json", "vocabulary.json")
-"""The files of an export that CTranslate2 reads."""
+"""The files of an export for CTranslate2."""
 SEEDS = 2**32
 """CTranslate2 has so many seeds; larger ones count from 0 again."""
 
@@ -128,7 +128,7 @@ def sampling_of(filters: Sequence[Filter]) -> dict[str, Any]:
 def writing_by_ctranslate2(
     model: LanguageModel, run: Path, *, precision: SearchPrecision
 ) -> Iterator[CTranslate2Writer]:
-    """Let CTranslate2 write for a language model that was loaded from `run`, by the export that is kept there.
+    """Let CTranslate2 write for a language model loaded from `run`, by the export kept there.
 
     Args:
         model: a run's; its own model still evaluates and shows attention.

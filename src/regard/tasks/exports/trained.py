@@ -19,7 +19,7 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.translator import Translator
 
 LONGEST = 1024
-"""The number of rows in a table of sinusoidal positions, for formats that store a table."""
+"""The number of rows in a table of sinusoidal positions, for formats with a table."""
 
 
 class ExportedRun(NamedTuple):
@@ -36,7 +36,7 @@ class ExportedRun(NamedTuple):
         return self.config.max_length if self.config.positions == "learned" else LONGEST
 
     def positions(self, module: nn.Module) -> Tensor:
-        """The table (max_length, D) that a module of positions adds."""
+        """The table (max_length, D) of a module of positions."""
         if isinstance(module, LearnedPositions):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
@@ -72,7 +72,7 @@ def transformer_of(folder: Path) -> TransformerConfig:
 
 
 def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
-    """The model of a run that has been loaded, with its configuration and its tokenizers."""
+    """The model of a loaded run, with its configuration and its tokenizers."""
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
@@ -81,7 +81,7 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
 
 
 def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:
-    """A model of the same answers whose embeddings are multiplied by sqrt(D), the only factor that the formats know.
+    """A model of the same answers whose embeddings are multiplied by sqrt(D), the only factor in the formats.
 
     Where c is the factor of the model given, c E = sqrt(D) E' for E' = c E / sqrt(D). An output layer that shares the
     matrix sees the last norm divided by as much: its logits stay.
@@ -108,10 +108,10 @@ def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ..
     Args:
         format: the name of the format.
         config: the model's configuration.
-        reads: for a field, the values that the format can express.
+        reads: for a field, the values in the format.
 
     Raises:
-        ArgumentError: names the first field that does not fit, its value and the allowed values.
+        ArgumentError: names the first unfit field, its value and the allowed values.
     """
     if config.num_kv_heads not in (None, config.num_heads):
         raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")

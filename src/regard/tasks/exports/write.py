@@ -23,15 +23,15 @@ def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
     Args:
         folder: the folder of the run.
         to: the name of the format.
-        out: a folder that is empty or does not exist yet.
+        out: an empty folder, or one to make.
 
     Returns:
-        The files that were written.
+        The files written.
 
     Raises:
         RunFolderError: the folder is not a translation run, or `out` is not empty.
         ArgumentError: the format cannot express the run's model; the message says why.
-        MissingExtraError: the library that writes the format is not installed.
+        MissingExtraError: the library of the format is not installed.
         OSError: a file cannot be written.
     """
     trained = load_run(folder)

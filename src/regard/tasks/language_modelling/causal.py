@@ -1,4 +1,4 @@
-"""A trained language model: it continues a text, says how probable a text is, and shows what it attended to."""
+"""A trained language model: it continues a text, scores a text, and shows its attention."""
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -65,13 +65,13 @@ class LanguageModel:
 
     Args:
         model: the model.
-        tokenizer: the tokenizer that it was trained with, or a format that says how its texts become tokens.
+        tokenizer: the tokenizer it was trained with, or a format that says how its texts become tokens.
         block_length: how many tokens it reads at once.
-        documents: what a document was in training; if it was "file", texts have no end mark.
+        documents: the unit of a document in training; for "file", texts have no end mark.
     """
 
     writer: Writer | None = None
-    """What writes in place of this model; None for the model. Whoever sets it must end it."""
+    """The writer in place of this model; None for the model. The code that sets it must end it."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class LanguageModel:
         filters: Sequence[Filter],
         generator: torch.Generator,
     ) -> Generator[tuple[int, int], None, None]:
-        """What the model itself writes after the last `kept` tokens of texts, as `_block` hands it out."""
+        """The tokens of the model itself after the last `kept` tokens of texts, as `_block` hands it out."""
         whole = torch.tensor(texts, device=self.device, dtype=torch.long)
         context = whole[:, whole.shape[1] - kept :]
         steps = sample_steps(
@@ -275,7 +275,7 @@ class LanguageModel:
         Args:
             lines: the lines of the text, without line feeds.
             stride: see `next_token_windows`; None means half a block.
-            tell: is called with what is done, how many blocks are done, and of how many.
+            tell: is called with the name of the work, the blocks done, and all blocks.
 
         Raises:
             DataError: there is no text.
@@ -314,7 +314,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def attend(self, sentence: str) -> TextAttention:
-        """Show what every layer and head attends to in a text, the begin mark included.
+        """Show the attention of every layer and head to a text, the begin mark included.
 
         Raises:
             DataError: the text is empty or longer than a block.

@@ -18,12 +18,13 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.lines import Reader, read_lines
 from regard.tasks.text.running_text import TextStore, pieces
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 
 MOST_VALID_BYTES = 10_000_000
-"""The most text that is split off for validation: enough for three digits of the loss."""
+"""The most text split off for validation: enough for three digits of the loss."""
 MOST_TOKENIZER_LINES = 4_000_000
-"""The most lines, evenly spread, that a tokenizer learns from: its trainer keeps every word that it has met."""
+"""The most lines, evenly spread, that a tokenizer learns from: its trainer keeps every word it has met."""
 
 
 class TextCorpus(NamedTuple):

@@ -1,4 +1,4 @@
-"""A trained masked language model: it fills in masked tokens, measures how well, and shows what it attended to."""
+"""A trained masked language model: it fills in masked tokens, measures how well, and shows its attention."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -65,20 +65,20 @@ class FillingEvaluation(NamedTuple):
     """How well masked tokens were filled in."""
 
     loss: float
-    """Mean cross-entropy of tokens that are masked as in training, in nats."""
+    """Mean cross-entropy of tokens masked as in training, in nats."""
     accuracy: float
-    """Percentage of these tokens that the model found, 0..100."""
+    """Percentage of these tokens the model found, 0..100."""
     masked: int
     """How many tokens these were."""
     pseudo_perplexity: float
-    """Exponential of the mean loss of tokens that are masked one at a time, while the model sees all others."""
+    """Exponential of the mean loss of tokens masked one at a time, while the model sees all others."""
     pseudo_perplexity_error: float
     """Its standard error as an estimate for the whole text: 0.05 means 5 %; 0 if no token is left out."""
     singly: int
     """How many tokens were masked one at a time."""
 
     def with_singles(self, found: FilledSingly) -> "FillingEvaluation":
-        """The same with the pseudo-perplexity of tokens that were masked one at a time."""
+        """The same with the pseudo-perplexity of tokens masked one at a time."""
         return self._replace(
             pseudo_perplexity=math.exp(min(found.loss, 700.0)),
             pseudo_perplexity_error=found.error,
@@ -91,9 +91,9 @@ class MaskedLanguageModel:
 
     Args:
         model: the model, with one token more than the tokenizer: the mask.
-        tokenizer: the tokenizer that it was trained with.
+        tokenizer: the tokenizer it was trained with.
         block_length: how many tokens it reads at once.
-        documents: what a document was in training.
+        documents: the unit of a document in training.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class MaskedLanguageModel:
             lines: the lines of the text.
             singly: the most tokens, evenly spread over the text, that are masked one at a time, for the
                 pseudo-perplexity: each needs a forward pass of its block.
-            tell: is called with what is done, how much of it is done, and of how much.
+            tell: is called with the name of the work, how much is done, and of how much.
 
         Raises:
             DataError: there is no text.
@@ -168,7 +168,7 @@ class MaskedLanguageModel:
         return np.asarray(ids)
 
     def fill(self, row: Integers, *, tell: Tell = tell_nobody) -> FillingEvaluation:
-        """Loss and accuracy on tokens that are masked as in training; the pseudo-perplexity is NaN."""
+        """Loss and accuracy on tokens masked as in training; the pseudo-perplexity is NaN."""
         windows = masked_windows(row, length=self.block_length, vocab_size=len(self.tokenizer), mask_id=self.mask_id)
         total, right, count = 0.0, 0, 0
         for losses, is_right, done in self._answers(windows):
@@ -199,7 +199,7 @@ class MaskedLanguageModel:
 
     @torch.no_grad()
     def attend(self, sentence: str) -> TextAttention:
-        """Show what every layer and head attends to in a text, the begin mark included.
+        """Show the attention of every layer and head to a text, the begin mark included.
 
         Raises:
             DataError: the text is empty or longer than a block.
@@ -230,6 +230,6 @@ class MaskedLanguageModel:
         return logits, targets
 
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
-        """The likelihood of the tokens that are masked, batch by batch."""
+        """The likelihood of the tokens masked, batch by batch."""
         for losses, _, _ in self._answers(windows):
             yield Likelihood(-float(losses.sum()), len(losses))

@@ -30,7 +30,7 @@ class TextFormat(Protocol):
 
     @property
     def writable(self) -> Sequence[int]:
-        """The tokens that the model may write."""
+        """The tokens the model may write."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class TextFormat(Protocol):
         ...
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens of a text that the model is to continue."""
+        """The tokens of a text the model is to continue."""
         ...
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
@@ -52,11 +52,11 @@ class TextFormat(Protocol):
 
 
 class TrainedFormat:
-    """The format of a model that was trained here.
+    """The format of a model trained here.
 
     Args:
         tokenizer: the tokenizer of the run.
-        documents: what a document was in training; if it was "file", texts have no end mark.
+        documents: the unit of a document in training; for "file", texts have no end mark.
     """
 
     begin_id = BOS
@@ -100,7 +100,7 @@ class DownloadedFormat:
         tokenizer: the tokenizer of the folder.
         begin_id: the token that a text begins with.
         end_ids: the tokens that end a text.
-        banned_ids: tokens that the model must never write.
+        banned_ids: tokens the model must never write.
     """
 
     def __init__(

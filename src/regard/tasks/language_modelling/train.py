@@ -82,12 +82,12 @@ def train_masked_language_model(
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_language_model` does, but return the name of the device that was used, not the model."""
+    """Train as `train_language_model` does, but return the name of the device used, not the model."""
     return train_run(LANGUAGE_MODEL, config, prepare_text, next_token_job, _decoder, **options)
 
 
 def run_masked_language_model(config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_masked_language_model` does, but return the name of the device that was used, not the model."""
+    """Train as `train_masked_language_model` does, but return the name of the device used, not the model."""
     return train_run(MASKED_LANGUAGE_MODEL, config, prepare_text, masked_job, _encoder, **options)
 
 
@@ -119,13 +119,13 @@ class TextBatches:
 
 
 def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
-    """Summed loss of each next token in nats, and their number."""
+    """Summed loss of each next token in nats, and their count."""
     loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
     return LossSum(*model(batch.tokens, loss=loss))
 
 
 def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
-    """Summed loss of the masked tokens in nats, and their number."""
+    """Summed loss of the masked tokens in nats, and their count."""
     loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
     return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 

@@ -1,4 +1,4 @@
-"""What writes for a `LanguageModel` in place of its own search."""
+"""Writers for a `LanguageModel` in place of its own search."""
 
 from collections.abc import Generator, Sequence
 from typing import Protocol

@@ -1,1 +1,1 @@
-"""Pictures of what a trained model attended to."""
+"""Pictures of a trained model's attention."""

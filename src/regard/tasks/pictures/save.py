@@ -1,4 +1,4 @@
-"""Save what a trained model attended to, as a picture and as a page."""
+"""Save the attention of a trained model, as a picture and as a page."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from regard.views.html.page import save_page
 from regard.views.scales import ColourScale
 
 PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html", ".htm")
-"""The endings of files that are written."""
+"""The endings of files written."""
 OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".ps")
 """The endings of pictures that are not."""
 
 
 class Attends(Protocol):
-    """A trained model that shows what it attends to: a `Translator`, `LanguageModel` or `MaskedLanguageModel`."""
+    """A trained model that shows its attention: a `Translator`, `LanguageModel` or `MaskedLanguageModel`."""
 
     def attend(self, sentence: str) -> TextMaps:
         """Use the model on a sentence, and return its attention maps."""
@@ -31,7 +31,7 @@ class Attends(Protocol):
 
 
 class SeenText(NamedTuple):
-    """A sentence, and what the model attended to in it."""
+    """A sentence, and the model's attention to it."""
 
     sentence: str
     attention: TextMaps
@@ -66,7 +66,7 @@ class PictureFiles(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """The files that are wanted."""
+        """The files wanted."""
         return [path for path in self if path is not None]
 
 
@@ -100,13 +100,13 @@ def save_pictures(
     """Write a picture (one map for each sentence) and a page (every layer and head).
 
     Args:
-        seen: sentences and what a model attended to; each becomes a panel of the picture and a choice on the page.
+        seen: sentences and a model's attention to them; each becomes a panel of the picture and a choice on the page.
         files: where they go; a folder is made if it does not exist.
         title: the title of both files.
         scale: which colour a weight gets in the picture, as in `regard.views.heatmap`.
 
     Returns:
-        The files that were written.
+        The files written.
 
     Raises:
         RunFolderError: a file is a link.

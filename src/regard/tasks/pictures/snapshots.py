@@ -1,4 +1,4 @@
-"""Draw, at every validation, what a model in training attends to in a few fixed sentences."""
+"""Draw, at every validation, the attention of a model in training to a few fixed sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ from regard.views.heatmap import heatmap_grid
 from regard.views.pixels import pixels
 
 Look = Callable[[], Sequence[tuple[str, TextMaps]]]
-"""Sentences, and what the model attends to in them now."""
+"""Sentences, and the model's present attention to them."""
 
 
 class Snapshots:

@@ -1,4 +1,4 @@
-"""What a trained model attended to, as maps over the labels that are printed for its tokens."""
+"""The attention of a trained model, as maps over the printed labels of its tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
@@ -28,7 +28,7 @@ class TextMaps(Protocol):
         ...
 
     def alternatives(self, name: str) -> "list[list[Alternative]] | None":
-        """For each row of a map the tokens that were most probable in its place; None if nobody asked for them."""
+        """For each row of a map the tokens that were most probable in its place; None unless asked for."""
         ...
 
 
@@ -40,7 +40,7 @@ class Alternative(NamedTuple):
 
 
 class TextAttention(NamedTuple):
-    """What the tokens of a text attended to among themselves."""
+    """The attention of the tokens of a text to each other."""
 
     texts: list[str]
     """The labels of the tokens."""

@@ -27,7 +27,7 @@ LOGGED_TOKENS = 1024
 
 
 def look_at_pairs(model: Model, corpus: Corpus, count: int) -> Look | None:
-    """Look how a translator that is forced to write the targets aligns the first short enough validation pairs."""
+    """Look how a translator forced to write the targets aligns the first short enough validation pairs."""
     chosen = short_pairs(corpus.valid, count)
     if not chosen:
         return None
@@ -52,7 +52,7 @@ def look_at_text(
     block_length: int,
     attend: Callable[[Tensor], Mapping[str, AttentionMap]],
 ) -> Look | None:
-    """Look what a model attends to in stretches of the validation text, evenly apart.
+    """The attention of a model to stretches of the validation text, evenly apart.
 
     Args:
         model: the model; it is in evaluation mode during each look.
@@ -80,7 +80,7 @@ def look_at_text(
 
 
 def attend_to_pairs(model: Model, corpus: Corpus) -> Attend:
-    """Run a translator that is forced to write the targets over a few validation pairs, one by one, without padding."""
+    """Run a translator forced to write the targets over a few validation pairs, one by one, without padding."""
     count = min(LOGGED_PAIRS, len(corpus.valid))
     chosen = sorted({number * len(corpus.valid) // count for number in range(count)})
 

@@ -1,4 +1,4 @@
-"""Choose a run's best model again after training: among the models that it kept, and means of them."""
+"""Choose a run's best model again after training: among the models it kept, and means of them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,10 +25,10 @@ LEAST_BLEU = 1.0
 
 
 class CandidateWeights(NamedTuple):
-    """A model that could become a run's best, and how good it is on the run's validation data."""
+    """A candidate for a run's best model, and its metrics on the run's validation data."""
 
     checkpoints: tuple[str, ...]
-    """The checkpoint that it is; or several, whose weights are averaged."""
+    """The checkpoint it is; or several, whose weights are averaged."""
     metrics: Mapping[str, float]
 
     @property
@@ -46,16 +46,16 @@ def choose_checkpoint(
     device: str = "auto",
     tell: Tell = tell_nobody,
 ) -> list[CandidateWeights]:
-    """Score the best and the last model of a run, the models that it kept and means of these; the winner becomes best.
+    """Score the best and the last model of a run, the models it kept and means of these; the winner becomes best.
 
-    The means are taken over the last 2, 4, 8, ... and over all models that were kept (`FitConfig.keep`).
+    The means are taken over the last 2, 4, 8, ... and over all models kept (`FitConfig.keep`).
     The best model by training stays beside the new one, as checkpoint `trained`, and is a candidate too.
 
     Args:
         folder: a run folder.
         by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs. If no model
             reaches 1 BLEU, the loss decides: such figures are those of chance.
-        beam_size: hypotheses of the search that translates the validation sources for BLEU.
+        beam_size: hypotheses of the search for BLEU.
         device: "auto", "cpu", "cuda", ...
         tell: is called with the name of each model before it is scored, and how many are done of how many.
 
@@ -63,7 +63,7 @@ def choose_checkpoint(
         Every candidate, the winner first.
 
     Raises:
-        RunFolderError: the folder holds no run, or one that is cut short.
+        RunFolderError: the folder holds no run, or one cut short.
         ArgumentError: BLEU is asked of a language model, or the beam is outside 1..10,000.
 
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.

@@ -1,4 +1,4 @@
-"""The optimizer that the settings of a run name."""
+"""The optimizer of the settings of a run."""
 
 from typing import TypedDict, Unpack
 
@@ -10,7 +10,7 @@ from regard.tasks.training.optimizers import adamw, muon
 
 
 class AdamSettings(TypedDict, total=False):
-    """What a task sets of AdamW otherwise than its defaults."""
+    """The settings of AdamW in which a task differs from its defaults."""
 
     betas: tuple[float, float]
     eps: float

@@ -5,7 +5,7 @@ from pathlib import Path
 from regard.files.atomic import read_json
 
 READERS = ("bert",)
-"""The families that regard reads and that neither translate nor write."""
+"""The families regard reads and that neither translate nor write."""
 
 
 def is_huggingface(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Models of a configuration, which is compared with what is on the disk before anything of its sizes is made."""
+"""Models of a configuration, which is compared with the files before anything of its sizes is made."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def made_of(make: Callable[[], M]) -> M:
-    """The model that `make` makes.
+    """The model of `make`.
 
     Raises:
         ArgumentError: its sizes are those of no model, such as 0 heads, or need more memory than there is.
@@ -64,7 +64,7 @@ def _sizes_refused() -> Iterator[None]:
 
 
 def _integers(config: Any) -> Iterator[tuple[str, int]]:
-    """The settings that are integers, also those of settings within, with their names."""
+    """The integers among the settings, and among settings within, with their names."""
     for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):

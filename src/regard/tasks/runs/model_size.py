@@ -21,17 +21,17 @@ M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=StackConfig | RNNConfig)
 
 NUMBER_BYTES = 4
-"""The bytes of a weight, a gradient and a number of the optimizer: autocast leaves all of them in float32."""
+"""The bytes of a weight, a gradient and an element of the optimizer's state: autocast leaves all of them in float32."""
 OPTIMIZER_NUMBERS = {"adamw": 2, "muon": 1}
-"""The least numbers that each optimizer keeps for a parameter. Muon keeps one for a hidden matrix, and AdamW, which
+"""The least elements that each optimizer keeps for a parameter. Muon keeps one for a hidden matrix, and AdamW, which
 updates all else beside it, keeps two."""
 
 
 def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
-    """The number of parameters of the model that `make` makes of these settings.
+    """The number of parameters of the model of these settings.
 
     Nothing of those sizes is made: models of one and of two layers are made on the `meta` device, where they take no
-    memory. The layers of a stack have the same shapes from the second on, so that these models tell of all layers.
+    memory. The layers of a stack have the same shapes from the second on: these models tell of all layers.
 
     Raises:
         ArgumentError: the sizes are those of no model.
@@ -57,8 +57,8 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
 def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingConfig) -> None:
     """Refuse a model whose training needs more memory than the device, or the machine, has in all.
 
-    Counted are the weights, their gradients, their moving average and what the optimizer keeps; what batches need comes
-    on top. Nothing is refused where the system does not tell how much memory it has.
+    Counted are the weights, their gradients, their moving average and the optimizer's state; batches come on top.
+    Nothing is refused where the system does not tell how much memory it has.
 
     Args:
         make: makes the model.
@@ -83,12 +83,12 @@ def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingC
 
 
 def _copies(device: torch.device) -> int:
-    """How many copies of the model one device holds for the ranks that `torchrun` started."""
+    """How many copies of the model one device holds for the ranks of `torchrun`."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
 
 
 def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) -> M:
-    """The model that `make` makes of these settings, if there is memory to train it.
+    """The model of these settings, if there is memory to train it.
 
     Raises:
         ArgumentError: there is not, or the sizes are those of no model.

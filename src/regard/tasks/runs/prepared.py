@@ -14,7 +14,7 @@ from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
 from regard.tasks.runs.run_folder import RunFolder
 
 SUMS = {"bytes": int, "crc32": str}
-"""The types of what `checksum_of_file` says of a file."""
+"""The types of the values of `checksum_of_file`."""
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """Read what `write_prepared` wrote.
+    """Read the record of `write_prepared`.
 
     Raises:
         RunFolderError: the file is absent, cut short, altered, or has no checksums of files where it should.
@@ -39,7 +39,7 @@ def read_prepared(folder: RunFolder) -> dict[str, Any]:
     if not isinstance(files, dict):
         raise RunFolderError(f"{path}: files must be an object, got {reprlib.repr(files)}; copy it again")
     for name, sums in files.items():
-        # A name that leads out of the folder would have a stranger's file read, and its checksum told.
+        # A name with a path out of the folder would have a stranger's file read, and its checksum told.
         if not is_file_below(name) or not isinstance(sums, dict) or {n: type(s) for n, s in sums.items()} != SUMS:
             raise RunFolderError(f"{path}: {name[:80]!r} has {reprlib.repr(sums)} as its checksum; copy it again")
     return prepared

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a run and can be told before anything is read or made; it needs no torch."""
+"""Refuse settings of a run before anything is read or made, without torch."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,8 @@ from regard.errors import ArgumentError
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.lines import why_not_read
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
@@ -16,7 +17,7 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
 
     Raises:
         ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
-        RunFolderError: the folder of the run, or that of the run whose weights it begins with, is not what it must be.
+        RunFolderError: the folder of the run, or of the run with its first weights, is unfit.
     """
     folder = RunFolder(config.out)
     goes_on = resume and folder.holds_a_run()
@@ -37,7 +38,7 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
-    """Refuse what the tokenizers of the other run, which this one takes, cannot do."""
+    """Refuse settings that the tokenizers of the other run cannot follow."""
     run = config.tokenizers_from
     assert run is not None
     is_shared, was_shared = (getattr(one, "shared_vocabulary", True) for one in (config, before))
@@ -47,7 +48,7 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
             f"the tokenizers of {run}, which this run would take, have {number} for source and target: "
             f"add --{add}shared-vocabulary"
         )
-    # The settings of that run say nothing of them if it took them from another.
+    # Its settings say nothing of them if it took them from another run.
     names = ("tokenizer.json",) if was_shared else ("source_tokenizer.json", "target_tokenizer.json")
     taken = [Tokenizer.load(run / name) for name in names]
     if getattr(config, "bpe_dropout", 0) and not all(one.has_merges for one in taken):
@@ -62,7 +63,7 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
 
 
 def require_files(paths: Iterable[Path], *, setting: str) -> None:
-    """Refuse paths that are not files or pipes that this process may read.
+    """Refuse paths that are not files or pipes this process may read.
 
     Raises:
         ArgumentError: names the first, and why it cannot be read.

@@ -41,10 +41,10 @@ from regard.tasks.training.reporting.logs import MetricsFile, TensorBoard
 C = TypeVar("C", bound=TrainingConfig)
 Say = Callable[[str], None]
 Prepare = Callable[[C, RunFolder, Say], None]
-"""Reads the data of a run and writes what training needs to the folder; the last file written is prepared.json."""
+"""Reads the data of a run and writes its prepared form to the folder, prepared.json last."""
 
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
-"""The settings that decide what is seen and kept of a training."""
+"""The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
     "out",
     "steps",
@@ -54,11 +54,11 @@ RESUMABLE = WATCHING | {
     "device",
     "gradient_checkpointing",
 }
-"""The settings that may change when a run is resumed; the meaning of a checkpoint depends on all others."""
+"""The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
 
 
 class CountedBatches(Batches[Any], Protocol):
-    """Batches whose number is known before they are made."""
+    """Batches that can be counted before they are made."""
 
     def count(self) -> int:
         """The batches of the first pass over the data."""
@@ -66,7 +66,7 @@ class CountedBatches(Batches[Any], Protocol):
 
 
 class TrainingJob(NamedTuple):
-    """All that a task hands to the training loop."""
+    """The parts of a task for the training loop."""
 
     model: nn.Module
     batches: CountedBatches
@@ -76,7 +76,7 @@ class TrainingJob(NamedTuple):
     best_by: str = "loss"
     """The metric of `validate` by which the best model is chosen."""
     look: Look | None = None
-    """Returns what the model attends to now in a few fixed sentences."""
+    """Returns the present attention of the model to a few fixed sentences."""
     attend: Attend | None = None
     """Runs the model as it is now over a few fixed sequences, for the log of its heads."""
 
@@ -102,16 +102,16 @@ def train_run(
     progress: IO[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> str:
-    """Begin a run or go on with one, and train to its end; return the name of the device that it ran on.
+    """Begin a run or go on with one, and train to its end; return the name of the device it ran on.
 
-    Under `torchrun` every rank calls this; rank 0 alone writes to the folder. What is wrong with the settings is told
+    Under `torchrun` every rank calls this; rank 0 alone writes to the folder. Wrong settings are told
     before anything is made or read. If the data turn out wrong before the first step, nothing is left behind.
 
     Args:
         task: its name.
         config: the settings.
         prepare: reads the data.
-        make_job: makes what the training loop needs.
+        make_job: makes the parts of the training loop.
         make_model: makes a model of the sizes in these settings, for a vocabulary of a few tokens.
         resume: go on with the run in the folder, if there is one.
         overwrite: replace the run in the folder.
@@ -138,7 +138,7 @@ def train_run(
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision)
     with ending_at_once(), _alone(folder, fabric):
-        goes_on = resume and folder.holds_a_run()  # so that one command can both start and restart a run
+        goes_on = resume and folder.holds_a_run()  # one command can both start and restart a run
         if fabric.is_global_zero:
             _open_folder(task, config, folder, prepare, goes_on=goes_on, overwrite=overwrite, progress=progress)
         try:
@@ -151,7 +151,7 @@ def train_run(
 
 
 def _in_one_precision(task: str, config: C, folder: RunFolder, *, goes_on: bool) -> C:
-    """The settings with the precision of the run that goes on, or with the one that all ranks choose for a new one."""
+    """The settings with the precision of the resumed run, or with the choice of all ranks for a new one."""
     if config.precision != "auto":
         return config
     if goes_on:
@@ -169,7 +169,7 @@ def _train(
     progress: IO[str] | None,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Train on the data that are ready in the folder."""
+    """Train on the prepared data in the folder."""
     Ranks.of(fabric).wait_for_the_first()
     seed_everything(config.seed)  # the same weights on every rank ...
     job = make_job(config, folder, fabric)
@@ -201,7 +201,7 @@ def _train(
 
 
 def _in_steps(config: C, job: TrainingJob) -> C:
-    """The settings with as many steps as the passes over the data have that were asked for."""
+    """The settings with as many steps as the requested passes over the data have."""
     if not config.fit.epochs:
         return config
     steps = config.fit.epochs * max(-(-job.batches.count() // config.fit.accumulate), 1)
@@ -209,7 +209,7 @@ def _in_steps(config: C, job: TrainingJob) -> C:
 
 
 def _never_reached(config: TrainingConfig) -> str | None:
-    """What to say if training ends before the learning rate is at its highest."""
+    """The line for a training with its end before the learning rate is at its highest."""
     if config.schedule == "constant" or config.fit.steps >= config.warmup_steps:
         return None
     steps, highest = config.fit.steps, make_schedule(config)(config.fit.steps)
@@ -241,7 +241,7 @@ def _refuse_unfit_weights(config: TrainingConfig, make_model: Callable[[Any], nn
 
 
 def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "") -> Iterator[str]:
-    """The settings of the models that differ, as flags; dropout changes no weights."""
+    """The different settings of the models, as flags; dropout changes no weights."""
     for name, value in theirs.items():
         if isinstance(value, dict) and name != "fit":
             yield from _differences(value, ours[name], f"{within}{name}.")
@@ -250,7 +250,7 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
-    """Begin with the weights of the run that `config.warm_start` names, unless training has a checkpoint already.
+    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already.
 
     Raises:
         RunFolderError: that folder holds no run, or its model has weights of other names or shapes.
@@ -362,7 +362,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 def _watchers(
     folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
 ) -> Iterator[tuple[list[Callback], Say]]:
-    """The files that record a run's history, the display of its progress, and what says a line to both.
+    """The files of a run's history, the display of its progress, and the function for a line to both.
 
     There are none but on rank 0.
     """
@@ -379,7 +379,7 @@ def _watchers(
             with nullcontext() if progress is None else watching(progress) as show:
                 yield [*kept, *([] if show is None else [show])], say
         except BaseException:
-            # A refused run's folder is removed, and a thread that would still write into it has to end before.
+            # A refused run's folder is removed, and a thread with more to write into it has to end before.
             with suppress(OSError):
                 for board in boards:
                     board.close()

@@ -1,4 +1,4 @@
-"""The folder of a training run: it holds all that is needed to use the model, to look at it, and to train further.
+"""The folder of a training run: it holds everything to use the model, to look at it, and to train further.
 
 config.json       the task, its settings, and the versions of Python and of the libraries
 run.toml          the task and the settings again, to be edited and passed to `regard train --config`
@@ -37,7 +37,7 @@ T = TypeVar("T")
 FORMAT = 3
 """The version of the format of config.json."""
 REPLACEMENT = ".new"
-"""The folder in which a run, or an export, is prepared that is to replace this one."""
+"""The folder for the preparation of a run, or an export, in place of this one."""
 ENGINE = "ctranslate2"
 """The folder of the run's own export."""
 ENGINE_FILES = (
@@ -52,7 +52,7 @@ ENGINE_FILES = (
     "target_tokenizer.json",
     "tokenizer_config.json",
 )
-"""All files of that export. The first names the others with their checksums, and is written last."""
+"""All files of the export. The first names the others with their checksums, and is written last."""
 FILES = (
     "config.json",
     "run.toml",
@@ -74,7 +74,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     ENGINE: tuple(ENGINE_FILES),
     REPLACEMENT: (),
 }
-"""All folders of a run, with the patterns of the files that a run has in them; `Checkpoints` knows its own."""
+"""All folders of a run, with the patterns of the files a run has in them; `Checkpoints` knows its own."""
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "lightning-fabric")
 """The packages whose versions config.json records."""
 
@@ -103,10 +103,10 @@ class RunFolder:
         return self.config_file.is_file()
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration; files that do not belong to a run are never touched.
+        """Make the folder and write the configuration; other files are never touched.
 
         Raises:
-            RunFolderError: the folder holds a run already, or files that are not a run's.
+            RunFolderError: the folder holds a run already, or other files than a run's.
             OSError: the folder cannot be made or written to.
         """
         self.refuse_taken()
@@ -118,7 +118,7 @@ class RunFolder:
         """Check that a new run can have this folder.
 
         Raises:
-            RunFolderError: the folder holds a run already, or files that are not a run's; or it is a file.
+            RunFolderError: the folder holds a run already, or other files than a run's; or it is a file.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
@@ -134,7 +134,7 @@ class RunFolder:
     def replacement(self) -> Iterator["RunFolder"]:
         """A folder for a new run, which takes the place of this one when the block ends, and is deleted if it fails.
 
-        Whenever the process dies, the run that is then in the folder can be resumed or replaced.
+        Whenever the process dies, the run in the folder can be resumed or replaced.
         """
         beside = RunFolder(self.path / REPLACEMENT)
         beside.discard()
@@ -148,7 +148,7 @@ class RunFolder:
             beside.discard()
 
     def sweep(self) -> None:
-        """Remove what a killed process left half done: temporary files as large as the text, incomplete models.
+        """Remove the remains of a killed process: temporary files as large as the text, incomplete models.
 
         Raises:
             RunFolderError: there is a link in the place of a checkpoint.
@@ -229,7 +229,7 @@ class RunFolder:
         return read_sealed(self.config_file)
 
     def _clear(self, *files: str) -> None:
-        """Remove these files of a run, and all that is in its folders; files that no run writes stay."""
+        """Remove these files of a run, and everything in its folders; other files stay."""
         for name in files:
             (self.path / name).unlink(missing_ok=True)
         self.checkpoints.remove_all()
@@ -250,7 +250,7 @@ class RunFolder:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move a file or a folder that may be absent. A folder's files join those that are in the target."""
+    """Move a file or a folder, if it is there. A folder's files join those in the target."""
     if not source.is_dir():
         if source.exists():
             source.replace(target)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a dataclass into values that JSON can hold.
+    """Turn a dataclass into values for JSON.
 
     >>> to_plain((Path("a.tsv"), None, 0.5))
     ['a.tsv', None, 0.5]
@@ -25,7 +25,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
-    """Turn what `to_plain` returned into the dataclass again. A key that is absent has its default.
+    """Turn the values of `to_plain` into the dataclass again. An absent key has its default.
 
     Raises:
         RunFolderError: `cls` does not have a key, or a value has another type; the message names file and key.
@@ -34,7 +34,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
 
 
 def changed(settings: T, plain: Mapping[str, Any], *, source: Path) -> T:
-    """Change the values of a dataclass that a mapping names; a dataclass within it keeps its other values too.
+    """Change the named values of a dataclass; a dataclass within it keeps its other values too.
 
     Raises:
         RunFolderError: as with `from_plain`.
@@ -66,7 +66,7 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")
-    # An absent value of an inner dataclass has the default that the outer one gives it, not that of its own class.
+    # An absent value of an inner dataclass has its default in the outer one, not in its own class.
     present = {one.name: getattr(before, one.name) if before is not None else _default(one) for one in fields(cls)}
     read = {name: _read(hints[name], item, source, prefix + name, present[name]) for name, item in value.items()}
     try:

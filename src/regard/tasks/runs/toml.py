@@ -1,4 +1,4 @@
-"""The settings of a run as a TOML file that people edit: `regard train --config run.toml`."""
+"""The settings of a run as a TOML file people edit: `regard train --config run.toml`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ HEADER = """\
 
 
 def write_toml(path: Path, task: str, config: Any) -> None:
-    """Write a task and its settings; a setting that is None is left out, because TOML has no such value.
+    """Write a task and its settings; None is left out, because TOML has no such value.
 
     Raises:
         MissingExtraError: tomli-w is not installed.
@@ -31,7 +31,7 @@ def write_toml(path: Path, task: str, config: Any) -> None:
 
 
 def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Read the task that a file names (None if it names none) and its settings, which are not checked yet.
+    """Read the task of a file (None without one) and its settings, which are not checked yet.
 
     Raises:
         ArgumentError: there is no such file, or it is not TOML.

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from regard.tasks.text.pair_store import TokenStore as TokenStore
     from regard.tasks.text.pairs import Pair as Pair
     from regard.tasks.text.pairs import read_pairs as read_pairs
-    from regard.tasks.text.tokenizers import ByteLevelBPE as ByteLevelBPE
-    from regard.tasks.text.tokenizers import Characters as Characters
+    from regard.tasks.text.tokenizer_recipes import ByteLevelBPE as ByteLevelBPE
+    from regard.tasks.text.tokenizer_recipes import Characters as Characters
+    from regard.tasks.text.tokenizer_recipes import Words as Words
+    from regard.tasks.text.tokenizer_recipes import recipe as recipe
     from regard.tasks.text.tokenizers import Tokenizer as Tokenizer
-    from regard.tasks.text.tokenizers import Words as Words
-    from regard.tasks.text.tokenizers import recipe as recipe
     from regard.tasks.text.unicode import normalise as normalise
 else:
     __getattr__, __dir__, __all__ = on_demand(
@@ -33,7 +33,8 @@ else:
             "regard.tasks.text.lines": ("Reader", "read_lines"),
             "regard.tasks.text.pair_store": ("TokenStore",),
             "regard.tasks.text.pairs": ("Pair", "read_pairs"),
-            "regard.tasks.text.tokenizers": ("ByteLevelBPE", "Characters", "Tokenizer", "Words", "recipe"),
+            "regard.tasks.text.tokenizer_recipes": ("ByteLevelBPE", "Characters", "Words", "recipe"),
+            "regard.tasks.text.tokenizers": ("Tokenizer",),
             "regard.tasks.text.unicode": ("normalise",),
         },
     )

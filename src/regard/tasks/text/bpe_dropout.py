@@ -45,7 +45,7 @@ class BPEDropout:
 
     Source: Provilkov et al. 2020 (arXiv:1910.13267), algorithm 1.
 
-    >>> from regard.tasks.text.tokenizers import ByteLevelBPE
+    >>> from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=280).train(["unrelated news is relayed"] * 9)
     >>> ids = np.array(tokenizer.encode("unrelated"))
     >>> for probability in (0.0, 0.3, 1.0):

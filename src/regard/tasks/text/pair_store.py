@@ -50,7 +50,7 @@ class PairFooter:
 class TokenStore(TokenFile[PairFooter]):
     """Tokenised pairs in a file. Reading pair i loads only its pages of memory.
 
-    >>> from regard.tasks.text.tokenizers import Characters
+    >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "pairs.tokens")

@@ -83,7 +83,7 @@ class TextStore(TokenFile[TextFooter]):
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from regard.tasks.text.tokenizers import Characters
+    >>> from regard.tasks.text.tokenizer_recipes import Characters
     >>> tokenizer = Characters().train(["abc"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = TextStore.build(Path(folder, "x.tokens"), pieces(["ab", "c"], "lines"), tokenizer, is_whole=True)
@@ -167,7 +167,7 @@ class PieceBytes(Protocol):
 class TextStream:
     """Text from streamed tokens. Half characters and possible stop strings are held back.
 
-    >>> from regard.tasks.text.tokenizers import ByteLevelBPE
+    >>> from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
     >>> stream = TextStream(tokenizer, stop=["END"])
     >>> [stream.add(token) for token in tokenizer.encode("aéE.")]

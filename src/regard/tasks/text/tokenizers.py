@@ -2,13 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import ArgumentError, RunFolderError
 from regard.files.atomic import replacing
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.labels import Label, byte_level_labels, byte_string, printed
@@ -22,9 +20,6 @@ SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 letters and punctuation, or between all characters."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-BYTE_ALPHABET_SIZE = 256
-MOST_PIECES = 2**24
-"""The largest vocabulary of a byte-level BPE: its trainer allocates for all of it before it reads, here 1.5 GiB."""
 
 
 def is_byte_level(backend: Any) -> bool:
@@ -39,6 +34,7 @@ class Tokenizer:
     contains. The library encodes batches with several threads. If a process forks afterwards, the library warns
     on standard error, unless the environment sets TOKENIZERS_PARALLELISM.
 
+    >>> from regard.tasks.text import ByteLevelBPE
     >>> tokenizer = ByteLevelBPE(vocab_size=300).train(["a rose is a rose is a rose"])
     >>> tokenizer.decode(tokenizer.encode("is a <pad> 日本 a rose?"))
     'is a <pad> 日本 a rose?'
@@ -92,6 +88,7 @@ class Tokenizer:
     def has_merges(self) -> bool:
         """True for a BPE, which supports dropout of merges.
 
+        >>> from regard.tasks.text import ByteLevelBPE, Words
         >>> ByteLevelBPE().train(["to be"]).has_merges, Words().train(["to be"]).has_merges
         (True, False)
         """
@@ -101,6 +98,7 @@ class Tokenizer:
     def lowercases(self) -> bool:
         """True if text is lowercased before it is tokenised, so that decoded text is in lower case too.
 
+        >>> from regard.tasks.text import Words
         >>> tokenizer = Words(lowercase=True).train(["to be"])
         >>> tokenizer.lowercases, tokenizer.decode(tokenizer.encode("TO be"))
         (True, 'to be')
@@ -110,6 +108,7 @@ class Tokenizer:
     def surfaces(self, text: str) -> list[str]:
         """The stretch of text of each token; a word has the space before it.
 
+        >>> from regard.tasks.text import Words
         >>> tokenizer = Words().train(["to be"])
         >>> tokenizer.surfaces("to see, or be"), tokenizer.encode("to see, or be")
         (['to', ' see', ',', ' or', ' be'], [5, 3, 3, 3, 4])
@@ -131,6 +130,7 @@ class Tokenizer:
         Raises:
             ArgumentError: an id is not in the vocabulary.
 
+        >>> from regard.tasks.text import Words
         >>> tokenizer = Words().train(["to be"])
         >>> tokenizer.decode([5, 3], unknown=["see"])
         'to see'
@@ -154,6 +154,7 @@ class Tokenizer:
         Raises:
             ArgumentError: the id is not in the vocabulary.
 
+        >>> from regard.tasks.text import ByteLevelBPE
         >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
         >>> [tokenizer.bytes_of(token) for token in tokenizer.encode("é")]
         [b'\\xc3', b'\\xa9']
@@ -178,6 +179,7 @@ class Tokenizer:
         Raises:
             ArgumentError: an id is not in the vocabulary.
 
+        >>> from regard.tasks.text import ByteLevelBPE
         >>> tokenizer = ByteLevelBPE(vocab_size=260).train(["no merges here"])
         >>> tokenizer.labels([*tokenizer.encode("a 日"), EOS])
         [Label(text='a', pieces=(0, 0)), Label(text='␣', pieces=(1, 1)),
@@ -242,179 +244,3 @@ def _from_json(text: str) -> Tokenizer:
     if tuple(map(backend.id_to_token, range(len(SPECIAL_TOKENS)))) != SPECIAL_TOKENS:
         raise ValueError(f"expected its first tokens to be {', '.join(SPECIAL_TOKENS)}")
     return Tokenizer(backend)
-
-
-class Recipe(Protocol):
-    """A method to make a tokenizer from text."""
-
-    def train(self, texts: Iterable[str]) -> Tokenizer: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ByteLevelBPE:
-    """Pieces learnt by merging frequent neighbours, starting with bytes. It can write any text without loss.
-
-    >>> len(ByteLevelBPE(vocab_size=8000).train(["too little text for so large a vocabulary"])) < 8000
-    True
-    """
-
-    vocab_size: int = 8000
-    """The size of the vocabulary, 2**24 at most: 4 special tokens, 256 bytes, and as many merges as the text allows."""
-    min_count: int = 2
-    """How often two neighbours must occur to be merged."""
-    lowercase: bool = False
-    """Whether all text is read in lower case."""
-
-    def __post_init__(self) -> None:
-        _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
-        _check_at_least("min_count", self.min_count, 1)
-        if self.vocab_size > MOST_PIECES:
-            raise ArgumentError(
-                f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
-            )
-
-    def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Learn the merges from texts, read once.
-
-        Raises:
-            DataError: there is no text.
-        """
-        library = tokenizers_library()
-        backend = library.Tokenizer(library.models.BPE())
-        if self.lowercase:
-            backend.normalizer = library.normalizers.Lowercase()
-        backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = library.decoders.ByteLevel()
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=self.vocab_size,
-            min_frequency=self.min_count,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        return _trained(backend, trainer, texts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words:
-    """Words separated by spaces and punctuation. Several spaces count as one.
-
-    A word includes the space before it, so that decoding restores the punctuation. For scripts without spaces
-    (Chinese, Japanese, Thai), use another recipe.
-
-    >>> tokenizer = Words().train(["to be, or not to be"])
-    >>> tokenizer.decode(tokenizer.encode("not  to see, or be"))
-    'not to �, or be'
-    """
-
-    vocab_size: int = 30_000
-    """The largest size of the vocabulary, including the 4 special tokens; the most frequent words are kept."""
-    min_count: int = 1
-    """How often a word must occur to be in the vocabulary."""
-    lowercase: bool = False
-    """Whether all text is read in lower case."""
-
-    def __post_init__(self) -> None:
-        _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
-        _check_at_least("min_count", self.min_count, 1)
-
-    def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the words of texts, read once.
-
-        Raises:
-            DataError: there is no text.
-        """
-        library = tokenizers_library()
-        normalizers, decoders = library.normalizers, library.decoders
-        backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
-        cases = [normalizers.Lowercase()] if self.lowercase else []
-        spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
-        backend.normalizer = normalizers.Sequence([*cases, *spaces])
-        backend.decoder = decoders.Sequence(
-            [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        )
-        return _trained(backend, _word_level_trainer(library, self.vocab_size, self.min_count), texts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Characters:
-    """One token for each character (a Unicode code point), including spaces.
-
-    >>> tokenizer = Characters().train(["abc"])
-    >>> tokenizer.decode(tokenizer.encode("cabin"))
-    'cab��'
-    """
-
-    vocab_size: int = 8000
-    """The largest size of the vocabulary, including the 4 special tokens; the most frequent characters are kept."""
-    lowercase: bool = False
-    """Whether all text is read in lower case."""
-
-    def __post_init__(self) -> None:
-        _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
-
-    def train(self, texts: Iterable[str]) -> Tokenizer:
-        """Count the characters of texts, read once.
-
-        Raises:
-            DataError: there is no text.
-        """
-        library = tokenizers_library()
-        decoders = library.decoders
-        backend = _word_level(library, r"[\s\S]")
-        if self.lowercase:
-            backend.normalizer = library.normalizers.Lowercase()
-        backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
-        return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
-
-
-def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
-    """The recipe with this name: "bpe", "words" or "characters".
-
-    Raises:
-        ArgumentError: there is no such recipe, or the vocabulary is too small for it.
-
-    >>> recipe("bpe", 4000)
-    ByteLevelBPE(vocab_size=4000, min_count=2, lowercase=False)
-    """
-    recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
-    if name not in recipes:
-        raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
-    made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
-    return made
-
-
-def _word_level(library: ModuleType, pattern: str) -> Any:
-    backend = library.Tokenizer(library.models.WordLevel({}, unk_token=SPECIAL_TOKENS[UNK]))
-    backend.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(pattern), "isolated")
-    return backend
-
-
-def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) -> Any:
-    return library.trainers.WordLevelTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_count,
-        special_tokens=list(SPECIAL_TOKENS),
-        show_progress=False,
-    )
-
-
-def _trained(backend: Any, trainer: Any, texts: Iterable[str]) -> Tokenizer:
-    backend.train_from_iterator(_some_text(texts), trainer)
-    return Tokenizer(backend)
-
-
-def _some_text(texts: Iterable[str]) -> Iterator[str]:
-    some = False
-    for text in map(normalise, texts):
-        some = some or bool(text.strip())
-        yield text
-    if not some:
-        raise DataError(
-            "expected text to train a tokenizer on, got none; hand over at least one line that is not empty"
-        )
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ArgumentError(f"{name} must be at least {least}, got {value}; raise it to {least} or more")

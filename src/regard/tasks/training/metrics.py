@@ -1,7 +1,7 @@
 """Measures of the quality of translations. Every score is between 0 and 100, and higher is better."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from regard.errors import ArgumentError, MissingExtraError
 
@@ -52,11 +52,7 @@ def bleu(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
     >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"]).value
     100.0
     """
-    _check_counts(hypotheses, *references)
-    metric = _bleu(lowercase=lowercase)
-    score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
-    # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.
-    return CorpusScore(min(score, 100.0), str(metric.get_signature()))
+    return _scored(_metric("BLEU", lowercase=lowercase), hypotheses, references)
 
 
 class BleuCounts:
@@ -76,14 +72,14 @@ class BleuCounts:
 
     def add(self, hypotheses: Sequence[str], references: Sequence[str]) -> None:
         """Add the counts of some sentences and their references, tokenised as in `bleu`."""
-        found = _bleu().corpus_score(list(hypotheses), [list(references)])
+        found = _metric("BLEU").corpus_score(list(hypotheses), [list(references)])
         counted = [*found.counts, *found.totals, found.sys_len, found.ref_len]
         self.values = [sum(pair) for pair in zip(self.values, counted, strict=True)]
 
     def score(self) -> float:
         """BLEU in 0..100, as `bleu` would give it for all counted sentences."""
         numbers = [int(value) for value in self.values]
-        metric = _bleu()
+        metric = _metric("BLEU")
         score = metric.compute_bleu(
             correct=numbers[:4], total=numbers[4:8], sys_len=numbers[8], ref_len=numbers[9],
             smooth_method=metric.smooth_method, smooth_value=metric.smooth_value,
@@ -109,22 +105,22 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
     >>> chrf(["2026-11-21"], ["2026-11-21"]).value
     100.0
     """
+    return _scored(_metric("CHRF", lowercase=lowercase), hypotheses, references)
+
+
+def _metric(name: str, *, lowercase: bool = False) -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError:
+        raise MissingExtraError("sacrebleu", extra="text") from None
+    return getattr(metrics, name)(lowercase=lowercase)
+
+
+def _scored(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> CorpusScore:
     _check_counts(hypotheses, *references)
-    try:
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError:
-        raise MissingExtraError("sacrebleu", extra="text") from None
-    metric = CHRF(lowercase=lowercase)
-    score = metric.corpus_score(list(hypotheses), cast(Any, references)).score
+    score = metric.corpus_score(list(hypotheses), references).score
+    # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.
     return CorpusScore(min(score, 100.0), str(metric.get_signature()))
-
-
-def _bleu(*, lowercase: bool = False) -> Any:
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise MissingExtraError("sacrebleu", extra="text") from None
-    return BLEU(lowercase=lowercase)
 
 
 def _check_counts(hypotheses: Sequence[str], *references: Sequence[str | None]) -> None:

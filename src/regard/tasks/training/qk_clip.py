@@ -15,6 +15,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import source_of_call
 from regard.nn.multi_head import MultiHeadAttention
 from regard.tasks.training.distributed.ranks import Ranks
+from regard.tensors.guards import is_recorded
 from regard.tensors.precision import widest_dtype
 from regard.watching.watch import Seen, watch
 
@@ -115,7 +116,7 @@ class QKClip:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it, training passes of the model are measured."""
-        if not (self.model.training and torch.is_grad_enabled()):
+        if not (self.model.training and is_recorded()):
             yield
             return
         with watch(self.model, self.names) as seen:

@@ -27,9 +27,9 @@ class AlignedPair(NamedTuple):
 
 
 def token_links(pair: CutPair, links: GoldLinks) -> tuple[list[int], list[int]]:
-    """The places of the source tokens and of the target tokens that are linked with one another.
+    """The places of the source tokens and of the target tokens linked with one another.
 
-    All tokens of a word are linked with all tokens of the words that it is surely linked with (Garg et al. 2019,
+    All tokens of a word are linked with all tokens of the words it is surely linked with (Garg et al. 2019,
     arXiv:1909.02074, section 4.3, give the probability of a target token to these in equal shares).
 
     >>> pair = CutPair([7, 8, 9], [5, 6], [0, 0, 1], [0, 1])
@@ -84,7 +84,7 @@ def write_aligned(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokeniz
 
 
 def read_aligned(path: Path, store: TokenStore) -> list[AlignedPair]:
-    """Read what `write_aligned` wrote of the pairs of a store.
+    """Read the links that `write_aligned` wrote for the pairs of a store.
 
     Raises:
         RunFolderError: the file is absent, or does not belong to the store.

@@ -1,4 +1,4 @@
-"""How well a translator's attention aligns words, compared with links that people drew."""
+"""How well a translator's attention aligns words, compared with links people drew."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -24,7 +24,7 @@ def alignment_error_rate(found: Iterable[Links], gold: Iterable[GoldLinks]) -> f
     $$\mathrm{AER} = 1 - \frac{|A \cap S| + |A \cap P|}{|A| + |S|}$$
 
     Args:
-        found: A, the links that were found in each pair.
+        found: A, the links found in each pair.
         gold: S and P, those that people drew.
 
     Raises:
@@ -52,9 +52,9 @@ def links_counted(found: Iterable[Links], gold: Iterable[GoldLinks]) -> tuple[in
 
 
 def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alignment: AlignmentOf) -> Iterator[Links]:
-    """Each target word with the source word that its tokens attend to most while the target is forced.
+    """Each target word with the source word its tokens attend to most while the target is forced.
 
-    Words are what spaces part. Pairs are read a window at a time, so that memory does not grow with their number.
+    Spaces part words. Pairs are read a window at a time, so that memory does not grow with their number.
 
     Raises:
         ArgumentError: the model has no such layer or head.
@@ -77,7 +77,7 @@ def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alig
 
 
 def symmetrised(forward: Links, backward: Links) -> Links:
-    """The links that both directions found, grown by those of one that touch them: grow-diagonal.
+    """The links both directions found, grown by those of one that touch them: grow-diagonal.
 
     A link of one direction is added if it stands beside a link, also diagonally, and one of its words has no link yet.
 

@@ -15,7 +15,7 @@ from regard.tasks.translation.config import TranslationConfig
 class AlignmentOf:
     """One layer and head of the attention to the source, or the mean over them.
 
-    The mean over the heads of one layer is what most toolkits print. The layer that aligns best is not always the
+    Most toolkits print the mean over the heads of one layer. The layer that aligns best is not always the
     last: in deep Transformers it is often the last but one (Garg et al. 2019, arXiv:1909.02074, section 4.2).
 
     >>> AlignmentOf(layer=0, head=2)

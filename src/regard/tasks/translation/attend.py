@@ -1,4 +1,4 @@
-"""What a translator attends to while it is forced to write a given target."""
+"""The attention of a translator to a given target and its source."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -25,14 +25,14 @@ def forced_attention(
     *,
     alternatives: int = 0,
 ) -> Attention:
-    """What every layer and head of a model in evaluation mode attends to while it is forced to write `tokens`.
+    """The attention of every layer and head of a model in evaluation mode, forced to write `tokens`.
 
     Args:
         model: the model, which is not changed.
         source_tokenizer: the tokenizer of `source`.
         target_tokenizer: the tokenizer of `tokens`.
         source: ids of the source, without its end mark.
-        tokens: ids that the model is to write, at least one; usually they include the end mark.
+        tokens: ids the model is to write, at least one; usually they include the end mark.
         alternatives: how many other tokens are told for each place; 0 spares the model a pass.
     """
     marks = source_tokenizer.marks, target_tokenizer.marks

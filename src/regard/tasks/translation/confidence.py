@@ -13,14 +13,14 @@ LITTLE = 0.1
 
 
 class Confidence(NamedTuple):
-    """What speaks for a translation, and against it."""
+    """Measures of confidence in a translation."""
 
     probabilities: list[float]
     """The probability of each label of the translation, given those before it, 0..1."""
     entropies: list[float]
-    """The entropy in nats of what each label attended to, 0..log(labels of the source): spread, it is unsure."""
+    """The entropy in nats of the attention of each label, 0..log(labels of the source): spread, it is unsure."""
     coverage: list[float]
-    """The attention that each label of the source got from the whole translation, 0..labels of the translation."""
+    """The attention each label of the source got from the whole translation, 0..labels of the translation."""
     untranslated: list[str]
     """The words of the source that got less than 0.1, in order. Signs without a letter or digit are left out."""
 
@@ -28,7 +28,7 @@ class Confidence(NamedTuple):
 def confidence_of(
     log_probabilities: Tensor, alignment: Tensor, written: Axis, source: str, surfaces: Sequence[str], looked_at: Axis
 ) -> Confidence:
-    r"""Make numbers of one pass over a finished translation.
+    r"""Measure by one pass over a finished translation.
 
     The entropy is $-\sum_j a_{ij} \log a_{ij}$ of a row, the coverage $\sum_i a_{ij}$ of a column (Tu et al. 2016,
     arXiv:1601.04811, section 3.1, without their fertility). Attention is not proof: a head that aligns badly covers
@@ -39,7 +39,7 @@ def confidence_of(
         alignment: (T, S), a row for each token; a column for each token of the source and its end mark.
         written: the labels of the tokens.
         source: the sentence.
-        surfaces: the stretch of the sentence that each of its tokens stands for.
+        surfaces: the stretch of the sentence each of its tokens stands for.
         looked_at: the labels of the source's tokens.
     """
     precise = alignment.cpu().double()

@@ -1,4 +1,4 @@
-"""Copy words that the vocabulary lacks from the source: the model's attention says which word to copy."""
+"""Copy words the vocabulary lacks from the source: the model's attention says which word to copy."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def copies(tokens: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Sequence[str]) -> list[str]:
-    """For each unknown token of a translation, the text of the source token that it attends to most.
+    """For each unknown token of a translation, the text of the source token it attends to most.
 
     Marks and spaces are never copied: their columns are ignored, whatever their weight.
 

@@ -20,19 +20,20 @@ from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.spool import Spool
-from regard.tasks.text.tokenizers import Tokenizer, recipe
+from regard.tasks.text.tokenizer_recipes import recipe
+from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
 
 VALID_SHARE = 0.01
-"""Share of the data that is split off for validation if no file for it is given."""
+"""Share of the data split off for validation if no file for it is given."""
 MOST_VALID_PAIRS = 2_000
-"""The most pairs that are split off."""
+"""The most pairs split off."""
 FEWEST_VALID_PAIRS = 20
-"""The fewest pairs that are split off, unless this is more than a fifth of the data."""
+"""The fewest pairs split off, unless this is more than a fifth of the data."""
 MOST_TOKENIZER_PAIRS = 2_000_000
-"""The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word that they have met."""
+"""The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word they have met."""
 
 
 class Corpus(NamedTuple):
@@ -43,7 +44,7 @@ class Corpus(NamedTuple):
     train: TokenStore
     valid: TokenStore
     links: TokenStore | None = None
-    """The places of the tokens that are linked in each pair for training, if links were given."""
+    """The places of the tokens linked in each pair for training, if links were given."""
     aligned: Sequence[AlignedPair] = ()
     """The pairs for validation with their links, if links were given for them."""
 
@@ -88,7 +89,7 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
 
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
-    """What `prepare_corpus` left.
+    """The corpus that `prepare_corpus` left.
 
     Raises:
         RunFolderError: a part is absent, cut short, or of another run.
@@ -101,7 +102,7 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
-    """What cuts the training pairs anew in each epoch, if the settings want BPE dropout.
+    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout.
 
     Raises:
         ArgumentError: the tokenizers have no merges.
@@ -162,7 +163,7 @@ def _store(
 
 
 def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[LinkedPair]:
-    """The pairs for training or validation, from those that were read or from the files for validation."""
+    """The pairs for training or validation, from those read or from the files for validation."""
     wanted = part == "valid"
     if config.valid and wanted:
         return iter(_read(config.valid, config.alignment_valid, config))

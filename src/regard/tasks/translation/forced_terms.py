@@ -67,7 +67,7 @@ def force_terms(drafts: Sequence[Draft], terms: Terms, search: Search, align: Al
 
 @dataclass(slots=True)
 class _Lane:
-    """One translation of a sentence, with the terms that it has so far in their places."""
+    """One translation of a sentence, with the terms it has so far in their places."""
 
     draft: Draft
     model: TranslationModel
@@ -110,7 +110,7 @@ class _Lane:
         return tokens[:-1] if tokens[-1:] == [end] else tokens
 
     def _place(self, one: Occurrence, tokens: list[int], pieces: list[str]) -> tuple[int, list[int], str]:
-        """Where a term belongs, its tokens as they are written there, and the words that it replaces."""
+        """Where a term belongs, its tokens as they are written there, and the words it replaces."""
         spaced, plain = _forms(one.term.target, self.model.target_tokenizer)
         for place in range(self.fixed, len(tokens)):
             for form in (spaced, plain):
@@ -164,7 +164,7 @@ def _forms(target: str, codec: Codec) -> list[list[int]]:
 
 
 def _pieces(tokens: Sequence[int], codec: Codec) -> list[str]:
-    """What each token adds to the text; of tokens that share a character the first adds it."""
+    """The text each token adds; of tokens that share a character the first adds it."""
     unknown = ["a"] * len(tokens)  # they would print as U+FFFD, as parts of a character do
     whole = [codec.decode(tokens[:n], unknown=unknown[:n]).rstrip("\ufffd") for n in range(len(tokens) + 1)]
     pieces, waiting = [""] * len(tokens), None

@@ -1,7 +1,6 @@
-"""The losses of a translator that is forced to write given targets, with or without a taught head."""
+"""The losses of a translator forced to write given targets, with or without a taught head."""
 
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,6 @@ from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tasks.translation.alignments import AlignmentOf
 
 
-class Forcing(Protocol):
-    """A loss of what a model writes while it reads the target up to each token."""
-
-    def of_output(self, batch: Batch) -> OutputLoss:
-        """The function that a model calls with the input of its output layer and that layer."""
-        ...
-
-
 class TeacherForcing:
     """The loss of a batch when the model reads the target up to each token and predicts the next."""
 
@@ -33,7 +24,7 @@ class TeacherForcing:
         return _loss(model, batch, self)
 
     def of_output(self, batch: Batch) -> OutputLoss:
-        """Cross-entropy."""
+        """The function that a model calls with the input of its output layer and that layer."""
         return partial(
             output_cross_entropy,
             targets=batch.target_output,
@@ -43,7 +34,7 @@ class TeacherForcing:
 
 
 class GuidedAlignment:
-    r"""The loss of a translation, and what a taught head lacks of the links of the batch.
+    r"""The loss of a translation, and the loss of a taught head against the links of the batch.
 
     $$L = L_\text{translation} + \lambda \sum_t \frac{1}{|S_t|} \sum_{s \in S_t} -\log A_{ts}$$
 
@@ -52,14 +43,14 @@ class GuidedAlignment:
 
     Args:
         translation: the loss of the translation.
-        alignment: the head, by its numbers.
+        alignment: the layer and head, from 0.
         names: the names of the maps that align, first layer first.
         weight: $\lambda$; 0.05 in the paper.
 
     Source: Garg et al. 2019 (arXiv:1909.02074), section 4.3, equation 6; Chen et al. 2016 (arXiv:1607.01628).
     """
 
-    def __init__(self, translation: Forcing, alignment: AlignmentOf, names: list[str], weight: float) -> None:
+    def __init__(self, translation: TeacherForcing, alignment: AlignmentOf, names: list[str], weight: float) -> None:
         self._translation, self._weight = translation, weight
         (self._name,) = alignment.chosen(names)
         self._head = alignment.head or 0
@@ -93,7 +84,7 @@ def misalignment(weights: AttentionMap, links: Tensor, head: int) -> Tensor:
     return -(found.clamp_min(torch.finfo(found.dtype).tiny).log() / count[owner]).sum()
 
 
-def _loss(model: nn.Module, batch: Batch, forcing: Forcing, record: RecordMap | None = None) -> LossSum:
+def _loss(model: nn.Module, batch: Batch, forcing: TeacherForcing, record: RecordMap | None = None) -> LossSum:
     read = (batch.source, batch.source_lengths, batch.target_input)
     recording = {} if record is None else {"record": record}
     # The forward pass calls the loss: only within it has distributed training put the output weights in place.

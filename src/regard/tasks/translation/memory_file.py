@@ -1,4 +1,4 @@
-"""The file of a memory, and the translators that ask what is in it."""
+"""The file of a memory, and the translators that read it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Remembered(NamedTuple):
 
 
 def write_memory(path: Path, remembered: Remembered) -> None:
-    """Write a memory into a file, which has its name once it is whole; keys take two bytes a number.
+    """Write a memory into a file, which has its name once it is whole; keys take two bytes an element.
 
     Raises:
         OSError: it cannot be written.
@@ -93,7 +93,7 @@ def _check_lists(lists: KeyLists, entries: int) -> None:
 
 
 def give_memories(models: Sequence[tuple[Path | str, nn.Module]], files: Sequence[Path | str]) -> None:
-    """Let each model ask the memory that it made.
+    """Let each model ask the memory it made.
 
     Args:
         models: models with the places where they came from.

@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.errors import ArgumentError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.reverse import Reverse
 from regard.tasks.translation.terms import Terms
-from regard.tasks.translation.translation_model import TranslationModel
 
 
 class Request(NamedTuple):
-    """A sentence, and what its translation must begin with."""
+    """A sentence, and the beginning of its translation."""
 
     source: str
     prefix: str = ""
@@ -54,26 +52,8 @@ class TranslationOptions:
         """Whether tokens are labelled: asked for, or needed for alignments or confidence."""
         return self.labels or self.alignments is not None or self.confidence
 
-    def check(self, model: TranslationModel) -> None:
-        """Check that a model can do what is asked.
-
-        Raises:
-            ArgumentError: it has no such layer or head, there is nothing to copy, or options do not go together.
-        """
-        if self.alignments is not None:
-            self.alignments.chosen(model.model.alignment_names)
-        if self.copy_unknown and model.target_tokenizer.unknown_id is None:
-            raise ArgumentError(
-                "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
-                "leave out copy_unknown"
-            )
-        if self.reverse is not None and self.beam.size == 1:
-            raise ArgumentError("a reverse translator chooses among hypotheses: give a beam of 2 at least, got 1")
-        if self.terms is not None and self.vocabulary is not None:
-            raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
-
     def settings(self) -> dict[str, Any]:
-        """The options that decide the answers, as values that JSON can hold."""
+        """The options that decide the answers, as values for JSON."""
         chosen = None if self.vocabulary is None else self.vocabulary.tokens.nonzero()[:, 0].tolist()
         alignments = None if self.alignments is None else str(self.alignments)
         return {

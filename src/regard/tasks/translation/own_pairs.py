@@ -1,4 +1,4 @@
-"""The pairs that a run was trained on, and those that it was validated on."""
+"""The pairs a run was trained on, and those that it was validated on."""
 
 from collections.abc import Sequence
 from pathlib import Path

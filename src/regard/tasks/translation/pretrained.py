@@ -16,7 +16,7 @@ from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.pretrained import TokenizerFile, pretrained_tokenizers
 
 LONGEST_BLOCK = 2_048
-"""The most tokens that a language model reads at once, even if it has more positions."""
+"""The most tokens a language model reads at once, even if it has more positions."""
 
 
 class Parts(NamedTuple):

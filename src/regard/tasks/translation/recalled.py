@@ -1,4 +1,4 @@
-"""Which pairs that a translator remembers speak for each token of a translation."""
+"""Which pairs a translator remembers speak for each token of a translation."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from regard.tasks.translation.translator import Translator
 
 
 class Recalled(NamedTuple):
-    """A remembered pair, and what it has to say about a token."""
+    """A remembered pair, and its vote for a token."""
 
     weight: float
     """The part of the memory's vote that the pair has at this token, 0..1, whatever token it votes for."""
@@ -21,7 +21,7 @@ class Recalled(NamedTuple):
 
 
 class RecalledToken(NamedTuple):
-    """A token of a translation, and the pairs that were asked about it."""
+    """A token of a translation, and the pairs asked about it."""
 
     label: str
     probability: float
@@ -37,7 +37,7 @@ def recalled(translator: Translator, source: str, target: str, *, most: int = 3)
     """Ask the memory about each token of a translation, which may be the translator's own or another.
 
     Args:
-        translator: one that was loaded with a memory: `Translator.load(run, memories=[file])`; not an ensemble.
+        translator: one loaded with a memory: `Translator.load(run, memories=[file])`; not an ensemble.
         source: the sentence.
         target: its translation.
         most: so many pairs are told for each token.

@@ -23,9 +23,9 @@ from regard.tasks.translation.translator import Translator
 TOGETHER_PAIRS = 128
 """So many pairs are read in one pass."""
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""The shares of a memory that are tried."""
+"""The shares of a memory tried."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 1.0)
-"""The temperatures that are tried, as parts of the mean squared distance of the keys that vote."""
+"""The temperatures tried, as parts of the mean squared distance of the keys that vote."""
 MOST_ASKED = 8_192
 """At most so many places of validation pairs, evenly spread, decide about share and temperature."""
 LEAST_LISTED = 1 << 15
@@ -37,7 +37,7 @@ CutSides = tuple[Sequence[Any], Sequence[Any]]
 
 
 class Places(NamedTuple):
-    """What the output layer read at each place of some targets, and what stands there."""
+    """The input of the output layer at each place of some targets, and the token there."""
 
     read: Float[Tensor, "E D"]
     tokens: Int[Tensor, " E"]
@@ -128,7 +128,7 @@ def choose_vote(output: nn.Linear, memory: TokenMemory, asked: Places) -> tuple[
 
 @torch.no_grad()
 def _places(translator: Translator, cut: CutSides, tell: Tell) -> Places:
-    """What the output layer reads where the targets of these pairs stand."""
+    """The input of the output layer at each target token of these pairs."""
     found: list[Places] = []
     sources, targets = cut
     done = 0

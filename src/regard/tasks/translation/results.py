@@ -37,11 +37,11 @@ class Candidate(NamedTuple):
     confidence: Confidence | None = None
     """How sure the model was of each label, if it was asked for."""
     terms: list[TermLabels] | None = None
-    """The terms that were forced, in order, if terms were given."""
+    """The terms forced, in order, if terms were given."""
 
 
 class Translation(NamedTuple):
-    """A sentence and its translations: those that the model ended, best first, then those that were cut off, too."""
+    """A sentence and its translations: those that the model ended, best first, then those cut off, too."""
 
     source: str
     source_labels: list[str]
@@ -56,12 +56,12 @@ class Translation(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What a model attended to while it wrote a translation."""
+    """The attention of a model to a translation and its source."""
 
     source_labels: list[str]
     target_labels: list[str]
     read_labels: list[str]
-    """The labels of what the decoder read while it wrote `target_labels`: the begin mark, then all but the last."""
+    """The labels of the decoder's input for `target_labels`: the begin mark, then all but the last."""
     maps: dict[str, AttentionMap | Tensor]
     """The maps by name, each (H, T, S): "encoder.0", "decoder.0.self", "decoder.0.cross", ..."""
     alignment_names: list[str]

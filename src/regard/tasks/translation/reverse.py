@@ -16,7 +16,7 @@ IMPOSSIBLE = -1e6
 
 @dataclass(frozen=True, slots=True)
 class Reverse:
-    r"""A translator of the other direction, which has a say in what is the best translation y of a source x.
+    r"""A translator of the other direction, which has a say in the best translation y of a source x.
 
     $$\frac{\log p(y \mid x) + \gamma |y| + \mu \log p(x \mid y)}{|y|^\alpha}$$
 
@@ -46,7 +46,7 @@ def log_probabilities_back(
     """The log-probability of each source given each of its translations, in nats.
 
     A translation of more tokens than the translator takes gets the least of the others of its sentence; where no other
-    is left, or the source is too long, all get 0 and keep the order that they have.
+    is left, or the source is too long, all get 0 and keep the order they have.
     """
     longest = translator.model.max_length
     pairs = [(text, source) for source, some in zip(sources, texts, strict=True) for text in some]

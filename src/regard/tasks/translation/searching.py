@@ -31,7 +31,7 @@ class Begun(NamedTuple):
     """A sentence, and the beginning of its translation."""
 
     text: str
-    """The sentence, which may have words that its tokens have not."""
+    """The sentence, which may have words its tokens have not."""
     ids: Sequence[int]
     prefix: Sequence[int] = ()
     rule: WordRule | None = None

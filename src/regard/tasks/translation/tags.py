@@ -14,11 +14,11 @@ TAG = re.compile(
     r"|%(?:\(\w+\)|\d+\$)?[sdif](?!\w)"  # %s, %(name)s, %1$s
 )
 UNIT = re.compile(r"\w+|[^\w\s]")
-"""What a tag may stand before or behind: a word, or one sign."""
+"""The unit beside which a tag may stand: a word, or one sign."""
 
 
 class Tag(NamedTuple):
-    """A tag that was taken out of a sentence."""
+    """A tag taken out of a sentence."""
 
     text: str
     begin: int
@@ -89,14 +89,14 @@ def units(text: str) -> list[tuple[int, int]]:
 def put_back(translation: str, tags: Sequence[Tag], aligned: Sequence[int]) -> str:
     """A translation with the tags of its source.
 
-    A pair of tags stands around all units of the translation that are aligned with what it stood around. A tag alone
+    A pair of tags stands around all units of the translation aligned with the units it stood around. A tag alone
     stands where the fewest alignments cross it. Every tag comes back exactly once; a pair stays within the pair that it
     stood in, and where two pairs would cross, the later one is cut.
 
     Args:
         translation: a text without tags.
-        tags: those that were taken out of the source, in the order in which they begin.
-        aligned: for each unit of the translation, the number of the source unit that it is aligned with.
+        tags: those taken out of the source, in the order in which they begin.
+        aligned: for each unit of the translation, the number of the source unit it is aligned with.
 
     >>> tags = taken_out("see <b>the house</b>, {name}").tags
     >>> put_back("la maison, voir", tags, [1, 2, 3, 0])
@@ -126,7 +126,7 @@ class _Node:
 
 
 def _placed(node: _Node, parent: _Node) -> _Node:
-    """Put a node among those in its parent: cut it where it would cross one, and nest what then lies in another."""
+    """Put a node among those in its parent: cut it where it would cross one, and nest the parts."""
     pairs = [other for other in parent.inside if other.begin < other.end]
     for other in pairs:
         if other.begin < node.begin < other.end < node.end:
@@ -174,7 +174,7 @@ def _items(node: _Node) -> Iterator[_Item]:
 
 
 def _written(translation: str, items: Sequence[_Item]) -> str:
-    """The text of the items. What stands between two units (mostly a space) comes before what opens there."""
+    """The text of the items. The text between two units (mostly a space) comes before a tag that opens there."""
     places, answer, done = units(translation), "", 0
     following = [item.unit for item in items if item.kind == "unit"]
     for n, item in enumerate(items):
@@ -186,7 +186,7 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
             case "closing":
                 answer += item.tag.closing
             case "opening":
-                # An empty pair opens here too, and its end is no place for the space before what follows it.
+                # An empty pair opens here too: the space belongs before the next item, not before its end.
                 answer, done = answer + translation[done:upcoming], upcoming
                 answer += item.tag.text
             case "alone":
@@ -204,7 +204,7 @@ def _target_span(tag: Tag, aligned: Sequence[int]) -> tuple[int, int]:
     inside = [n for n, unit in enumerate(aligned) if tag.begin <= unit < tag.end]
     if inside:
         return inside[0], inside[-1] + 1
-    # Alignments that cross a place: of units before it with what is behind the tag, and the reverse.
+    # Alignments that cross a place: of units before it with units behind the tag, and the reverse.
     crossings = [
         sum(unit >= tag.begin for unit in aligned[:place]) + sum(unit < tag.begin for unit in aligned[place:])
         for place in range(len(aligned) + 1)
@@ -234,7 +234,7 @@ def aligned_units(
     alignment: Tensor, source_places: Sequence[tuple[int, int]], target_places: Sequence[tuple[int, int]],
     source: str, target: str,
 ) -> list[int]:  # fmt: skip
-    """For each unit of a translation the unit of the source that its tokens attend to most.
+    """For each unit of a translation the unit of the source its tokens attend to most.
 
     Args:
         alignment: (T, S) over tokens; columns behind `source_places` belong to marks.

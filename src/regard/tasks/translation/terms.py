@@ -114,7 +114,7 @@ def begins_of_units(pieces: Sequence[str], first: int) -> list[int]:
     """The tokens from `first` on with which a word or sign begins.
 
     Args:
-        pieces: what each token adds to the text of a translation.
+        pieces: the text each token adds to a translation.
         first: the tokens before it do not count.
 
     >>> begins_of_units(["un", " pe", "tit", " ", "chat", ".", "木", "々"], 0)
@@ -140,7 +140,7 @@ def place_of(alignment: Tensor, columns: Sequence[int], pieces: Sequence[str], f
     Args:
         alignment: (T, S) of the translation.
         columns: the tokens of the term.
-        pieces: what each token of the translation adds to its text; the end mark adds nothing.
+        pieces: the text each token of the translation adds; the end mark adds none.
         first: the tokens before it stay as they are.
     """
     begins = begins_of_units(pieces, first)

@@ -16,7 +16,7 @@ from regard.tasks.training.protocols import BatchSize
 FRESH_PAIRS = 2**16
 """The most pairs whose new cuts are held at once: a section of so many is hundreds of batches."""
 CUT_TOGETHER_PAIRS = 2**11
-"""Pairs that are cut anew together: the array operations for one batch of them would take three times as long."""
+"""Pairs cut anew together: the array operations for one batch of them would take three times as long."""
 
 
 class Section(Protocol):
@@ -80,7 +80,7 @@ class FreshPairs:
 class TokenBatches:
     """The batches of a store for the training loop, without the pairs that exceed a limit (end marks counted).
 
-    With `cuts` the pairs are cut anew in each epoch, and batches are planned by the lengths that they have then. Which
+    With `cuts` the pairs are cut anew in each epoch, and batches are planned by the lengths they have then. Which
     pairs exceed a limit is decided by the cuts in the store.
     """
 

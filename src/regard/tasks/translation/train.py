@@ -61,7 +61,7 @@ def train_translation(
 
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:
-    """Train as `train_translation` does, but return the name of the device that was used, not the model."""
+    """Train as `train_translation` does, but return the name of the device used, not the model."""
     return train_run(TRANSLATION, config, prepare_corpus, translation_job, _model, **options)
 
 

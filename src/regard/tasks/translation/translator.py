@@ -123,7 +123,7 @@ class Translator(TranslationModel):
         Raises:
             ArgumentError: the model has no such layer or head, or there is nothing to copy.
         """
-        options.check(self)
+        self.check_options(options)
         drafts = drafts_of(self, lines, options)
         for draft, best in zip(drafts, self._search(options)([one.begun for one in drafts]), strict=True):
             draft.found = [Written(one) for one in best]
@@ -135,8 +135,26 @@ class Translator(TranslationModel):
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
         """What a search finds for each sentence, as tokens, best first; nothing for one that is empty or too long."""
-        options.check(self)
+        self.check_options(options)
         return self._search(options)([one.begun for one in drafts_of(self, lines, options)])
+
+    def check_options(self, options: TranslationOptions) -> None:
+        """Refuse options that this translator cannot follow.
+
+        Raises:
+            ArgumentError: there are such options.
+        """
+        if options.alignments is not None:
+            options.alignments.chosen(self.model.alignment_names)
+        if options.copy_unknown and self.target_tokenizer.unknown_id is None:
+            raise ArgumentError(
+                "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
+                "leave out copy_unknown"
+            )
+        if options.reverse is not None and options.beam.size == 1:
+            raise ArgumentError("a reverse translator chooses among hypotheses: give a beam of 2 at least, got 1")
+        if options.terms is not None and options.vocabulary is not None:
+            raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
 
     def _search(self, options: TranslationOptions) -> Search:
         align = Align(self, options)

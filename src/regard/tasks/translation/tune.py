@@ -17,9 +17,9 @@ from regard.tasks.translation.reverse import log_probabilities_back
 from regard.tasks.translation.translator import EVALUATED_TOGETHER, Translator
 
 REWARDS = tuple(tenth / 10 for tenth in range(13))
-"""The rewards of each token that are tried, in nats."""
+"""The rewards of each token tried, in nats."""
 WEIGHTS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
-"""The weights of a reverse translator that are tried."""
+"""The weights of a reverse translator tried."""
 
 
 class Tuned(NamedTuple):
@@ -47,7 +47,7 @@ class _Pool(NamedTuple):
     cut_off: np.ndarray
     """Whether a hypothesis was cut off in a sentence of which others ended: such a one is never taken."""
     counts: np.ndarray
-    """What BLEU counts of each (`BleuCounts`)."""
+    """The counts of BLEU for each (`BleuCounts`)."""
 
 
 def tune(
@@ -68,7 +68,7 @@ def tune(
         pairs: validation pairs; those of a test set would make its scores too good.
         beam_size: hypotheses of each source; 2 at least.
         reverse: a translator of the other direction (`Reverse`).
-        tell: is called with how many sentences are translated, and of how many.
+        tell: is called with the count of translated sentences, and of all.
 
     Returns:
         The best choice, the best without the reverse translator, and the choice of a search that is not told
@@ -86,7 +86,7 @@ def tune(
     tried = [_tried(pool, 0.0, reward, weight) for weight, reward in product((0.0, *WEIGHTS), REWARDS)]
     alone = [one for one in tried if not one.weight]
     usual = _tried(pool, 1.0, 0.0, 0.0)
-    # Of choices that are equally good, the first is the one with the smallest numbers.
+    # Of choices that are equally good, the first has the smallest reward and weight.
     best = (
         {_best([usual, *alone]), usual} if reverse is None else {_best([usual, *tried]), _best([usual, *alone]), usual}
     )

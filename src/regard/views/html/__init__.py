@@ -7,11 +7,4 @@ from regard.views.html.page import Page as Page
 from regard.views.html.page import page as page
 from regard.views.html.page import save_page as save_page
 
-__all__ = [
-    "Carried",
-    "Example",
-    "Map",
-    "Page",
-    "page",
-    "save_page",
-]
+__all__ = ["Carried", "Example", "Map", "Page", "page", "save_page"]

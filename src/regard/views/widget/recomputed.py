@@ -8,7 +8,8 @@ from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.call import CallSource, GivenFactors
+from regard.maps.sources.call import CallSource
+from regard.maps.sources.call_factors import GivenFactors
 from regard.tensors.precision import widest_dtype
 
 MASK_CHOICES = ("own", "none", "causal")

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError, TooLargeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
-from regard.maps.statistics.of_map import DENSE_LIMIT_BYTES
+from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
 from regard.watching.checks.roles import is_cross
 

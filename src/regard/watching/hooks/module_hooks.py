@@ -27,6 +27,7 @@ from regard.watching.hooks.observers import MODULES
 from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 from regard.watching.hooks.torch_mode import FunctionMode
 from regard.watching.readers.flex_calls import hand_on_compiled
+from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.product_calls import close, observe_plain
 
 _local = threading.local()
@@ -63,7 +64,7 @@ def _uninstall() -> None:
             forget_global_hook(handle.id)
 
 
-def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
+def _before(module: nn.Module, args: Args) -> None:
     thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:
         return
@@ -85,7 +86,7 @@ def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
         watch.entered(module)
 
 
-def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+def _after(module: nn.Module, args: Args, *rest: Any) -> Any:
     """End a module's forward; `rest` is (keyword arguments, output) if it returned, and (None,) if it raised.
 
     Returns:
@@ -107,7 +108,7 @@ def _after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
     return _end(thread, module, args, *rest) if thread.stack else None
 
 
-def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> Any:
     # Another hook's exception may have left modules on the stack, or kept this one off it.
     if thread.stack[-1].module is not module and not any(frame.module is module for frame in thread.stack):
         return None
@@ -133,9 +134,7 @@ def _end(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], *rest: A
     return thread.left(module, rest[1] if len(rest) == 2 else None)
 
 
-def _finish(
-    thread: ThreadState, frame: RunningModule, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
+def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwargs, output: Any) -> None:
     module = frame.module
     if isinstance(module, TORCHS):
         forward = forward_of(module)

@@ -2,9 +2,9 @@
 
 from functools import lru_cache
 
-import torch
 from torch import nn
 
+from regard.tensors.guards import is_recorded
 from regard.tensors.torch_private import has_pre_hooks
 from regard.watching.readers.provenance import Traces
 
@@ -43,7 +43,7 @@ def may_run_fused(module: nn.Module) -> bool:
     forward = forward_of(module)
     if forward not in FUSED_FORWARDS and not _calls_super(forward):
         return False
-    takes_gradients = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    takes_gradients = is_recorded() and any(p.requires_grad for p in module.parameters())
     return not (module.training or takes_gradients)
 
 

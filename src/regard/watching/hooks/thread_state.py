@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import FunctionError
-from regard.tensors.torch_private import (
-    get_function_mode,
-    get_function_modes,
-    graph_task_id,
-    pop_function_mode,
-    push_function_mode,
-)
+from regard.tensors.guards import function_mode, function_modes
+from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import looks_like_attention, may_run_fused
 from regard.watching.hooks.observed_call import ObservedCall
@@ -74,7 +69,7 @@ class ThreadState:
             The mark for `leave`.
         """
         # Another thread may have closed the last watch, and could not take the mode off this thread's stack.
-        if not self.watches and not any(mode is self.mode for mode in get_function_modes()):
+        if not self.watches and not any(mode is self.mode for mode in function_modes()):
             push_function_mode(self.mode)
         self.watches.append(watch)
         if watch.changes:
@@ -100,7 +95,7 @@ class ThreadState:
     def hide(self, hidden: bool) -> None:
         """Take our function mode off torch's stack, or put it back. torch runs its layers fused only if no function
         mode is active. If a mode of the user lies above ours, they do not run fused anyway, and ours can stay."""
-        if hidden and not self.hidden and get_function_mode() is self.mode:
+        if hidden and not self.hidden and function_mode() is self.mode:
             pop_function_mode()
             self.hidden = True
         elif not hidden and self.hidden:
@@ -119,7 +114,7 @@ class ThreadState:
 
     def begin_recomputation(self) -> None:
         """Put our mode on for a module recomputed in a backward pass: torch turns it off there."""
-        if not self.hidden and not any(mode is self.mode for mode in get_function_modes()):
+        if not self.hidden and not any(mode is self.mode for mode in function_modes()):
             self.stack[-1].is_recomputed = True
             push_function_mode(self.mode)
 
@@ -239,7 +234,7 @@ def is_in_backward() -> bool:
 def take_out(mode: TorchFunctionMode) -> None:
     """Take a mode off torch's stack, also from below modes entered after it."""
     above = []
-    while (top := get_function_mode()) is not None and top is not mode:
+    while (top := function_mode()) is not None and top is not mode:
         above.append(pop_function_mode())
     if top is mode:
         pop_function_mode()

@@ -3,12 +3,13 @@
 import types
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
+from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 from regard.watching.hooks.observers import FUNCTIONS, of_operator
 from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.traced_calls import observe_traced
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
@@ -29,10 +30,8 @@ class FunctionMode(TorchFunctionMode):
         self._thread = thread
         self._compiled = thread.compiled
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if torch.compiler.is_compiling():
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if is_compiling():
             result = func(*args, **(kwargs or {}))
             if func is flex_attention_operator:
                 # torch's compiler traces this line too, into the code after each run of the kernel. Reading the other

@@ -12,8 +12,9 @@ from regard.call.masks.basic import Causal
 from regard.call.shapes import Sizes
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
-from regard.maps.sources.call import GivenFactors
+from regard.maps.sources.call_factors import GivenFactors
 from regard.maps.sources.row_shift import RowShift
+from regard.tensors.guards import is_autocasting, is_inference, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
@@ -179,8 +180,8 @@ class Keys:
 
 def undisturbed() -> AbstractContextManager[object]:
     """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
-    is_casting = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    if not (is_casting or torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+    is_casting = is_autocasting("cpu") or is_autocasting("cuda")
+    if not (is_casting or is_recorded() or is_inference()):
         return nullcontext()
     return _exactly(torch.no_grad())
 
@@ -198,7 +199,7 @@ def _exactly(gradients: AbstractContextManager[object]) -> ExitStack:
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(gradients)
     for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
+        if is_autocasting(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
 

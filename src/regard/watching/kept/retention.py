@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
+from regard.tensors.guards import is_inference
 from regard.tensors.torch_private import counted_version, version_counter
 from regard.watching.kept.mask_reading import GivenMask, read_mask
 from regard.watching.kept.output_gradients import GradientLog
@@ -59,13 +60,13 @@ class RetentionPolicy:
         then reuses their memory in the next layer, where new pages would cost more than the copy. Keys may be in a
         cache of the model, and a copy would hold them twice, as would a copy of queries in the memory of the keys."""
         may_copy = self.where == "factors" and not tensor.requires_grad and may_be_deferred(tensor)
-        if not may_copy or torch.is_inference_mode_enabled() or _share_memory(tensor, keys):
+        if not may_copy or is_inference() or _share_memory(tensor, keys):
             return self.keep(tensor, what)
         return self.deferred_copy(tensor, what)
 
     def copied(self, tensor: Tensor, what: str) -> SavedTensor:
         """Keep a copy of an activation; a large one on the CPU no longer lies between the model's own tensors."""
-        if not may_be_deferred(tensor) or torch.is_inference_mode_enabled():
+        if not may_be_deferred(tensor) or is_inference():
             return SavedTensor(copied(tensor), what)
         return self.deferred_copy(tensor, what)
 

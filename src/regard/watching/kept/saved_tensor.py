@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import OverwrittenError
-from regard.tensors.guards import is_readable
-from regard.tensors.torch_private import count_dispatch_modes, version_counter
+from regard.tensors.guards import is_inference, is_observed, is_readable
+from regard.tensors.torch_private import version_counter
 
 if TYPE_CHECKING:
     from regard.tensors.reused_memory import ArenaCopy
@@ -70,7 +70,7 @@ class SavedTensor:
 def copied(tensor: Tensor) -> Tensor:
     """An ordinary copy, also of an inference tensor (without a version to compare). It keeps the tensor's memory order,
     the fastest to copy."""
-    if not torch.is_inference_mode_enabled():
+    if not is_inference():
         return tensor.detach().clone()
     with torch.inference_mode(False), torch.no_grad():
         return tensor.clone()
@@ -78,7 +78,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 def may_be_deferred(tensor: Tensor) -> bool:
     """True if a copy of the tensor may lie in an arena: large CPU memory outside all modes."""
-    return is_readable(tensor) and tensor.numel() * tensor.element_size() >= LARGE and not count_dispatch_modes()
+    return is_readable(tensor) and tensor.numel() * tensor.element_size() >= LARGE and not is_observed()
 
 
 def may_be_overwritten(tensor: Tensor) -> bool:

@@ -20,6 +20,7 @@ from regard.watching.kept.sequences import Moment
 from regard.watching.pruning.layer_cache import LayerCache, layer_cache
 from regard.watching.pruning.prune_tokens import PrunedTokens, layer_of
 from regard.watching.pruning.pruned_caches import PrunedCaches, arguments_of, mask_of_layer, parts_with_positions
+from regard.watching.readers.functions import Args, Kwargs
 
 
 class AttentionHook(Interceptor):
@@ -227,7 +228,7 @@ class AttentionHook(Interceptor):
             self._running = _Forward(thread.stack[self._mark])
         return True
 
-    def _before_part(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_part(self, part: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Give a part of a transformers model the positions and the mask for its pruned cache."""
         if not self._begin():
             return None
@@ -248,7 +249,7 @@ class AttentionHook(Interceptor):
         changed = {name: value for name, value in given.items() if value is not before.get(name)}
         return _with(part, args, kwargs, changed)
 
-    def _before_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_attention(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Note the cache of the layer of the running attention, and give it a mask for its keys."""
         if not self._begin():
             return None
@@ -267,7 +268,7 @@ class AttentionHook(Interceptor):
 
 
 def _with(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[str, Any]
+    module: nn.Module, args: Args, kwargs: Kwargs, changed: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if not changed:
         return None

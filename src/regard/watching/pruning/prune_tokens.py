@@ -8,6 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import FunctionError
 from regard.watching.pruning.pruned_caches import arguments_of
+from regard.watching.readers.functions import Args, Kwargs
 
 LAYERS = (nn.ModuleList, nn.Sequential)
 """The containers of consecutive layers."""
@@ -71,7 +72,7 @@ class PrunedTokens:
         cut = of_tokens(hidden, indices, 1)
         return (cut, *output[1:]) if isinstance(output, tuple) else cut
 
-    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """Prune a layer's arguments with a token axis, if its input was pruned."""
         hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if self._kept is None or hidden is None or hidden.shape[1:2] != self._kept.shape[1:]:

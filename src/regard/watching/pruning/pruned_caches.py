@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import FunctionError
+from regard.watching.readers.functions import Args, Kwargs
 
 
 class PrunedCaches:
@@ -109,7 +110,7 @@ def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
     return torch.cat([every(*new.shape[:-1], held), new], dim=-1)
 
 
-def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(module: nn.Module, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments of a module's forward by name, without defaults; those of `**kwargs` by their own names."""
     signature = inspect.signature(module.forward)
     bound = dict(signature.bind_partial(*args, **kwargs).arguments)

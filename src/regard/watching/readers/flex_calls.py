@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.call.biases.base import Bias
+from regard.call.biases.base import BlockBias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import predicate
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
-from regard.tensors.torch_private import EnableTorchFunction, is_torch_function_enabled
+from regard.tensors.guards import has_torch_functions
+from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -29,6 +30,7 @@ from regard.watching.kept.factors import Factors, output_error, undisturbed, wei
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.functions import Args, Func, Kwargs
 
 MOST_PAIRS = 1 << 22
 """The most pairs of a mask rendered, once, to recognise a causal mask, a window, or padding."""
@@ -37,7 +39,7 @@ Function = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Modified(Bias):
+class Modified(BlockBias):
     """The scores of a call with a `score_mod`: the function of the scaled dot product and of the places of a pair."""
 
     function: Function
@@ -48,12 +50,7 @@ class Modified(Bias):
     """and its head."""
     reads_vectors: bool = True
 
-    def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        raise AssertionError
-
-    def block(
-        self, rows: range | Tensor, columns: range | Tensor, *, query: Tensor, key: Tensor, sizes: Sizes
-    ) -> Tensor:
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         device = query.device
         i, j = (torch.as_tensor(part, device=device) if isinstance(part, Tensor) else
                 torch.arange(part.start, part.stop, device=device) for part in (rows, columns))  # fmt: skip
@@ -86,7 +83,7 @@ def of_pairs(function: Function, *parts: Tensor) -> Tensor:
 
     parts = torch.broadcast_tensors(*parts)
     with ExitStack() as stack:
-        if not is_torch_function_enabled():
+        if not has_torch_functions():
             stack.enter_context(EnableTorchFunction())
         # A tensor in the function's closure is indexed at traced positions, which torch allows within this mode.
         stack.enter_context(TransformGetItemToIndex())
@@ -182,7 +179,7 @@ def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
     return function if not buffers else lambda *places: function(*places, *buffers)
 
 
-def observe_flex(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
     result = func(*args, **kwargs)
     thread.handed.add(result[0].data_ptr())
@@ -202,7 +199,7 @@ def hand_on_compiled(thread: ThreadState) -> None:
             thread.try_to(give_flex, thread, args, output, module)
 
 
-def give_flex(thread: ThreadState, args: tuple[Any, ...], output: Tensor, module: nn.Module | None) -> None:
+def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module | None) -> None:
     """Hand a call of FlexAttention's operator to the watches, as one of a module or of the running one."""
     query, key, value, score_mod, block_mask, scale, _, *buffers = args
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))

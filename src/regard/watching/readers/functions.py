@@ -1,8 +1,14 @@
 """The one name of a function torch, its tensors and its operators offer under several."""
 
+from collections.abc import Callable
 from typing import Any
 
 from regard.tensors.torch_private import OpOverload, qualified_name
+
+Func = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+"""A function that a model calls, and its arguments by place and by name."""
 
 OWN = frozenset({"aten", "prims", "prim"})
 """The operator namespaces of torch's own functions."""

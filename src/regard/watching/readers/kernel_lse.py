@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 
 from regard.tensors.guards import is_autocasting, is_function_observed, look
 from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
+from regard.watching.readers.functions import Args, Kwargs
 
 aten = torch.ops.aten
 FLASH = SDPBackend.FLASH_ATTENTION.value
@@ -76,7 +77,7 @@ def sdpa_arguments(
 
 
 def run_with_lse(
-    func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    func: Callable[..., Tensor], args: Args, kwargs: Kwargs
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
     """Run F.scaled_dot_product_attention, and return its operator and the operator's log-sum-exp too."""
     kernel = KernelLse()
@@ -120,9 +121,7 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self._kernel = kernel
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func is aten.scaled_dot_product_attention.default:
             # Under inference_mode the call arrives whole; decomposed here, it shows its kernel too.
             with self:

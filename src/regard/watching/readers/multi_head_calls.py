@@ -22,7 +22,7 @@ from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, without_autocast
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
-from regard.tensors.guards import is_autocasting
+from regard.tensors.guards import autocast_of
 from regard.tensors.torch_private import attends_as_torch, nested_sizes
 from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
@@ -32,6 +32,7 @@ from regard.watching.kept.factors import Factors, output_error, undisturbed, wei
 from regard.watching.kept.mask_reading import GivenMask, both
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.projections import LayerNormArguments, Projection
 from regard.watching.readers.sdpa_calls import masked
 
@@ -62,7 +63,7 @@ class Projected(ObservedCall):
         key, more = self.key.keep(policy, name, (self.query, query))
         sizes = self.sizes()
         kind = self.query.input.device.type
-        dtype = torch.get_autocast_dtype(kind) if is_autocasting(kind) else None
+        dtype = autocast_of(kind)
         given = self.mask(policy, sizes, dtype)
 
         def build() -> Call:
@@ -306,25 +307,21 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
-def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments of a call by parameter name, defaults included."""
     # `Signature.bind` does the same and checks the call, but takes 15 us, a tenth of a watched call; this takes 1 us.
     parameters = _parameters(function)
     return {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
 
 
-def observe_function(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
     output = func(*args, **kwargs)
     thread.try_to(_give, thread, func, args, kwargs, output[0])
     return output
 
 
-def _give(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> None:
+def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, output: Tensor) -> None:
     thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
 
 
@@ -336,12 +333,7 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
 
 
 def observe_module(
-    thread: ThreadState,
-    frame: RunningModule,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
+    thread: ThreadState, frame: RunningModule, module: nn.Module, args: Args, kwargs: Kwargs, output: Any
 ) -> None:
     """Hand a call of nn.MultiheadAttention to the watches if it ran fused, because then no function was seen."""
     if thread.taken == frame.taken:
@@ -351,12 +343,7 @@ def observe_module(
 
 
 def observe_encoder_layer(
-    thread: ThreadState,
-    frame: RunningModule,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
+    thread: ThreadState, frame: RunningModule, module: nn.Module, args: Args, kwargs: Kwargs, output: Any
 ) -> None:
     """Hand a call of nn.TransformerEncoderLayer to the watches, if it ran fused."""
     if thread.taken != frame.taken:

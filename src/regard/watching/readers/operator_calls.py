@@ -1,7 +1,6 @@
 """Observe operators: torch's own functions under other names, and opaque ones of others."""
 
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from regard.tensors.torch_private import HigherOrderOperator, tree_leaves
 from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.readers.functions import OWN, name_of, namespace_of
+from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, namespace_of
 from regard.watching.readers.traced_calls import observe_traced
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
@@ -25,9 +24,7 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 """Dtypes of positions and masks; bytes may be quantized queries, keys and values."""
 
 
-def observe_operator(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def observe_operator(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run an opaque operator, and name it."""
     result = func(*args, **kwargs)
     if not _is_of_positions((args, kwargs, result)):
@@ -35,7 +32,7 @@ def observe_operator(
     return result
 
 
-def observe_own(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_own(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run an operator of torch outside the table; name it if it attends."""
     if any(part in name_of(func) for part in ATTENTION):
         thread.try_to(_name, thread, func)
@@ -59,7 +56,7 @@ def _is_ours() -> bool:
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")
-        if name.startswith("regard.") and not name.startswith("regard.watching.hooks."):
+        if name.startswith("regard.") and not name.startswith(("regard.watching.hooks.", "regard.watching.readers.")):
             return True
         running = running.f_back
     return False

@@ -22,7 +22,7 @@ from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import StoredSource, stored
 from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
 from regard.watching.readers.folded_heads import Folding, find_folding, note_of
-from regard.watching.readers.functions import name_of
+from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
@@ -125,9 +125,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one if one.dtype == other.dtype else one.to(other.dtype), other)
 
 
-def observe_product(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a product, and test its operands for weights."""
     result = func(*args, **kwargs)
     if thread.traces:
@@ -137,7 +135,7 @@ def observe_product(
     return result
 
 
-def observe_plain(thread: ThreadState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     kind = type(module)
     if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
@@ -178,9 +176,7 @@ def observe_sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], res
     _attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
 
 
-def _multiplied(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-) -> None:
+def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
     contraction = read_contraction(name_of(func), args, kwargs)
     if contraction is None:
         trace_results(thread, func, args, kwargs, result)

@@ -1,6 +1,5 @@
 """Observe `regard.attention`: its own map is saved, under any backend."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -9,13 +8,15 @@ from torch import Tensor
 from regard.call.shapes import as_autocast, canonical
 from regard.functional import Attended, attention
 from regard.kernels.base import Call
-from regard.maps.sources.call import GivenFactors, source_of_call
+from regard.maps.sources.call import source_of_call
+from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, output_error, weighted
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.functions import Args, Func, Kwargs
 
 
 @dataclass(slots=True, eq=False)
@@ -65,9 +66,7 @@ class RegardCall(ObservedCall):
         return CallVectors(*self.vectors)
 
 
-def observe_attention(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})

@@ -17,7 +17,7 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.maps.sources.values import CallValues
-from regard.tensors.guards import is_autocasting
+from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -27,6 +27,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.folded_heads import Folding, find_folding, inferred_heads, note_of
+from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 
 
@@ -137,10 +138,9 @@ class Sdpa(ObservedCall):
 
     def _as_computed(self) -> tuple[Tensor, Tensor, torch.dtype | None]:
         """Query and key in autocast's dtype, and that dtype."""
-        kind = self.query.device.type
-        if not is_autocasting(kind) or self.query.dtype == torch.float64:
+        dtype = autocast_of(self.query.device.type)
+        if dtype is None or self.query.dtype == torch.float64:
             return self.query, self.key, None
-        dtype = torch.get_autocast_dtype(kind)
         seen = self.kernel.query, self.kernel.key
         given = self.query, self.key
         query, key = (
@@ -251,21 +251,19 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
     return query, key
 
 
-def observe_sdpa(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
     thread.try_to(_give, thread, args, kwargs, output, kernel)
     return output
 
 
-def _give(
-    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, kernel: KernelLse
-) -> None:
+def _give(thread: ThreadState, args: Args, kwargs: Kwargs, output: Tensor, kernel: KernelLse) -> None:
     thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel))
 
 
 def laid_out_by_heads(
-    thread: ThreadState, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None, kernel: KernelLse
+    thread: ThreadState, args: Args, kwargs: Kwargs, output: Tensor | None, kernel: KernelLse
 ) -> Sdpa:
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""

@@ -5,7 +5,6 @@ functions it goes through, and `product_calls` for the product with values that 
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,22 +12,20 @@ from torch import Tensor, nn
 from regard.tensors.torch_private import counted_version
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import reduced_dims
-from regard.watching.readers.functions import name_of
+from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import observe_sum_of_spread
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
-Positional = tuple[Any, ...]
 
-
-def observe_softmax(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a softmax, and trace its result: it may turn out to be attention."""
     result = func(*args, **kwargs)
     thread.try_to(_softmax, thread, name_of(func), args, kwargs, result)
     return result
 
 
-def _softmax(thread: ThreadState, name: str, args: Positional, kwargs: dict[str, Any], result: Tensor) -> None:
+def _softmax(thread: ThreadState, name: str, args: Args, kwargs: Kwargs, result: Tensor) -> None:
     scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if name == "gumbel_softmax":
@@ -76,14 +73,14 @@ def _beside(thread: ThreadState, result: Tensor) -> Tensor:
     return result.view_as(result) if any(watch.keeps_graph for watch in thread.watches) else result.detach()
 
 
-def observe_exponential(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run an exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     result = func(*args, **kwargs)
     thread.try_to(_exponential, thread, args, result)
     return result
 
 
-def _exponential(thread: ThreadState, args: Positional, result: Tensor) -> None:
+def _exponential(thread: ThreadState, args: Args, result: Tensor) -> None:
     trace = thread.traces.of(args[0]) if args else None
     if trace is None or trace.kind != "logs":
         if isinstance(result, Tensor):
@@ -107,7 +104,7 @@ def follow_exponential(thread: ThreadState, result: Tensor) -> None:
         thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
 
 
-def observe_sum(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a sum, and remember its summand: elements divided by their own sum are weights."""
     result = func(*args, **kwargs)
     if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
@@ -115,9 +112,7 @@ def observe_sum(thread: ThreadState, func: Callable[..., Any], args: Positional,
     return result
 
 
-def _sum(
-    thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], result: Tensor
-) -> None:
+def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)
     beside = thread.traces.of(result)
@@ -134,7 +129,7 @@ def _sum(
     thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
 
 
-def observe_quotient(thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any]) -> Any:
+def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         return func(*args, **kwargs)
@@ -149,7 +144,7 @@ def observe_quotient(thread: ThreadState, func: Callable[..., Any], args: Positi
 
 
 def _quotient(
-    thread: ThreadState, func: Callable[..., Any], args: Positional, kwargs: dict[str, Any], sums: Trace,
+    thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, sums: Trace,
     numerator: Trace | None, result: Tensor,
 ) -> None:  # fmt: skip
     itself, summed, is_log = sums.of

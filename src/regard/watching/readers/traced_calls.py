@@ -1,6 +1,6 @@
 """Follow traced tensors through the functions and the plain modules a model applies to them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
-from regard.watching.readers.functions import is_in_place, name_of
+from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.readers.provenance import Trace
 
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""
 
 
-def observe_traced(thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def observe_traced(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run any function, and trace its results if an argument is traced."""
     result = func(*args, **kwargs)
     if result is None or isinstance(result, Tensor | tuple | list):
@@ -23,9 +23,7 @@ def observe_traced(thread: ThreadState, func: Callable[..., Any], args: tuple[An
     return result
 
 
-def trace_results(
-    thread: ThreadState, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> None:
+def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """Trace the results of a function with a traced argument."""
     found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
     if not found:
@@ -42,7 +40,7 @@ def trace_results(
             _follow_one(thread, func, name, args, kwargs, found, one, place)
 
 
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def tensors_in(args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
     """All tensors among the arguments of a function, also those in lists."""
     for arg in (*args, *kwargs.values()):
         if isinstance(arg, Tensor):
@@ -52,7 +50,7 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor
 
 
 def _follow_one(
-    thread: ThreadState, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    thread: ThreadState, func: Func, name: str, args: Args, kwargs: Kwargs,
     found: list[tuple[Tensor, Trace]], result: Tensor, place: int,
 ) -> None:  # fmt: skip
     traces = thread.traces
@@ -94,9 +92,7 @@ def _follow_one(
     traces.put(result, new)
 
 
-def _spread(
-    tensor: Tensor, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-) -> Trace | None:
+def _spread(tensor: Tensor, trace: Trace, args: Args, kwargs: Kwargs, result: Tensor) -> Trace | None:
     """Weights (..., S, 1) times values (..., S, D): a sum over S may follow and make a product."""
     values = next((t for t in tensors_in(args, kwargs) if t is not tensor), None)
     key = trace.key

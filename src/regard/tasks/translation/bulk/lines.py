@@ -36,7 +36,7 @@ def whole_line(line: Line, prefix: str = "") -> Request:
 
 
 def sentence_and_prefix(line: Line) -> Request:
-    r"""Read a sentence, a tab, and what its translation must begin with. The tab and the prefix may be left out.
+    r"""Read a sentence, a tab, and the beginning of its translation. The tab and the prefix may be left out.
 
     Raises:
         DataError: it is not UTF-8, or has more than one tab.
@@ -69,7 +69,7 @@ def answered(
 
 
 class RenderedWindow(NamedTuple):
-    """The answers to some lines as they are printed, and what is to be said of the lines."""
+    """The answers to some lines as they are printed, and notes about the lines."""
 
     content: str
     """A line or more for each of them, each ended by a line feed."""
@@ -80,7 +80,7 @@ class RenderedWindow(NamedTuple):
 
 
 class Notes:
-    """How many lines there was something to say of, and what of the first."""
+    """The count of lines with a note, and the first note."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -121,7 +121,7 @@ class BulkTranslation:
         return RenderedWindow("".join(shown), bad, doubted)
 
     def take(self, rendered: RenderedWindow) -> str:
-        """Note what is to be said of a window, and return its answers.
+        """Add the notes of a window, and return its answers.
 
         Raises:
             DataError: a line is bad, and the work is to end there.

@@ -5,7 +5,7 @@ out.txt.partial.json   the record: how many lines they answer, in how many bytes
 
 At the end of each window the answers are on the disk (fsync) before the record says so. When the work goes on, all
 bytes beyond those of the record are cut off, and their lines are answered again. A window is answered as a whole, so
-that its batches, and with them the last bits of its numbers, are the same as in a run without interruption.
+that its batches, and with them the last bits of its scores, are the same as in a run without interruption.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Unfinished:
 
         Raises:
             ArgumentError: the target or an unfinished file exists, and is not to be overwritten.
-            RunFolderError: in the place of the unfinished file there is a link, or a file that regard did not write.
+            RunFolderError: in the place of the unfinished file there is a link, or a file regard did not write.
             OSError: the folder cannot be written to.
         """
         self._refuse_strangers()
@@ -214,7 +214,7 @@ def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     Args:
         target: the file to make; it has that name once it is whole. If it is a link, it stays one, and the file to
             which it leads is made; the unfinished file is then beside that one.
-        settings: all that decides the answers, as values that JSON can hold; only with the same can work go on.
+        settings: all that decides the answers, as values for JSON; only with the same can work go on.
         resume: go on with an unfinished file; start one if there is none.
         overwrite: replace the target when the new file is whole, and an unfinished file at once.
 

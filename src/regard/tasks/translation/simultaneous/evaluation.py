@@ -19,7 +19,7 @@ from regard.tasks.translation.translator import Translator
 TOGETHER = 64
 """How many sentences are translated together."""
 ANY_LENGTH = sys.maxsize
-"""What a test set may hold: as for whole sentences, only the model limits it."""
+"""The limit for a test set: as for whole sentences, only the model's."""
 TRIED_PAIRS = 60
 """The most validation pairs on which heads are compared."""
 TRIED_K = (1, 2, 3, 5, 8)
@@ -43,7 +43,7 @@ def evaluate_interpreter(
 ) -> SimultaneousEvaluation:
     """Translate sources word by word, and compare with the references.
 
-    Words are what spaces part, in sources, translations and references. Lengths of references count for AL and LAAL.
+    Spaces part words, in sources, translations and references. Lengths of references count for AL and LAAL.
     If the translator writes lower case, case does not count.
 
     Raises:
@@ -79,7 +79,7 @@ def evaluate_interpreter(
 
 
 def _interpreted(interpreter: Interpreter, sources: Sequence[Sequence[str]]) -> list[Interpreted]:
-    """The translations of several sentences that are read at the same pace."""
+    """The translations of several sentences read at the same pace."""
     states = [Interpreted() for _ in sources]
     for number in range(max(map(len, sources))):
         reading = [n for n, words in enumerate(sources) if number < len(words)]
@@ -104,14 +104,14 @@ def try_heads(
 ) -> list[TriedHead]:
     """Compare all layers and heads, and the means over the heads of each layer, as the attention of AlignAtt.
 
-    A head that looks at the newest words waits longer, and so translates better. What counts is therefore how much
-    better than wait-k at the same LAAL a translation is, where wait-k's BLEU is interpolated between values of k.
+    A head that looks at the newest words waits longer, and so translates better. Heads are therefore ranked by
+    their BLEU above that of wait-k at the same LAAL, where wait-k's BLEU is interpolated between values of k.
 
     Args:
         translator: a translator.
         pairs: validation pairs, never those of a test; the first 60 are used.
         frames: f of the policy.
-        tell: is called with what is done, how many of the choices are done, and of how many.
+        tell: is called with the name of the work, the choices done, and all choices.
 
     Returns:
         All choices, best first.

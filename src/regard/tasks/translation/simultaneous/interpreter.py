@@ -20,7 +20,7 @@ from regard.tensors.topk import largest
 
 @dataclass(frozen=True, slots=True)
 class Interpreted:
-    """One sentence that is being translated: what was read, and what was written. It is handed on from word to word."""
+    """One sentence in translation: the words read and written. It is handed on from word to word."""
 
     read: tuple[str, ...] = ()
     """The source words."""
@@ -49,7 +49,7 @@ class Interpreter:
     behind what was written.
 
     Args:
-        translator: any translator; one that was trained on whole sentences will do.
+        translator: any translator; one trained on whole sentences will do.
         policy: says when to write.
         alignment: the attention that aligns words, for a policy that looks at it; that of the
             translator if None.
@@ -87,7 +87,7 @@ class Interpreter:
         yield state
 
     def read(self, states: Sequence[Interpreted], words: Sequence[str]) -> list[Interpreted]:
-        """Read one more word of each of several sentences, and write what may be written.
+        """Read one more word of each of several sentences, and write the words the policy accepts.
 
         Raises:
             DataError: a sentence has more tokens than the model takes.
@@ -122,7 +122,7 @@ class Interpreter:
         return state.has_ended or most is None or len(state.written) < most
 
     def _continued(self, states: Sequence[Interpreted]) -> list[tuple[list[int], list[int]]]:
-        """For each sentence the tokens that continue what was written, and the source word of each of these."""
+        """For each sentence the tokens that continue its translation, and the source word of each of these."""
         sources = self.translator.source_tokenizer.encode_batch([" ".join(state.read) for state in states])
         source, lengths, *_ = self.translator.collate(sources, [[] for _ in sources])
         with torch.inference_mode():
@@ -134,7 +134,7 @@ class Interpreter:
         ]
 
     def _greedy(self, states: Sequence[Interpreted], source: Tensor, lengths: Tensor) -> list[list[int]]:
-        """The most probable tokens behind those that were written, and these too; an end mark ends them."""
+        """The most probable tokens behind those written, and these too; an end mark ends them."""
         marks = self.translator.target_tokenizer.marks
         longest = 2 * source.shape[1] + 50 + max(len(state.tokens) for state in states)
         limits: dict[str, Any] = {
@@ -179,7 +179,7 @@ class Interpreter:
     def _aligned(
         self, states: Sequence[Interpreted], source: Tensor, lengths: Tensor, written: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        """The source word that each token attends to most; marks are no words, however much they are attended to."""
+        """The source word each token attends to most; marks are no words, however much they are attended to."""
         if not self.policy.looks_at_attention or all(state.has_ended for state in states):
             return [[0] * len(tokens) for tokens in written]
         target = self.translator.collate([[] for _ in written], [tokens[:-1] for tokens in written]).target_input

@@ -1,4 +1,4 @@
-"""How far a translation that was written word by word lags behind its source, in words of the source.
+"""How far a translation written word by word lags behind its source, in words of the source.
 
 The delay of a target word is the number of source words that had been read when it was written.
 """
@@ -13,12 +13,12 @@ def average_lagging(delays: Sequence[int], source_length: int, target_length: in
 
     $$\mathrm{AL} = \frac{1}{\tau} \sum_{i=1}^{\tau} d_i - (i - 1) \frac{|x|}{|y|}$$
 
-    where $\tau$ is the first word that is written after the whole source was read (the last word, if none is).
+    where $\tau$ is the first word written after the whole source was read (the last word, if none is).
 
     Args:
         delays: the delay $d_i$ of each written word, at least one; they never fall.
         source_length: $|x|$, words of the source.
-        target_length: $|y|$, words of the reference, as in SimulEval; in the paper those that were written.
+        target_length: $|y|$, words of the reference, as in SimulEval; in the paper those written.
 
     Returns:
         A number of source words. It may be below 0 if far more words are written than the reference has.
@@ -42,7 +42,7 @@ def average_lagging(delays: Sequence[int], source_length: int, target_length: in
 
 
 def length_adaptive_average_lagging(delays: Sequence[int], source_length: int, target_length: int) -> float:
-    r"""LAAL: AL whose ideal translation is as long as the longer of the reference and what was written.
+    r"""LAAL: AL whose ideal translation is as long as the longer of the reference and the translation.
 
     AL rewards translations that are too long; this does not: $|y|$ becomes $\max(|y|, \text{words written})$.
     Arguments and errors are those of `average_lagging`.

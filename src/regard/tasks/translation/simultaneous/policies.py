@@ -9,10 +9,10 @@ from regard.errors import ArgumentError
 
 @runtime_checkable
 class ReadWritePolicy(Protocol):
-    """Decides about each word that a model would write while its source has not ended. Words are what spaces part."""
+    """Decides about each word a model would write while its source has not ended. Spaces part words."""
 
     looks_at_attention: bool
-    """Whether `accepts` needs to know what the word is aligned with."""
+    """Whether `accepts` needs the alignment of the word."""
 
     def most_words(self, read: int) -> int | None:
         """How many words may be written in all when so many source words were read; None: as many as are accepted."""
@@ -31,9 +31,9 @@ class ReadWritePolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AlignAtt:
-    """A word is written if none of its tokens attends most to one of the last words that were read.
+    """A word is written if none of its tokens attends most to one of the last words read.
 
-    The newest words may still change their meaning by what follows; what is aligned with older ones is safe.
+    The newest words may still change their meaning; words aligned with older ones are safe.
 
     Source: Papi et al. 2023 (arXiv:2305.11408), section 3: their frames are of sound, these are words.
 
@@ -60,11 +60,11 @@ class AlignAtt:
 
 @dataclass(frozen=True, slots=True)
 class WaitK:
-    """One word is written for each that is read, after the first k - 1.
+    """One word is written for each read, after the first k - 1.
 
     Target word t is written when min(k + t - 1, all) source words were read.
 
-    Source: Ma et al. 2019 (arXiv:1810.08398), equation 4; for a model that was trained on whole sentences this is
+    Source: Ma et al. 2019 (arXiv:1810.08398), equation 4; for a model trained on whole sentences this is
     their test-time wait-k.
 
     >>> [WaitK(3).most_words(read) for read in range(6)]

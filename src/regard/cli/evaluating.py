@@ -1,0 +1,124 @@
+"""The work of `regard evaluate`."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from regard.cli.engines import OwnSearch, SearchBy
+from regard.cli.interpret import FRAMES, policy_of
+from regard.cli.progress import telling
+from regard.cli.shared import lines_of, print_table
+from regard.tasks.exports.engine import refuse_run
+from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
+from regard.tasks.names import TRANSLATION
+from regard.tasks.registry import TASKS
+from regard.tasks.telling import Tell
+from regard.tasks.text.links import read_links
+from regard.tasks.text.pairs import is_json_lines, read_pairs
+from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.translation.alignment_error import error_of
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH, evaluate_interpreter, try_heads
+from regard.tasks.translation.simultaneous.interpreter import Interpreter
+from regard.tasks.translation.translator import Translator
+
+ScoreRow = tuple[str, ...]
+
+
+def evaluate(asked: Any) -> None:
+    """Score a run on a test set, and print a table."""
+    task = asked.task
+    search_by: SearchBy = OwnSearch()
+    if task == TRANSLATION:
+        search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
+    load: Any = TASKS[task].load
+    if asked.ensemble or asked.memory:
+        load = partial(Translator.load, ensemble=asked.ensemble, memories=asked.memory)
+    model = load(asked.run, device=asked.device)
+    with telling() as tell:
+        match model:
+            case Translator():
+                align = asked.alignment(model.alignment)
+                score = _word_by_word if asked.interprets else _whole_sentences
+                rows = score(asked, model, align, search_by, tell)
+            case LanguageModel():
+                rows = _next_tokens(asked, model, tell)
+            case MaskedLanguageModel():
+                rows = _masked_tokens(asked, model, tell)
+    print_table(rows)
+
+
+def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
+    pairs = list(read_pairs(list(asked.data)))
+    with search_by.searching(model, asked.run):
+        if asked.try_heads:
+            return _tried_heads(model, pairs, FRAMES if asked.frames is None else asked.frames, tell)
+        policy = policy_of(asked.frames, asked.wait_k)
+        interpreter = Interpreter(model, policy, align, max_length=ANY_LENGTH)
+        found = evaluate_interpreter(interpreter, pairs, tell=tell)
+    return [
+        ("pairs", str(found.pairs)),
+        ("policy", str(policy)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("AL", f"{found.al:.3f}", "source words"),
+        ("LAAL", f"{found.laal:.3f}", "source words"),
+    ]
+
+
+def _tried_heads(model: Translator, pairs: Sequence[tuple[str, str]], frames: int, tell: Tell) -> list[ScoreRow]:
+    rows: list[ScoreRow] = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
+    for one in try_heads(model, pairs, frames=frames, tell=tell):
+        head = "mean" if one.alignment.head is None else str(one.alignment.head)
+        rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
+    return rows
+
+
+def _whole_sentences(
+    asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
+) -> list[ScoreRow]:
+    reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
+    if asked.alignment_data is not None:
+        rate = error_of(model, list(read_pairs(list(asked.data))), read_links(asked.alignment_data), align)
+        aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
+    with search_by.searching(model, asked.run):
+        found = model.evaluate(_judged(asked), beam=asked.search, reverse=reverse, tell=tell)
+    return [
+        ("pairs", str(found.pairs)),
+        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
+        ("chrF", f"{found.chrf.value:.2f}", found.chrf.signature),
+        ("exact match", f"{found.exact_match:.2f}", "percent"),
+        ("loss", f"{found.loss:.4f}", "nats a token"),
+        *aligned,
+    ]
+
+
+def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
+    """Read sources and their references, in any of the forms."""
+    if asked.references:
+        return read_references(asked.data[0], asked.references)
+    if len(asked.data) == 1 and is_json_lines(asked.data[0]):
+        return read_judged(asked.data[0])
+    return read_pairs(list(asked.data))
+
+
+def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
+    found = model.evaluate(lines_of(asked.data), stride=asked.stride, tell=tell)
+    return [
+        ("tokens", str(found.tokens)),
+        ("loss", f"{found.loss:.4f}", "nats a token"),
+        ("perplexity", f"{found.perplexity:.3f}", "a token"),
+        ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
+    ]
+
+
+def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
+    row = model.row(lines_of(asked.data))
+    found = model.fill(row, tell=tell)
+    print(f"loss\t{found.loss:.4f}\tnats a masked token")
+    print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)
+    most = SINGLE_MASKS if asked.singly is None else asked.singly
+    found = found.with_singles(model.fill_singly(row, most=most, tell=tell))
+    sample = f"{found.singly} tokens masked singly, standard error {found.pseudo_perplexity_error:.1%}"
+    return [("pseudo-perplexity", f"{found.pseudo_perplexity:.3f}", sample)]

@@ -1,0 +1,102 @@
+"""The work of `regard translate`."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from regard.cli.answers import as_json, as_plain_text, as_table
+from regard.cli.engines import OWN, SearchBy
+from regard.cli.interpret import interpret, policy_of, words_of
+from regard.errors import RegardError
+from regard.tasks.exports.engine import refuse_run
+from regard.tasks.text.lines import STANDARD_INPUT, Line, raw_lines, read_lines
+from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.translation.alignments import AlignmentOf
+from regard.tasks.translation.bulk.lines import (
+    BulkTranslation,
+    answered,
+    count_lines,
+    sentence_and_prefix,
+    whole_line,
+)
+from regard.tasks.translation.bulk.progress import counting
+from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
+from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.simultaneous.interpreter import Interpreter
+from regard.tasks.translation.terms import Terms, read_terms
+from regard.tasks.translation.translator import WINDOW_LINES, Translator
+
+
+def translate(asked: Any) -> None:
+    """Translate a sentence, a file or standard input as the flags say."""
+    search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
+    translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
+    align = asked.alignment(translator.alignment)
+    if not asked.simultaneous:
+        options = _options(asked, translator, align)
+        translator.check_options(options)  # before the engine exports the model into the run folder
+        _translate_lines(asked, translator, options, search_by)
+        return
+    interpreter = Interpreter(translator, policy_of(asked.frames, asked.wait_k), align, max_length=asked.max_length)
+    with search_by.searching(translator, asked.run):
+        interpret(interpreter, words_of(asked.sentence, asked.input), sys.stdout, bad_lines=asked.bad_lines)
+
+
+def _options(asked: Any, translator: Translator, align: AlignmentOf) -> TranslationOptions:
+    return TranslationOptions(
+        beam=asked.search,
+        alignments=align if asked.alignments or asked.names_alignment else None,
+        copy_unknown=asked.copy_unknown,
+        vocabulary=None if asked.vocabulary is None else translator.vocabulary(read_lines(asked.vocabulary)),
+        max_length=asked.max_length,
+        confidence=asked.confidence,
+        keep_tags=asked.keep_tags,
+        terms=None if asked.terms is None else Terms(read_terms(asked.terms)),
+        reverse=asked.ranking.loaded(asked.device),
+        labels=asked.alignments or asked.confidence,
+    )
+
+
+def _translate_lines(asked: Any, translator: Translator, options: TranslationOptions, search_by: SearchBy) -> None:
+    typed = asked.sentence is None and asked.input is None and asked.output is None and sys.stdin.isatty()
+    lines = raw_lines(asked.input or STANDARD_INPUT)
+    if asked.sentence is not None:
+        lines = iter([Line("the sentence", os.fsencode(asked.sentence))])
+    parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix)
+    windows = answered(translator, lines, options, parse=parse, window_lines=1 if typed else WINDOW_LINES)
+    show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
+    work = BulkTranslation(lines, windows, show, asked.bad_lines)
+    with search_by.searching(translator, asked.run, asked.workers) as searcher:
+        if asked.output is None:
+            work.print(sys.stdout, flush=typed)
+        else:
+            form = {"json": options.labels, "prefix": asked.prefix, "prefix-column": asked.prefix_column}
+            settings = {"model": translator.fingerprint(), **options.settings(), **search_by.settings(), **form}
+            settings["window"] = WINDOW_LINES
+            with opened(asked.output, settings, resume=asked.resume, overwrite=asked.overwrite) as unfinished:
+                _finish(work, unfinished, asked.input)
+    if work.bad.lines:
+        print(f"bad lines left empty: {work.bad}", file=sys.stderr)
+    if work.doubted.lines:
+        print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
+    if asked.verbose and searcher != OWN:
+        print(searcher, file=sys.stderr)
+
+
+def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:
+    """Write a file to its end, and show the progress; None is a whole file."""
+    if unfinished is None:
+        print("the file is whole: there is nothing left to do", file=sys.stderr)
+        return
+    unfinished.pass_over(work.lines)
+    if unfinished.lines:
+        print(f"going on after line {unfinished.lines:,}", file=sys.stderr)
+    total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
+    try:
+        with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
+            work.finish(unfinished, tell)
+    except (KeyboardInterrupt, RegardError, OSError) as stop:
+        stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
+        raise

@@ -1,0 +1,193 @@
+"""Recipes of tokenizers: byte-level BPE, words and characters, learnt from text."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from regard.errors import ArgumentError, DataError
+from regard.tasks.text.tokenizer_files import tokenizers_library
+from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
+from regard.tasks.text.unicode import normalise
+
+BYTE_ALPHABET_SIZE = 256
+MOST_PIECES = 2**24
+"""The largest vocabulary of a byte-level BPE, for all of which its trainer takes room before it reads: 1.5 GiB."""
+
+
+class Recipe(Protocol):
+    """A method to make a tokenizer from text."""
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Learn a vocabulary from texts, which are read once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByteLevelBPE:
+    """Pieces learnt by merging frequent neighbours, starting with bytes. It can write any text without loss.
+
+    >>> len(ByteLevelBPE(vocab_size=8000).train(["too little text for so large a vocabulary"])) < 8000
+    True
+    """
+
+    vocab_size: int = 8000
+    """The size of the vocabulary, 2**24 at most: 4 special tokens, 256 bytes, and as many merges as the text allows."""
+    min_count: int = 2
+    """How often two neighbours must occur to be merged."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("vocab_size of a byte-level BPE", self.vocab_size, BYTE_ALPHABET_SIZE + len(SPECIAL_TOKENS))
+        _check_at_least("min_count", self.min_count, 1)
+        if self.vocab_size > MOST_PIECES:
+            raise ArgumentError(
+                f"vocab_size of a byte-level BPE must be at most {MOST_PIECES:,}, got {self.vocab_size:,}"
+            )
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Learn the merges from texts, which are read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = tokenizers_library()
+        backend = library.Tokenizer(library.models.BPE())
+        if self.lowercase:
+            backend.normalizer = library.normalizers.Lowercase()
+        backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_count,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        return _trained(backend, trainer, texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """Words that are separated by spaces and punctuation. Several spaces count as one space.
+
+    A word includes the space before it, so that decoding restores the punctuation. For scripts without spaces
+    (Chinese, Japanese, Thai), use another recipe.
+
+    >>> tokenizer = Words().train(["to be, or not to be"])
+    >>> tokenizer.decode(tokenizer.encode("not  to see, or be"))
+    'not to �, or be'
+    """
+
+    vocab_size: int = 30_000
+    """The largest size of the vocabulary, including the 4 special tokens; the most frequent words are kept."""
+    min_count: int = 1
+    """How often a word must occur to be in the vocabulary."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("vocab_size of words", self.vocab_size, len(SPECIAL_TOKENS) + 1)
+        _check_at_least("min_count", self.min_count, 1)
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Count the words of texts, which are read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = tokenizers_library()
+        normalizers, decoders = library.normalizers, library.decoders
+        backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
+        cases = [normalizers.Lowercase()] if self.lowercase else []
+        spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
+        backend.normalizer = normalizers.Sequence([*cases, *spaces])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(SPECIAL_TOKENS[UNK], f" {REPLACEMENT}"), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        return _trained(backend, _word_level_trainer(library, self.vocab_size, self.min_count), texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Characters:
+    """One token for each character (a Unicode code point), including spaces.
+
+    >>> tokenizer = Characters().train(["abc"])
+    >>> tokenizer.decode(tokenizer.encode("cabin"))
+    'cab��'
+    """
+
+    vocab_size: int = 8000
+    """The largest size of the vocabulary, including the 4 special tokens; the most frequent characters are kept."""
+    lowercase: bool = False
+    """Whether all text is read in lower case."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("vocab_size of characters", self.vocab_size, len(SPECIAL_TOKENS) + 1)
+
+    def train(self, texts: Iterable[str]) -> Tokenizer:
+        """Count the characters of texts, which are read once.
+
+        Raises:
+            DataError: there is no text.
+        """
+        library = tokenizers_library()
+        decoders = library.decoders
+        backend = _word_level(library, r"[\s\S]")
+        if self.lowercase:
+            backend.normalizer = library.normalizers.Lowercase()
+        backend.decoder = decoders.Sequence([decoders.Replace(SPECIAL_TOKENS[UNK], REPLACEMENT), decoders.Fuse()])
+        return _trained(backend, _word_level_trainer(library, self.vocab_size, 1), texts)
+
+
+def recipe(name: str, vocab_size: int, *, lowercase: bool = False) -> Recipe:
+    """The recipe with this name: "bpe", "words" or "characters".
+
+    Raises:
+        ArgumentError: there is no such recipe, or the vocabulary is too small for it.
+
+    >>> recipe("bpe", 4000)
+    ByteLevelBPE(vocab_size=4000, min_count=2, lowercase=False)
+    """
+    recipes = {"bpe": ByteLevelBPE, "words": Words, "characters": Characters}
+    if name not in recipes:
+        raise ArgumentError(f"expected a tokenizer out of {', '.join(recipes)}, got {name!r}")
+    made: Recipe = recipes[name](vocab_size=vocab_size, lowercase=lowercase)
+    return made
+
+
+def _word_level(library: ModuleType, pattern: str) -> Any:
+    backend = library.Tokenizer(library.models.WordLevel({}, unk_token=SPECIAL_TOKENS[UNK]))
+    backend.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(pattern), "isolated")
+    return backend
+
+
+def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) -> Any:
+    return library.trainers.WordLevelTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_count,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+    )
+
+
+def _trained(backend: Any, trainer: Any, texts: Iterable[str]) -> Tokenizer:
+    backend.train_from_iterator(_some_text(texts), trainer)
+    return Tokenizer(backend)
+
+
+def _some_text(texts: Iterable[str]) -> Iterator[str]:
+    some = False
+    for text in map(normalise, texts):
+        some = some or bool(text.strip())
+        yield text
+    if not some:
+        raise DataError(
+            "expected text to train a tokenizer on, got none; hand over at least one line that is not empty"
+        )
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {value}; raise it to {least} or more")

@@ -1,0 +1,37 @@
+"""What tests of several folders are given."""
+
+import io
+import sys
+from collections.abc import Callable
+
+import jaxtyping
+import pytest
+
+# What `call` gives: arguments in; status, standard output and standard error out.
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in this process: (status, standard output, standard error)."""
+    from regard.cli import main as program
+
+    monkeypatch.setattr(program, "_keep_freed_memory", lambda: None)
+
+    def run_here(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        status = 0
+        try:
+            program.main()
+        except SystemExit as leaving:
+            status = int(leaving.code or 0)
+        return (status, *capsys.readouterr())
+
+    return run_here
+
+
+@pytest.fixture
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks of signatures that run under pytest alone: what a user's wrong call meets, and faster."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

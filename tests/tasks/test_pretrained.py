@@ -254,9 +254,8 @@ def test_banned_tokens_are_never_written(marian: Path) -> None:
     translator = Translator.load(marian, device="cpu")
     pad = translator.target_tokenizer.marks.pad_id
     assert translator.model.output.bias[pad] == -torch.inf
-    ids = translator.source_tokenizer.encode_batch(SENTENCES)
     for beam_size in (1, 3):
-        found = translator._search(ids, TranslationOptions(beam=Beam(beam_size)))
+        found = translator.hypotheses(SENTENCES, TranslationOptions(beam=Beam(beam_size)))
         assert all(pad not in best.tokens for (best, *_) in found)
 
 

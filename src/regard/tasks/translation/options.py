@@ -7,7 +7,6 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.reverse import Reverse
-from regard.tasks.translation.tags import Tag
 from regard.tasks.translation.terms import Terms
 
 
@@ -16,25 +15,42 @@ class Request(NamedTuple):
 
     source: str
     prefix: str = ""
-    tags: tuple[Tag, ...] = ()
-    """Tags taken out of the source, to be put back into its translation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TranslationOptions:
-    """How to translate; the fields are explained with `Translator.translate`."""
+    """How to translate, as an object that the stages of a `Translator` share."""
 
     beam: Beam = Beam()
+    """How wide the search is, how many translations of each sentence come out, and which lengths it favours."""
     alignments: AlignmentOf | None = None
+    """Which attention the candidates report as their alignment, as `AlignmentOf(layer=-1)`; None reports none. The
+    fields below that need an alignment take this one, or the translator's `alignment`."""
     copy_unknown: bool = False
+    """Whether each token that stands for a word outside the vocabulary is printed as the word of the source that it
+    attends to most."""
     vocabulary: Vocabulary | None = None
+    """The tokens that translations may contain; see `Translator.vocabulary`."""
     max_length: int | None = None
+    """The most tokens of a sentence, its end mark counted; None means as many as the longest had in training. The model
+    saw no longer ones, and a search takes a time that grows with their square."""
     confidence: bool = False
+    """Whether candidates say how sure the model was of each token, and which words were left untranslated."""
     keep_tags: bool = False
+    """Whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put back into its
+    translations where the alignment says that they belong."""
     terms: Terms | None = None
+    """Terms and their translations: where a source has such a term, its translation has the given one, once for each
+    time and where the alignment says that it is translated."""
     reverse: Reverse | None = None
+    """A translator of the other direction, which has a say in which of the beam's hypotheses is best."""
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether tokens are labelled: asked for, or needed for alignments or confidence."""
+        return self.labels or self.alignments is not None or self.confidence
 
     def settings(self) -> dict[str, Any]:
         """The options that decide the answers, as values for JSON."""

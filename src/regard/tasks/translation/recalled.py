@@ -52,10 +52,9 @@ def recalled(translator: Translator, source: str, target: str, *, most: int = 3)
     output: Any = translator.model.output
     if not isinstance(output, RememberingOutput):
         raise ArgumentError("this translator has no memory: load it with memories=[...], and without an ensemble")
-    ids, forced = translator.source_tokenizer.encode_batch([source]), translator.target_tokenizer.encode_batch([target])
+    ids, forced = translator.encode_pairs([(source, target)])
     if not ids[0]:
         raise ArgumentError("expected a source with at least one token, got an empty one")
-    translator.check_lengths(ids, forced)
     batch = translator.collate(ids, forced)
     (read,) = read_by_output(translator.model, batch.source, batch.source_lengths, batch.target_input)
     right = batch.target_output[0]

@@ -1,35 +1,17 @@
 """Choose among the translations that a search found by how well they lead back to their sources: a noisy channel."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
 
 from regard.errors import ArgumentError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.language_modelling.likelihood import Likelihood
-from regard.tasks.text.codec import Codec
-from regard.tasks.translation.made_model import Model
+from regard.tasks.translation.searching import Begun
+from regard.tasks.translation.translation_model import TranslationModel
 
 IMPOSSIBLE = -1e6
 """Stands for the log-probability of a source that the other translator can never write."""
-
-
-class BackTranslator(Protocol):
-    """The methods of a translator of the other direction; `Translator` has them."""
-
-    model: Model
-    source_tokenizer: Codec
-    target_tokenizer: Codec
-
-    def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Likelihood]:
-        """How probable each target is, given its source."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Differs for models whose weights differ."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +30,7 @@ class Reverse:
     divisor for both directions.
     """
 
-    translator: BackTranslator
+    translator: TranslationModel
     """It translates from the target's language into the source's."""
     weight: float = 0.3
     """Mu, above 0 and finite; 0.1 to 0.5 are usual."""
@@ -59,7 +41,7 @@ class Reverse:
 
 
 def log_probabilities_back(
-    translator: BackTranslator, sources: Sequence[str], texts: Sequence[Sequence[str]]
+    translator: TranslationModel, sources: Sequence[str], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
     """The log-probability of each source given each of its translations, in nats.
 
@@ -81,28 +63,26 @@ def log_probabilities_back(
     return answers
 
 
-def reranked(
-    found: Sequence[Sequence[Hypothesis]],
-    back: Sequence[Sequence[float]],
-    *,
-    weight: float,
-    beam: Beam,
-    end_id: int,
-) -> list[list[Hypothesis]]:
-    """The `beam.num_best` best hypotheses of each sentence: those that ended, best first, then those cut off.
+@dataclass(frozen=True, slots=True)
+class Rerank:
+    """The stage behind a search that leaves the `beam.num_best` best hypotheses of each sentence, by `Reverse`.
 
-    >>> short, long = Hypothesis([5, 2], -1.0), Hypothesis([5, 6, 2], -1.2)
-    >>> beam = Beam(2, length_penalty=0.0)
-    >>> ((best,),) = reranked([[short, long]], [[-9.0, -8.0]], weight=0.5, beam=beam, end_id=2)
-    >>> best.tokens, best.score
-    ([5, 6, 2], -5.2)
+    Those that ended come first, best first, then those that were cut off.
     """
-    answers = []
-    for some, gains in zip(found, back, strict=True):
-        scored = [
-            replace(one, score=one.score + weight * gain / len(one.tokens) ** beam.length_penalty)
-            for one, gain in zip(some, gains, strict=True)
-        ]
-        scored.sort(key=lambda one: (one.tokens[-1:] == [end_id], one.score), reverse=True)
-        answers.append(scored[: beam.num_best])
-    return answers
+
+    model: TranslationModel
+    reverse: Reverse
+    beam: Beam
+
+    def __call__(self, begun: Sequence[Begun], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        tokenizer, penalty, answers = self.model.target_tokenizer, self.beam.length_penalty, []
+        texts = [[tokenizer.decode(one.tokens) for one in some] for some in found]
+        back = log_probabilities_back(self.reverse.translator, [one.text for one in begun], texts)
+        for some, gains in zip(found, back, strict=True):
+            scored = [
+                replace(one, score=one.score + self.reverse.weight * gain / len(one.tokens) ** penalty)
+                for one, gain in zip(some, gains, strict=True)
+            ]
+            scored.sort(key=lambda one: (one.tokens[-1:] == [tokenizer.marks.end_id], one.score), reverse=True)
+            answers.append(scored[: self.beam.num_best])
+        return answers

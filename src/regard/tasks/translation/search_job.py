@@ -1,6 +1,6 @@
-"""One batch of sentences to translate, as plain values, so that another engine can do the search."""
+"""One batch of sentences to translate, as an object, so that another engine can do the search."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,12 +27,10 @@ class SearchJob:
     beam: Beam = Beam()
     prefixes: Sequence[Sequence[int]] = ()
     """The tokens with which each answer begins; empty, or one prefix for each source."""
-    vocabulary: Sequence[int] | None = None
+    vocabulary: Vocabulary | None = None
     """The tokens that answers may contain; None for any."""
-    vocab_size: int = 0
-    """How many tokens the model knows; needed if `vocabulary` is given."""
-    words: Mapping[str, Any] | None = None
-    """The fields of `WholeWords` as lists, if prefixes end with words that must stay whole."""
+    words: WholeWords | None = None
+    """The rule for the words behind prefixes that end with terms; None without terms."""
 
 
 class Searcher(Protocol):
@@ -68,11 +66,8 @@ def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:
 
 
 def _constraints(job: SearchJob) -> list[Constraint]:
-    forced: list[Constraint] = [ForcedPrefix(job.prefixes)] if any(job.prefixes) else []
-    if job.words is not None:
-        tensors = {name: torch.tensor(job.words[name]) for name in ("begins", "lengthens", "closes")}
-        forced.append(WholeWords(**{**job.words, **tensors}))
-    return forced if job.vocabulary is None else [*forced, Vocabulary.of(job.vocabulary, job.vocab_size)]
+    forced = ForcedPrefix(job.prefixes) if any(job.prefixes) else None
+    return [one for one in (forced, job.words, job.vocabulary) if one is not None]
 
 
 def _padded(sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def sentence_and_prefix(line: Line) -> Request:
         DataError: it is not UTF-8, or has more than one tab.
 
     >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))
-    Request(source='Good day.', prefix='Bonjour', tags=())
+    Request(source='Good day.', prefix='Bonjour')
     """
     cells = decoded(*line).split("\t")
     if len(cells) > 2:

@@ -124,12 +124,7 @@ class Interpreter:
     def _continued(self, states: Sequence[Interpreted]) -> list[tuple[list[int], list[int]]]:
         """For each sentence the tokens that continue its translation, and the source word of each of these."""
         sources = self.translator.source_tokenizer.encode_batch([" ".join(state.read) for state in states])
-        end = self.translator.source_tokenizer.marks.end_id
-        lengths = torch.tensor([len(ids) + 1 for ids in sources])
-        source = torch.full((len(states), int(lengths.max())), end)
-        for row, ids in zip(source, sources, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        source, lengths = source.to(self.translator.device), lengths.to(self.translator.device)
+        source, lengths, *_ = self.translator.collate(sources, [[] for _ in sources])
         with torch.inference_mode():
             written = self._greedy(states, source, lengths)
             aligned = self._aligned(states, source, lengths, written)
@@ -187,11 +182,8 @@ class Interpreter:
         """The source word each token attends to most; marks are no words, however much they are attended to."""
         if not self.policy.looks_at_attention or all(state.has_ended for state in states):
             return [[0] * len(tokens) for tokens in written]
-        marks = self.translator.target_tokenizer.marks
-        target = torch.full((len(written), max(map(len, written))), marks.pad_id)
-        for row, tokens in zip(target, written, strict=True):
-            row[: len(tokens)] = torch.tensor([marks.begin_id, *tokens[:-1]])
-        maps = self.translator.model.attend(source, lengths, target.to(source.device))
+        target = self.translator.collate([[] for _ in written], [tokens[:-1] for tokens in written]).target_input
+        maps = self.translator.model.attend(source, lengths, target)
         weights = self.alignment.of(maps, self.translator.model.alignment_names).cpu()
         answers = []
         for state, row, tokens in zip(states, weights, written, strict=True):

@@ -1,0 +1,90 @@
+"""The search stage: sentences as batches of similar length, and the stages that each batch of answers goes through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Vocabulary
+from regard.tasks.generation.protocol import Hypothesis
+from regard.tasks.generation.whole_words import WholeWords
+from regard.tasks.translation.search_job import SearchJob, search
+from regard.tasks.translation.token_kinds import TokenKinds
+from regard.tasks.translation.translation_model import BATCH_PLACES, TranslationModel, by_length
+
+CPU_SEARCH_PLACES = 2_048
+"""`BATCH_PLACES` of a search on the CPU: larger batches make its products no faster, and exceed its caches."""
+
+
+class WordRule(NamedTuple):
+    """A rule for the words behind a prefix; see `WholeWords`."""
+
+    is_word: bool
+    """Whether the prefix ends with a word that must not become longer."""
+    banned: list[list[int]]
+    """Words that must not be written again behind it."""
+    avoided: list[int]
+    """Tokens that must not come right behind it: with them the model would translate the last term again."""
+
+
+class Begun(NamedTuple):
+    """A sentence, and the beginning of its translation."""
+
+    text: str
+    """The sentence, which may have words its tokens have not."""
+    ids: Sequence[int]
+    prefix: Sequence[int] = ()
+    rule: WordRule | None = None
+
+
+class AfterSearch(Protocol):
+    """A stage that changes the hypotheses of a batch."""
+
+    def __call__(self, begun: Sequence[Begun], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Finds the hypotheses of sentences, best first, in the order given; none for a sentence without tokens."""
+
+    model: TranslationModel
+    beam: Beam
+    vocabulary: Vocabulary | None = None
+    after: Sequence[AfterSearch] = ()
+
+    def __call__(self, begun: Sequence[Begun]) -> list[list[Hypothesis]]:
+        model, found = self.model, list[list[Hypothesis]]([] for _ in begun)
+        full = [n for n, one in enumerate(begun) if one.ids]
+        places = CPU_SEARCH_PLACES if model.device.type == "cpu" else BATCH_PLACES
+        grouped = by_length([len(begun[n].ids) for n in full], max(places // self.beam.size, 1))
+        batches = [[full[row] for row in rows] for rows in grouped]
+        jobs = [self._job([begun[n] for n in rows]) for rows in batches]
+        answers = (search(model.model, job) for job in jobs) if model.searcher is None else model.searcher.search(jobs)
+        for rows, answer in zip(batches, answers, strict=True):
+            for stage in self.after:
+                answer = stage([begun[n] for n in rows], answer)
+            for n, best in zip(rows, answer, strict=True):
+                found[n] = best
+        return found
+
+    def _job(self, begun: Sequence[Begun]) -> SearchJob:
+        prefixes, limit = [one.prefix for one in begun], self.model.limit
+        # A longer answer is surely wrong.
+        longest = 2 * (max(len(one.ids) for one in begun) + 1) + 50 + max(map(len, prefixes))
+        marks, end_id = self.model.target_tokenizer.marks, self.model.source_tokenizer.marks.end_id
+        return SearchJob(
+            sources=[[*one.ids, end_id] for one in begun],
+            begin_id=marks.begin_id,
+            end_id=marks.end_id,
+            max_steps=min(longest, limit or longest),
+            beam=self.beam,
+            prefixes=prefixes if any(prefixes) else (),
+            vocabulary=self.vocabulary,
+            words=_whole_words(begun, self.model.token_kinds) if any(one.rule for one in begun) else None,
+        )
+
+
+def _whole_words(begun: Sequence[Begun], kinds: TokenKinds) -> WholeWords:
+    rules = [one.rule or WordRule(False, [], []) for one in begun]
+    is_word, banned, avoided = map(list, zip(*rules, strict=True))
+    return WholeWords([len(one.prefix) for one in begun], is_word, banned, avoided, *kinds)

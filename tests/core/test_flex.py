@@ -92,7 +92,9 @@ def test_the_map_computes_its_state_when_it_is_first_read(monkeypatch: pytest.Mo
     with torch.no_grad():
         output = regard.attention(*inputs, mask=PADDED, backend="flex")
     reads: list[object] = []
-    monkeypatch.setattr("regard.maps.sources.call.row_state", lambda call: (reads.append(call), row_state(call))[1])
+    monkeypatch.setattr(
+        "regard.maps.sources.call_factors.row_state", lambda call: (reads.append(call), row_state(call))[1]
+    )
     torch._dynamo.utils.counters.clear()
     parameters = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
     with torch.no_grad():
@@ -183,7 +185,7 @@ def test_it_refuses_transforms_double_precision_and_a_machine_without_a_compiler
         torch.func.jvp(attend, (q,), (q,))
     with pytest.raises(regard.errors.BackendError, match=r"torch\.vmap and torch\.func have no rule"):
         torch.func.vmap(attend)(q[None])
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr("regard.tensors.guards.is_compiling", lambda: True)
     with pytest.raises(regard.errors.BackendError, match="not traced into another graph"):
         attend(q)
     monkeypatch.undo()

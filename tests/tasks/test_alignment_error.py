@@ -12,8 +12,9 @@ from regard.tasks.text.links import GoldLinks, Links, as_line, read_links
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignment_error import alignment_error_rate, error_of, symmetrised, words_aligned
 from regard.tasks.translation.alignments import AlignmentOf
+from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, write_pairs
-from tests.tasks.test_simultaneous import run, typed
+from tests.tasks.test_simultaneous import run
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]
@@ -93,11 +94,11 @@ def test_links_that_do_not_fit_are_refused() -> None:
         error_of(translator, TEXTS[:1], [GoldLinks(far, far, "x:1")], AlignmentOf())
 
 
-def test_evaluate_prints_the_rate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_prints_the_rate(run: Path, call: Call) -> None:
     data, links = run.parent / "aligned.tsv", run.parent / "links"
     write_pairs(data, PAIRS[:3])
     links.write_text("0-0 1-2\n2-2\n3-3 1?1\n")
-    status, out, _ = typed(monkeypatch, "evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
+    status, out, _ = call("evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
     cells = dict(line.split("\t")[:2] for line in out.splitlines())
     from regard.tasks.translation.translator import Translator
 
@@ -107,7 +108,7 @@ def test_evaluate_prints_the_rate(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "BLEU" in cells
     links.write_text("0-0\n")
     before = sorted(run.parent.rglob("*"))
-    status, out, err = typed(monkeypatch, "evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
+    status, out, err = call("evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
     assert (status, out) == (2, "")
     said = "regard: expected a line of links for each pair, got 1 lines and 3 pairs"
     assert err.splitlines()[-1] == said
@@ -127,12 +128,12 @@ def test_symmetrised_links_are_between_intersection_and_union() -> None:
             assert not (touches and is_free)
 
 
-def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, call: Call) -> None:
     from regard.tasks.translation.translator import Translator
 
     data = run.parent / "to_align.tsv"
     write_pairs(data, PAIRS[:40])
-    status, out, err = typed(monkeypatch, "align", str(run), "--data", str(data), "--device", "cpu")
+    status, out, err = call("align", str(run), "--data", str(data), "--device", "cpu")
     translator = Translator.load(run, device="cpu")
     alone = [next(words_aligned(translator, [pair], AlignmentOf())) for pair in PAIRS[:40]]
     assert (status, err) == (0, "")
@@ -140,12 +141,12 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, monkey
     (run.parent / "found").write_text(out)
     assert error_of(translator, PAIRS[:40], read_links(run.parent / "found"), AlignmentOf()) == 0.0
     flags = ["--reverse", str(run), "--reverse-head", "0", "--device", "cpu"]
-    status, both, _ = typed(monkeypatch, "align", str(run), "--data", str(data), *flags)
+    status, both, _ = call("align", str(run), "--data", str(data), *flags)
     turned = words_aligned(translator, [(target, source) for source, target in PAIRS[:40]], AlignmentOf(head=0))
     expected = [
         as_line(symmetrised(one, frozenset((s, t) for t, s in other))) for one, other in zip(alone, turned, strict=True)
     ]
     assert both.splitlines() == expected
-    status, out, err = typed(monkeypatch, "align", str(run), "--data", str(data), "--reverse-head", "0")
+    status, out, err = call("align", str(run), "--data", str(data), "--reverse-head", "0")
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == "regard: --reverse-layer and --reverse-head go with --reverse"

@@ -14,7 +14,8 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation import confidence
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.confidence import confidence_of, word_numbers
-from tests.tasks.test_simultaneous import run, typed
+from tests.conftest import Call
+from tests.tasks.test_simultaneous import run
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]
@@ -71,21 +72,21 @@ def test_tokens_belong_to_words(tokenizer: Any) -> None:
             )
 
 
-def test_the_command_prints_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_them(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["translate", str(run), "we see one cats", "--confidence", "--beam", "1"]
-    status, out, err = typed(monkeypatch, *arguments)
+    status, out, err = call(*arguments)
     found = json.loads(out)
     best = found["translations"][0]
     assert status == 0
     assert len(best["probabilities"]) == len(best["entropies"]) == len(best["tokens"])
     assert len(best["coverage"]) == len(found["source"])
     assert best["alignment"] == []
-    _, out, _ = typed(monkeypatch, *arguments[:2], *arguments[3:], "--bad-lines", "skip", stdin=b"\n\xff\nwe see\n")
+    _, out, _ = call(*arguments[:2], *arguments[3:], "--bad-lines", "skip", stdin=b"\n\xff\nwe see\n")
     blank, bad, good = (json.loads(line)["translations"][0] for line in out.splitlines())
     assert blank.keys() == bad.keys() == good.keys()
     assert blank["probabilities"] == blank["entropies"] == blank["coverage"] == blank["untranslated"] == []
     monkeypatch.setattr(confidence, "LITTLE", 99.0)  # so that every word got less
-    status, out, err = typed(monkeypatch, *arguments)
+    status, out, err = call(*arguments)
     assert json.loads(out)["translations"][0]["untranslated"] == ["we", "see", "one", "cats"]
     warning = "lines with words that were perhaps left untranslated: 1; the first: line 1: we, see, one, cats"
     assert err.splitlines()[-1] == warning

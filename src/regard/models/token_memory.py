@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, ShapeError
 from regard.models.key_lists import LOOKED_AT, KeyLists, nearest_in_lists
 from regard.tensors.topk import largest
+from regard.tensors.vector_functions import settle_vector_functions
+
+settle_vector_functions()
 
 ROWS = 256
 """The queries of one block of scores."""

@@ -43,7 +43,7 @@ for found in pkgutil.walk_packages(regard.__path__, "regard."):
 def refused(*_, **__):
     raise TypeError("Fabric moves what it sums to the device, and Apple's GPUs have no float64")
 lightning_fabric.Fabric.all_reduce = refused
-from regard.files import (atomic, locks)
+from regard.files import atomic, locks
 from regard.tasks.training.reporting.memory import resident_bytes
 assert resident_bytes() == 0
 atomic.OPENS_FOLDERS = locks.OPENS_FOLDERS = False

@@ -30,7 +30,7 @@ class RowRanges:
     def of(cls, mask: Mask | None, sizes: Sizes, device: torch.device) -> "RowRanges | None":
         """The ranges of a bound mask; None for a mask with other holes.
 
-        >>> from regard.call.masks import (causal, lengths)
+        >>> from regard.call.masks import causal, lengths
         >>> sizes = Sizes((), 1, 1, 2, 3, False)
         >>> seen = RowRanges.of(causal().bind(sizes, torch.device("cpu")), sizes, torch.device("cpu"))
         >>> seen.first.tolist(), seen.stop.tolist()

@@ -123,7 +123,7 @@ def sample(
     Raises:
         ArgumentError: source and lengths do not fit, or max_steps is below 1.
 
-    >>> from regard.tasks.generation.filters import (Temperature, TopP)
+    >>> from regard.tasks.generation.filters import Temperature, TopP
     >>> from regard.models import RNNConfig, RNNSeq2Seq
     >>> model = RNNSeq2Seq(RNNConfig(hidden_dim=8), source_vocab_size=9, target_vocab_size=9).eval()
     >>> source, lengths = torch.tensor([[4, 5, 2]] * 3), torch.tensor([3] * 3)

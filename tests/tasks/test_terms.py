@@ -17,9 +17,9 @@ from regard.tasks.translation.options import Request
 from regard.tasks.translation.terms import Term, Terms, place_of, read_terms
 from regard.tasks.translation.train import train_translation
 from regard.tasks.translation.translator import Translator
+from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, changed
 from tests.tasks.test_guided_alignment import with_links
-from tests.tasks.test_simultaneous import typed
 from tests.tasks.test_translate_options import make
 
 LINKS = "0-0 0-1 1-2 2-3 3-4"
@@ -183,27 +183,27 @@ def test_terms_that_do_not_fit_are_a_bad_line() -> None:
     assert found[0].text == found[2].text
 
 
-def test_the_command(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command(run: Path, call: Call, tmp_path: Path) -> None:
     terms, lines, out = tmp_path / "terms", tmp_path / "lines", tmp_path / "out"
     terms.write_text("cats\tfleuves\ntwo\tsept\n")
     lines.write_text("we see two cats\nwe see one trees\n\n")
     base = ["translate", str(run), "--terms", str(terms), "--device", "cpu"]
-    assert typed(monkeypatch, *base, "we see two cats")[:2] == (0, "on y voit sept fleuves\n")
-    assert typed(monkeypatch, *base, "--input", str(lines), "--output", str(out))[0] == 0
+    assert call(*base, "we see two cats")[:2] == (0, "on y voit sept fleuves\n")
+    assert call(*base, "--input", str(lines), "--output", str(out))[0] == 0
     assert out.read_text() == "on y voit sept fleuves\non y voit un 木々\n\n"
-    status, text, _ = typed(monkeypatch, *base, "--alignments", "we see two cats")
+    status, text, _ = call(*base, "--alignments", "we see two cats")
     (best,) = json.loads(text)["translations"]
     told = [("".join(best["tokens"][first : last + 1]).strip(), source, target) for source, target, first, last in
             ((t["source"], t["target"], *t["tokens"]) for t in best["terms"])]  # fmt: skip
     assert (status, told) == (0, [("sept", "two", "sept"), ("fleuves", "cats", "fleuves")])
-    status, text, _ = typed(monkeypatch, *base, "--nbest", "2", "--beam", "3", "we see two cats")
+    status, text, _ = call(*base, "--nbest", "2", "--beam", "3", "we see two cats")
     assert all("sept" in row and "fleuves" in row for row in text.splitlines())
     # A file that was begun with other terms is not gone on with.
     (tmp_path / "part").write_text("we see two cats\nwe see \xff\n", encoding="latin-1")
     half = [*base, "--input", str(tmp_path / "part"), "--output", str(tmp_path / "half")]
-    assert typed(monkeypatch, *half)[0] == 2
+    assert call(*half)[0] == 2
     terms.write_text("cats\tmatous\n")
-    status, _, err = typed(monkeypatch, *half, "--resume")
+    status, _, err = call(*half, "--resume")
     assert status == 2
     assert "terms" in err.splitlines()[-1]
 
@@ -217,12 +217,10 @@ def test_the_command(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (["--terms", "{bad}", "--vocabulary", "{bad}"], "--terms may have words that --vocabulary leaves out"),
     ],
 )
-def test_wrong_terms_are_told_in_one_line(
-    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: list[str], said: str
-) -> None:
+def test_wrong_terms_are_told_in_one_line(run: Path, call: Call, tmp_path: Path, flags: list[str], said: str) -> None:
     (tmp_path / "bad").write_text("cat minou\n")
     given = [flag.format(bad=tmp_path / "bad", none=tmp_path / "none") for flag in flags]
-    status, out, err = typed(monkeypatch, "translate", str(run), "a", "--device", "cpu", *given)
+    status, out, err = call("translate", str(run), "a", "--device", "cpu", *given)
     assert (status, out) == (2, "")
     assert said in err.splitlines()[-1]
     assert len(err.splitlines()) == 1

@@ -53,7 +53,7 @@ def test_no_line_is_wider_than_its_room(drawing: ModuleType, sound: str) -> None
         for kind, x, line in re.findall(r'<text class="(what|inner)" x="(\d+)"[^>]*>([^<]*)<', room):
             assert float(x) + len(unescape(line)) * letters[kind] <= left + width, line
             seen += 1
-    assert seen > 20
+    assert seen >= 30
 
 
 def test_arrows_lead_down_and_imply_every_import(drawing: ModuleType) -> None:

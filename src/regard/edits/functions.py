@@ -13,7 +13,7 @@ from regard.call.biases.base import DenseBias
 from regard.call.masks.basic import causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import as_autocast, without_autocast
+from regard.call.shapes import Rows, as_autocast, without_autocast
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
@@ -25,7 +25,7 @@ from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Readi
 from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import output_error
+from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.folded_heads import Folding
@@ -71,15 +71,40 @@ class Edited(ObservedCall):
             one.source.mapped(lambda t: copied(t.detach())) for one in (self.made.weights, self.made.softmax)
         )
         evidence = Evidence(self.call.query, self.call.key, self.vectors[1])
-        return Reading(None, notes, self._error, stored=weights, softmax=softmax, evidence=evidence)
+        return Reading(None, notes, EditedRebuilding(self), stored=weights, softmax=softmax, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(*self.vectors)
 
-    def _error(self) -> float:
-        weights, value = self.made.weights.detach(), self.vectors[2].detach()
-        value = value.repeat_interleave(self.call.group, dim=-3) if self.call.group > 1 else value
-        return output_error(weights @ value.to(weights.dtype), self.made.output.detach(), value)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EditedRebuilding(Rebuilding):
+    """The output of an edited call."""
+
+    edited: Edited
+
+    @property
+    def queries(self) -> int:
+        return self.edited.call.sizes.queries
+
+    @property
+    def device(self) -> torch.device:
+        return self.edited.made.output.device
+
+    def some(self, rows: Tensor) -> Rebuilt:
+        return self._rebuilt(rows)
+
+    def whole(self) -> Rebuilt:
+        return self._rebuilt(range(self.queries))
+
+    def _rebuilt(self, rows: Rows) -> Rebuilt:
+        call, made = self.edited.call, self.edited.made
+        weights, value = made.weights.detach(), self.edited.vectors[2].detach()
+        value = value.repeat_interleave(call.group, dim=-3) if call.group > 1 else value
+        if isinstance(rows, range):
+            return Rebuilt(weights @ value.to(weights.dtype), made.output.detach(), value)
+        block = weights.block(rows, range(call.sizes.keys))
+        return Rebuilt(block @ value.to(block.dtype), made.output.detach().index_select(-2, rows), value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

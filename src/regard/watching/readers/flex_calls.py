@@ -26,8 +26,9 @@ from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, output_error, undisturbed, weighted
+from regard.watching.kept.factors import Factors, undisturbed
 from regard.watching.kept.mask_reading import read_mask
+from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -119,13 +120,10 @@ class FlexCall(ObservedCall):
         call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
         factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
         beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
-
-        def error() -> float:
-            value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
-            return output_error(weighted(*factors.reading, value), self.output, value)
-
+        value = self.value.detach().expand(call.sizes.flat_batch, -1, -1, -1)
+        rebuilding = CallRebuilding(call, value, self.output.detach(), factors)
         evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
-        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not policy.graph)
+        return Reading(factors, rebuilding=rebuilding, evidence=evidence, beside=beside, holds_keys=not policy.graph)
 
     def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
         kept = policy.keep(self.value, f"the values of {name}")

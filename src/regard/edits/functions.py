@@ -13,13 +13,14 @@ from regard.call.biases.base import DenseBias
 from regard.call.masks.basic import causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import Rows, as_autocast, without_autocast
+from regard.call.shapes import as_autocast, take, without_autocast
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
+from regard.maps.attention_map import AttentionMap
 from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.observers import FunctionObserver
@@ -91,20 +92,17 @@ class EditedRebuilding(Rebuilding):
     def device(self) -> torch.device:
         return self.edited.made.output.device
 
-    def some(self, rows: Tensor) -> Rebuilt:
-        return self._rebuilt(rows)
+    def some(self, rows: range) -> Rebuilt:
+        weights = self.edited.made.weights.detach()
+        return self._rebuilt(weights.block(rows, range(weights.shape[-1])), rows)
 
     def whole(self) -> Rebuilt:
-        return self._rebuilt(range(self.queries))
+        return self._rebuilt(self.edited.made.weights.detach(), range(self.queries))
 
-    def _rebuilt(self, rows: Rows) -> Rebuilt:
-        call, made = self.edited.call, self.edited.made
-        weights, value = made.weights.detach(), self.edited.vectors[2].detach()
-        value = value.repeat_interleave(call.group, dim=-3) if call.group > 1 else value
-        if isinstance(rows, range):
-            return Rebuilt(weights @ value.to(weights.dtype), made.output.detach(), value)
-        block = weights.block(rows, range(call.sizes.keys))
-        return Rebuilt(block @ value.to(block.dtype), made.output.detach().index_select(-2, rows), value)
+    def _rebuilt(self, weights: Tensor | AttentionMap, rows: range) -> Rebuilt:
+        value, group = self.edited.vectors[2].detach(), self.edited.call.group
+        value = value.repeat_interleave(group, dim=-3) if group > 1 else value
+        return Rebuilt(weights @ value.to(weights.dtype), take(self.edited.made.output.detach(), rows), value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

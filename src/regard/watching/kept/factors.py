@@ -7,8 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import Mask
-from regard.call.masks.basic import Causal
 from regard.call.shapes import Rows, Sizes, take
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
@@ -237,17 +235,11 @@ def few_scores(call: Call, rows: Rows) -> Tensor:
     if scale is None:
         return call.scores(rows, columns)
     query, key = take(call.query, rows).to(dtype), call.key.to(dtype)
-    scores = query.unflatten(1, (sizes.kv_heads, -1)).flatten(2, 3) @ key.mT * scale
-    scores = scores.reshape(*query.shape[:-1], sizes.keys)
+    groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
+    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
     if call.bias is not None:
         scores = scores + call.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
-    if call.mask is not None and not (isinstance(rows, range) and _sees_all(call.mask, sizes)):
-        scores = scores.masked_fill(~call.allowed(call.mask, rows, columns), -torch.inf)
-    return scores
-
-
-def _sees_all(mask: Mask, sizes: Sizes) -> bool:
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and sizes.queries + mask.offset >= sizes.keys
+    return call.masked(scores, rows, columns)
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:

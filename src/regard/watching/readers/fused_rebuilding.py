@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from regard.call.masks.base import Mask, render
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Sizes
+from regard.call.shapes import Sizes, take
 from regard.watching.kept.factors import Factors, weighted
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
@@ -39,7 +39,7 @@ class FusedRebuilding(Rebuilding):
     def device(self) -> torch.device:
         return self.output.device
 
-    def some(self, rows: Tensor) -> Rebuilt:
+    def some(self, rows: range) -> Rebuilt:
         scores, values = self._scores(rows), self.projections[2].input.to(self._dtype)
         weights = Softmax().normalize(scores)[0]
         mixed = (weights.transpose(1, 2).flatten(1, 2) @ values).unflatten(1, (len(rows), -1))
@@ -47,13 +47,13 @@ class FusedRebuilding(Rebuilding):
         heads = torch.einsum("nthe,hde->nthd", mixed, weight)
         if bias is not None:
             heads = heads + bias * weights.sum(-1).mT[..., None]
-        return self._through_out(heads, self.output[:, rows])
+        return self._through_out(heads, take(self.output, rows))
 
     def whole(self) -> Rebuilt:
         value = self.projections[2].heads(self.num_heads, batch_first=True)
         return self._through_out(weighted(*self.factors.reading, value).transpose(1, 2), self.output)
 
-    def rounding(self, rows: Tensor) -> Tensor:
+    def rounding(self, rows: range) -> Tensor:
         peak = self._scores(rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
         return peak * 2 * torch.finfo(self.output.dtype).eps
 
@@ -62,8 +62,8 @@ class FusedRebuilding(Rebuilding):
         assert weight is not None
         return Rebuilt(F.linear(heads.flatten(2), weight, bias), output, output)
 
-    def _scores(self, rows: Tensor) -> Tensor:
-        query, key = self.projections[0].input[:, rows].to(self._dtype), self.projections[1].input.to(self._dtype)
+    def _scores(self, rows: range) -> Tensor:
+        query, key = take(self.projections[0].input, rows).to(self._dtype), self.projections[1].input.to(self._dtype)
         weight, bias = self._weights(0)
         query = torch.einsum("nte,hde->nthd", query, weight)
         query = query if bias is None else query + bias
@@ -71,7 +71,8 @@ class FusedRebuilding(Rebuilding):
         scores = (through.flatten(1, 2) @ key.mT).unflatten(1, (len(rows), -1)).transpose(1, 2)
         columns, even = range(self.sizes.keys), self.given.even
         if even is not None:
-            scores = scores.masked_fill(even.expand(*even.shape[:-1], self.queries)[..., rows, None], 0.0)
+            even = even.expand(*even.shape[:-1], self.queries)[..., None]
+            scores = scores.masked_fill(take(even, rows), 0.0)
         if self.given.bias is not None:
             scores = scores + self.given.bias.block(rows, columns, query=query, key=key, sizes=self.sizes)
         if self.mask is None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.call.shapes import Rows
 from regard.errors import ShapeError
 from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
@@ -114,13 +113,10 @@ class ProductRebuilding(Rebuilding):
     def device(self) -> torch.device:
         return self.result.device
 
-    def some(self, rows: Tensor) -> Rebuilt:
-        return self._rebuilt(rows, lambda tensor, axis: tensor.index_select(axis, rows))
-
     def whole(self) -> Rebuilt:
-        return self._rebuilt(range(self.queries), lambda tensor, axis: tensor)
+        return self.some(range(self.queries))
 
-    def _rebuilt(self, rows: Rows, chosen: Callable[[Tensor, int], Tensor]) -> Rebuilt:
+    def some(self, rows: range) -> Rebuilt:
         source, product, contraction = self.source, self.product, self.product.contraction
         read = source.laid_out(source.part(range(source.flat_heads))(rows, range(source.keys)).weights)
         read = product.laid_back(self.folding.folded(read) if isinstance(self.folding, Folding) else read).detach()
@@ -129,7 +125,7 @@ class ProductRebuilding(Rebuilding):
             raise ShapeError("the product sums over its queries: its output has no rows to rebuild")
 
         def of_rows(tensor: Tensor, labels: Labels) -> Tensor:
-            return chosen(tensor, labels.index(label)) if label in labels else tensor
+            return tensor.narrow(labels.index(label), rows.start, len(rows)) if label in labels else tensor
 
         operands = [
             of_rows(t.detach().to(torch.promote_types(t.dtype, source.dtype)), own)

@@ -31,6 +31,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.folded_heads import Folding
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.fused_path import would_run_fused
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
@@ -279,10 +280,20 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
 
 _edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)
+_edit_unfused = _intercepted(_ready_multi_head, observe_function)
+
+
+def _edit_multi_head(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run the call unfused, with the mask that the fused layer would take."""
+    if kwargs.get("is_causal") and would_run_fused():
+        kwargs = {**kwargs, "is_causal": False}
+    return _edit_unfused(thread, func, args, kwargs)
+
+
 EDITABLE: Mapping[object, FunctionObserver] = {
     F.scaled_dot_product_attention: _edit_sdpa,
     torch.ops.aten.scaled_dot_product_attention: _edit_sdpa,
     torch.ops.aten.scaled_dot_product_attention.default: _edit_sdpa,
-    F.multi_head_attention_forward: _intercepted(_ready_multi_head, observe_function),
+    F.multi_head_attention_forward: _edit_multi_head,
     attention: _intercepted(_ready_attention, observe_attention),
 }

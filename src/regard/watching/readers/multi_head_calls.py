@@ -36,10 +36,11 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.fused_path import ran_fused
 from regard.watching.readers.fused_rebuilding import FusedRebuilding
 from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
-from regard.watching.readers.sdpa_calls import kept_lse, masked
+from regard.watching.readers.sdpa_calls import kept_lse, masked, of_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,11 +173,11 @@ class Projected(ObservedCall):
         extra = (self.key.row is not None) + self.key.zero
         tensors = []
         if self.attn_mask is not None and not self.is_causal:
-            mask = self.attn_mask
+            mask = of_memory(self.attn_mask)
             shape = (*sizes.leading, *mask.shape[-2:])
             tensors.append(mask.view(shape) if mask.dim() == 3 else mask)
         if self.key_padding_mask is not None:
-            tensors.append(self.key_padding_mask.view(*sizes.batch, 1, 1, -1))
+            tensors.append(of_memory(self.key_padding_mask).view(*sizes.batch, 1, 1, -1))
         tensors = [F.pad(t, (0, extra)) if extra else t for t in tensors]
         given = [policy.mask(t, sizes, drops=True, dtype=dtype) for t in tensors]
         if len(given) < 2:
@@ -328,7 +329,8 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
     called = _projected(
         _layer_of_module(module), given, output, batch_first=batch_first, how="nn.MultiheadAttention"
     )  # fmt: skip
-    return replace(called, lengths=lengths)
+    is_causal = called.is_causal and not ran_fused(module, given)
+    return replace(called, lengths=lengths, is_causal=is_causal)
 
 
 def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any]) -> Projected:

@@ -171,8 +171,11 @@ def test_nothing_else_is_a_change(name: str) -> None:
 def test_plain_functions_hold_nothing() -> None:
     assert not Captures(torch.add)
     assert not Captures(lambda b, h, i, j: i >= j)
-    assert list(leaves([torch.Generator(), int, torch, torch.relu])) == []
-    assert {held for _, held in leaves([torch.nn.functional.softmax])} == {None, 3}  # its defaults, not torch's globals
+    assert list(leaves([("", held) for held in (torch.Generator(), int, torch, torch.relu)])) == []
+    assert {held for _, held in leaves([("", torch.nn.functional.softmax)])} == {
+        None,
+        3,
+    }  # its defaults, not torch's globals
 
 
 def test_each_fingerprint_is_compared() -> None:

@@ -5,6 +5,7 @@ A map and a backward pass evaluate masks, biases and scores again, with what the
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import zip_longest
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -45,13 +46,14 @@ class Captures:
 
     __slots__ = ("_held", "_objects")
 
-    def __init__(self, *objects: Any) -> None:
-        self._objects = objects
+    def __init__(self, *objects: Any, names: Iterable[str] = ()) -> None:
+        self._objects = [*zip_longest(names, objects, fillvalue="")]
         self._held: list[tuple[str, Any]] = []
         if not is_compiling():
             with DisableTorchFunction():
                 self._held = [
-                    (name, Fingerprint(held) if isinstance(held, Tensor) else held) for name, held in leaves(objects)
+                    (name, Fingerprint(held) if isinstance(held, Tensor) else held)
+                    for name, held in leaves(self._objects)
                 ]
 
     def __bool__(self) -> bool:
@@ -78,15 +80,15 @@ class Captures:
         return None if place is None else names[place]
 
 
-def leaves(objects: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Each tensor and plain value that objects hold, with its name, in an order that does not change.
+def leaves(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Each tensor and plain value that named objects hold, with its name, in an order that does not change.
 
-    >>> [name for name, _ in leaves([nn.Linear(2, 1)])]
+    >>> [name for name, _ in leaves([("", nn.Linear(2, 1))])]
     ['the parameter `weight`', 'the parameter `bias`', 'the value `in_features`', 'the value `out_features`']
     """
     walk = _Walk()
-    for each in objects:
-        for count, leaf in enumerate(walk.of("", each)):
+    for name, each in named:
+        for count, leaf in enumerate(walk.of(name, each)):
             if count == MOST_LEAVES:
                 return
             yield leaf

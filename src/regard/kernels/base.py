@@ -1,20 +1,24 @@
 """The frozen call, and the interface of all backends."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
+from regard.call.held import Held, held_entirely, settled
 from regard.call.masks.base import Mask, render
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization
 from regard.call.scores.base import Score
 from regard.call.shapes import Sizes, take
-from regard.errors import BackendError, ShapeError
-from regard.tensors.guards import State
+from regard.errors import BackendError, OverwrittenError, ShapeError
+from regard.tensors.guards import State, has_values, is_transformed
+from regard.tensors.tensor_tree import UNSAVED
+
+BACKWARD = "its backward pass"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,6 +37,8 @@ class Call:
     bias: Bias | None
     dropout: float
     sizes: Sizes
+    held: Held | None = field(default=None, metadata=UNSAVED)
+    """The parts of it that others may change; None if there are none, or if nothing reads them again."""
 
     @property
     def group(self) -> int:
@@ -140,10 +146,59 @@ class Call:
             sizes=replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False),
         )
 
+    def settled(self) -> "Call":
+        """The call with copies of small tensors, and with the rest that others may change before it is read again."""
+        parts, held = settled((self.score, self.normalization, self.mask, self.bias))
+        if held is None and parts[0] is self.score and parts[3] is self.bias:
+            return self
+        score, normalization, mask, bias = parts
+        return replace(self, score=score, normalization=normalization, mask=mask, bias=bias, held=held)
+
+    def held_anew(self) -> "Call":
+        """The call with other tensors than those of `held`."""
+        if self.held is None:
+            return self
+        return replace(self, held=held_entirely((self.score, self.normalization, self.mask, self.bias)))
+
+    def require_unchanged(self, reader: str, state: Tensor | None = None) -> None:
+        """Check that the parts of others are as they were when the call ran, before they are read again.
+
+        Where these have functions of the caller, two rows are computed again too: `state` is the call's row state.
+
+        Raises:
+            OverwrittenError: a tensor or value has changed, or a row is not the same.
+        """
+        if self.held is None:
+            return
+        self.held.require_unchanged(reader)
+        if self.held.has_code and state is not None and has_values(state) and not is_transformed():
+            rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
+            with torch.no_grad():
+                anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))[1]
+            require_same_rows(anew, state[..., rows], reader)
+
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
+
+
+def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:
+    """Check that a row state computed again is that of the call.
+
+    Raises:
+        OverwrittenError: it is another.
+    """
+    anew, state = anew.detach(), state.detach().to(anew.dtype)
+    rounding = torch.finfo(anew.dtype).eps ** 0.5
+    if torch.allclose(anew, state, rtol=rounding, atol=rounding, equal_nan=True):
+        return
+    place = (anew - state).nan_to_num(nan=torch.inf).abs().argmax()
+    raise OverwrittenError(
+        f"a mask, a bias or a score of the attention call answers otherwise than when it ran: a row has the "
+        f"normalizer {anew.flatten()[place]:.6g} in place of {state.flatten()[place]:.6g}, and {reader} needs the "
+        "same: give the function its own values, and no random numbers"
+    )
 
 
 def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bool:

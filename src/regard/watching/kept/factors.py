@@ -63,7 +63,9 @@ class Factors:
         for kept in self.held:
             if kept.is_stale:
                 kept.check()
-        if not isinstance(self._call, Call):
+        if isinstance(self._call, Call):
+            self._call.require_unchanged("a map", self._state if isinstance(self._state, Tensor) else None)
+        else:
             with self._context():
                 self._call = self._call()
             if not self._is_deferred:

@@ -21,6 +21,7 @@ from regard.call.masks.basic import lengths as lengths_mask
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, without_autocast
+from regard.errors import OverwrittenError
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
 from regard.tensors.guards import autocast_of
@@ -326,9 +327,13 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
         query = query.to_padded_tensor(0.0)
         given, output = {**given, "query": query, "key": query, "value": query}, None
     batch_first = module.batch_first and query.dim() == 3
-    called = _projected(
-        _layer_of_module(module), given, output, batch_first=batch_first, how="nn.MultiheadAttention"
-    )  # fmt: skip
+    layer = _layer_of_module(module)
+    if any(weight is not None and weight.device != query.device for weight in layer.weights):
+        raise OverwrittenError(
+            "the weights of the layer left its device before they could be read, as an offload hook moves them: watch "
+            "it in train() mode or with gradients, where torch does not run it fused"
+        )
+    called = _projected(layer, given, output, batch_first=batch_first, how="nn.MultiheadAttention")
     is_causal = called.is_causal and not ran_fused(module, given)
     return replace(called, lengths=lengths, is_causal=is_causal)
 

@@ -136,8 +136,8 @@ class RetentionPolicy:
             if given.dense is not None and self.where == "summary":
                 return given
             self._masks[key] = given
-            if isinstance(mark := marked(tensor, tensor), Fingerprint):
-                self._marks[key] = mark
+            if isinstance(made := marked(tensor, tensor), Fingerprint):
+                self._marks[key] = made
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:

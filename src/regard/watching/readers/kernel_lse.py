@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
+from regard.errors import ArgumentError
 from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look
 from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
+from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Kwargs
 
 aten = torch.ops.aten
@@ -83,12 +85,12 @@ def run_with_lse(
     kernel = KernelLse()
     if func is F.scaled_dot_product_attention:
         try:
-            arguments = sdpa_arguments(*args, **kwargs)
+            arguments = decided(sdpa_arguments(*args, **kwargs))
             choice = _choice(arguments)
             if choice == FLASH and (output := _by_the_kernel(kernel, arguments)) is not None:
                 return output, kernel
-        except (RuntimeError, TypeError):
-            choice = None  # torch raises in its own words
+        except (ArgumentError, RuntimeError, TypeError):
+            choice = None  # torch raises in its own words, and the reader of the mask in ours
         if choice == MATH:
             # No kernel has a log-sum-exp here, and torch's matmul takes another order under a dispatch mode.
             return func(*args, **kwargs), kernel

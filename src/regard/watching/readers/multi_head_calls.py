@@ -36,12 +36,13 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.decided_masks import of_memory
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_path import ran_fused
 from regard.watching.readers.fused_rebuilding import FusedRebuilding
 from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
-from regard.watching.readers.sdpa_calls import kept_lse, masked, of_memory
+from regard.watching.readers.sdpa_calls import kept_lse, masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -215,12 +216,14 @@ class Projected(ObservedCall):
         projections = (self.query, self.key, self.value)
         if any(p.is_extended for p in projections):
             return "its queries and keys were not seen"
-        masks = [m for m in (given.mask, causal(0) if self.is_causal else None) if m is not None]
-        mask = None if not masks else And(tuple(masks)).bind(factors.sizes, self.output.device)
+        also = causal(0).bind(factors.sizes, self.output.device) if self.is_causal else None
+        masks = tuple(m for m in (given.mask, also) if m is not None)
+        mask = And(masks) if masks else None
         x = [replace(p, input=self._by_sequence(p.input)) for p in projections]
         return FusedRebuilding(
             projections=(x[0], x[1], x[2]), num_heads=self.num_heads, out=self.out,
-            output=self._by_sequence(self.output), sizes=factors.sizes, mask=mask, given=given, factors=factors,
+            output=self._by_sequence(self.output), sizes=factors.sizes, mask=mask, given=given,
+            factors=factors,
         )  # fmt: skip
 
     def _by_sequence(self, x: Tensor) -> Tensor:

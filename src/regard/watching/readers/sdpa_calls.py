@@ -1,6 +1,5 @@
 """Observe F.scaled_dot_product_attention: the arguments of the model, and the log-sum-exp of the kernel."""
 
-import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -13,11 +12,11 @@ from regard.call.masks.basic import Causal, causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.maps.sources.values import CallValues
-from regard.tensors.guards import PLAIN, autocast_of
+from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -27,6 +26,7 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.folded_heads import Folding, find_folding, inferred_heads, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
@@ -270,42 +270,8 @@ def laid_out_by_heads(
 ) -> Sdpa:
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
-    call = Sdpa(**_decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
+    call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
     return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
-
-
-def _decided(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
-    mask, queries, keys = given["attn_mask"], given["query"], given["key"]
-    if mask is None or type(mask) in PLAIN:
-        return given
-    # The module is not imported for this question: it imports torch's compiler.
-    bias = sys.modules.get("torch.nn.attention.bias")
-    if bias is None or not isinstance(mask, bias.CausalBias):
-        return {**given, "attn_mask": of_memory(mask)}
-    if mask.variant == bias.CausalVariant.UPPER_LEFT or mask.seq_len_q == mask.seq_len_kv:
-        return {**given, "attn_mask": None, "is_causal": True}
-    pairs = torch.ones(mask.seq_len_q, mask.seq_len_kv, dtype=torch.bool, device=queries.device)
-    return {**given, "attn_mask": pairs.tril(keys.shape[-2] - queries.shape[-2])}
-
-
-def of_memory(mask: Tensor) -> Tensor:
-    """A mask as a plain tensor.
-
-    Raises:
-        ArgumentError: a subclass of Tensor decides what the mask means, so its memory may mean something else.
-    """
-    kind = type(mask)
-    if kind in PLAIN:
-        return mask
-    plain: Any = Tensor
-    is_dispatched = kind.__torch_dispatch__ is not plain.__torch_dispatch__
-    if not is_dispatched and getattr(kind.__torch_function__, "__func__", None) is plain.__torch_function__.__func__:
-        return mask.as_subclass(Tensor)
-    raise ArgumentError(
-        f"the mask is a {kind.__module__}.{kind.__qualname__}, and such a class may mean something else than its "
-        "memory holds: expected a plain torch.Tensor, or a CausalBias of torch.nn.attention.bias"
-    )
 
 
 def _unfolded(call: Sdpa) -> Sdpa:

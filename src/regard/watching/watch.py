@@ -173,7 +173,7 @@ class Seen:
         maps = [call.map for call in calls if call.map is not None]
         if len(maps) < len(calls):
             raise NotSeenError(
-                f"{name!r} was seen but could not be read: {next(c for c in calls if not c.map).notes[0]}"
+                f"{name!r} was seen but could not be read: {next(c for c in calls if c.map is None).notes[0]}"
             )
         return maps[0] if index is not None or len(maps) == 1 else list(maps)
 

@@ -31,7 +31,8 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("ground", "seed", "cases"), [("core", 0, 40), ("maps", 0, 40), ("watch", 1, 10), ("files", 0, 12)]
+    ("ground", "seed", "cases"),
+    [("core", 0, 40), ("maps", 0, 40), ("watch", 1, 10), ("paths", 0, 60), ("files", 0, 12)],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:
     assert found(ground, range(seed, seed + 1), cases) is None
@@ -86,6 +87,15 @@ def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.watching.observed.Record.after", after)
 
 
+def _flag_before_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.multi_head_calls.ran_fused", lambda module, given: False)
+    monkeypatch.setattr("regard.watching.observed.prove", lambda rebuilding, choose: None)
+
+
+def _modes_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.kernel_lse._choice", lambda arguments: None)
+
+
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def none(path: object) -> Iterator[None]:
@@ -105,6 +115,8 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "negative rows that are row 0": ("maps", _clamped_positions),
     "weights that are turned": ("watch", _turned_weights),
     "a watch that draws a random number": ("watch", _disturbed_model),
+    "the flag where the mask counts": ("paths", _flag_before_mask),
+    "a dispatch mode around every kernel": ("paths", _modes_for_all),
     "errors of safetensors as they come": ("files", _raw_errors),
     "errors of JSON as they come": ("files", _unchecked_json),
 }

@@ -172,7 +172,7 @@ def test_slopes_of_any_number_of_heads(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     wanted = bloom.build_alibi_tensor(torch.ones(1, 9), heads, torch.float32).view(heads, 9).double().softmax(-1)
     zeros = torch.zeros(1, heads, 9, 8, dtype=torch.float64)
-    close(regard.map_of(zeros, zeros, bias=regard.ALiBi(heads), mask=regard.causal())[0, :, 8], wanted, 1e-6)
+    close(regard.map_of(zeros, zeros, bias=regard.ALiBi(heads), mask=regard.causal()).row(8)[0], wanted, 1e-6)
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -186,7 +186,7 @@ def test_buckets_of_far_positions(buckets: int, far: int, both: bool) -> None:
     )
     found = regard.map_of(zeros, zeros, bias=regard.T5Bias(table, bidirectional=both, max_distance=far))
     for row, part in ((0, which[t : 2 * t]), (t - 1, which[1 : t + 1])):
-        close(found[0, 0, row], table[part, 0].double().softmax(-1), 1e-7)
+        close(found.row(row)[0, 0], table[part, 0].double().softmax(-1), 1e-7)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -212,7 +212,7 @@ def test_rollout_of_a_vit_with_two_tokens(fused: bool) -> None:
     for block in vit:
         assert isinstance(block, Block)
         dense = (0.5 * block.truth.mean(1) + half) @ dense
-    found = rollout([seen[f"{n}"] for n in range(3)], [0, 1])
+    found = rollout(seen.maps, [0, 1])
     close(found.reshape(2, 2, 51), dense[:, :2], 1e-6)
 
 

@@ -14,7 +14,8 @@ import regard
 from regard.edits import AddBias, Knockout, ScaleHeads
 from regard.errors import NotSeenError, OverwrittenError
 from regard.watching.kept import rebuilding
-from regard.watching.readers import decided_masks, flex_calls, fused_path, sdpa_calls
+from regard.watching.readers import decided_masks, fused_path, sdpa_calls
+from regard.watching.readers.flex_blocks import BlockLists
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
@@ -121,8 +122,7 @@ def test_a_map_that_is_not_that_of_its_call_refuses_with_both_elements(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    real = sdpa_calls.decided
-    monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**real(given), "is_causal": False})
+    monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**decided_masks.decided(given), "is_causal": False})
     model, given = Layers(), vectors(T)
     with torch.no_grad(), regard.watch(model, **options) as seen:
         for _ in range(4):  # (The last row of a causal call sees all keys.)
@@ -329,7 +329,7 @@ def test_compiled_flex_is_decided_by_its_block_lists() -> None:
 
 def test_block_lists_are_read_as_the_kernel_visits_them() -> None:
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 6, 6, device="cpu", BLOCK_SIZE=2)
-    lists = flex_calls.BlockLists.of(mask.as_tuple())
+    lists = BlockLists.of(mask.as_tuple())
     assert lists.kinds[0, 0].tolist() == [[1, 0, 0], [2, 1, 0], [2, 2, 1]]
 
 
@@ -357,7 +357,7 @@ def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer() -> None
         finally:
             put("meta")
 
-    net.attend.forward = forward  # type: ignore[method-assign]
+    net.attend.forward = forward
     with torch.no_grad(), regard.watch(net) as seen:
         net(x)
     assert "an offload hook" in str(seen.report())

@@ -51,7 +51,8 @@ def watch(
         keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
             statistics, computed as the model runs, so that memory stays small with any number of layers. A
             `regard.Summarize(...)` chooses the statistics and their size.
-        verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
+        verify: rebuild each whole output from its map as the model runs, and keep the error for `report()`. One row of
+            each call is always rebuilt: a map whose row is not the model's refuses to be read.
         copy: copy queries and keys. Needed only if the model overwrites them later; reading the map then raises an
             error.
         grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone or

@@ -36,18 +36,23 @@ def case(drawn: Drawn) -> None:
 
 def multi_head(drawn: Drawn) -> None:
     """nn.MultiheadAttention: self-attention mostly, with all of its options."""
-    heads, batch_first, is_cross = drawn.of([2, 1, 3, 4]), not drawn.chance(3), drawn.chance(3)
+    # Torch runs a module fused only without any of these options: half of the cases have none.
+    is_bare = drawn.chance()
+
+    def has(one_in: int) -> bool:
+        return drawn.chance(one_in) and not is_bare
+
+    heads, batch_first, is_cross = 2 if is_bare else drawn.of([2, 1, 3, 4]), not has(3), has(3)
     widths = {"kdim": 8, "vdim": 6} if is_cross and drawn.chance() else {}
     module = nn.MultiheadAttention(
-        DIM, heads, bias=not drawn.chance(5), add_bias_kv=drawn.chance(6), add_zero_attn=drawn.chance(6),
-        batch_first=batch_first, **widths,
-    )  # fmt: skip
+        DIM, heads, bias=not has(5), add_bias_kv=has(6), add_zero_attn=has(6), batch_first=batch_first, **widths
+    )
     batch, t = drawn.of([2, 1, 3]), drawn.of([5, 1, 3, 8])
     s = drawn.of([t, 4, 7]) if is_cross else t
     x = _input(drawn, batch, t, DIM)
     key = _input(drawn, batch, s, widths.get("kdim", DIM)) if is_cross else x
     value = _input(drawn, batch, s, widths["vdim"]) if widths else key
-    is_batched = not drawn.chance(6)
+    is_batched = not has(6)
     laid = {id(one): _laid(one, batch_first, is_batched) for one in (x, key, value)}
     given = [laid[id(one)] for one in (x, key, value)]
     options: dict[str, Any] = {"need_weights": drawn.chance(), "average_attn_weights": drawn.chance()}

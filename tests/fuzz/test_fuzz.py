@@ -128,7 +128,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ground, plant = FAULTS[name]
     plant(monkeypatch)
-    assert found(ground, range(12)) is not None
+    assert found(ground, range(60)) is not None
 
 
 @pytest.mark.slow

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.held import Held
 from regard.call.masks.base import Mask
 from regard.call.normalizations import Normalization, Softmax, any_coarse
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
-from regard.kernels.base import BACKWARD, Backend, Call
+from regard.kernels.base import BACKWARD, Backend, Call, Held
 from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan

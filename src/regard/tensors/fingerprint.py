@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.tensors.byte_size import is_part
 from regard.tensors.guards import PLAIN, has_values, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction, counted_version
 
@@ -67,15 +68,6 @@ def first_changed(pairs: Sequence[tuple[Fingerprint, Any]]) -> int | None:
             if True in found:
                 return some[found.index(True)][0]
     return None
-
-
-def is_part(tensor: Tensor) -> bool:
-    """Whether the tensor's memory holds more than its elements: a cache with room for more keys.
-
-    >>> is_part(torch.zeros(4, 2)[:2]), is_part(torch.zeros(4, 2))
-    (True, False)
-    """
-    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

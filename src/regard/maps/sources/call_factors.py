@@ -1,7 +1,7 @@
 """The factors of a call that a map reads: queries, keys and the state of each row."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from regard.errors import OverwrittenError
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.row_shift import RowShift
-from regard.tensors.fingerprint import Fingerprint, first_changed, is_part
+from regard.tensors.byte_size import is_part
 from regard.tensors.guards import is_compiling, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
 from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter
+
+if TYPE_CHECKING:
+    from regard.tensors.fingerprint import Fingerprint
 
 
 class CallFactors(Protocol):
@@ -80,9 +83,8 @@ class Unwritten:
         marked = [*zip(NAMES, self._tensors, self._marks, strict=False)]
         changed = [n for n, tensor, mark in marked if isinstance(mark, int) and version_counter(tensor) != mark]
         if not changed:
-            taken = [(mark, tensor, n) for n, tensor, mark in marked if not isinstance(mark, int)]
-            place = first_changed([one[:2] for one in taken]) if taken else None
-            changed = [] if place is None else [taken[place][2]]
+            taken = {n: (mark, tensor) for n, tensor, mark in marked if not isinstance(mark, int)}
+            changed = _differing(taken)
         if changed:
             tensor = self._tensors[NAMES.index(changed[0])]
             raise OverwrittenError(
@@ -94,12 +96,23 @@ class Unwritten:
 NAMES = ("queries", "keys")
 
 
-def _mark(tensor: Tensor) -> int | Fingerprint:
+def _mark(tensor: Tensor) -> "int | Fingerprint":
     version = counted_version(tensor)
     if version is None or (version and is_part(tensor)) or (tensor.requires_grad and tensor.is_leaf):
+        from regard.tensors.fingerprint import Fingerprint
+
         with DisableTorchFunction():
             return Fingerprint(tensor)
     return version
+
+
+def _differing(taken: "dict[str, tuple[Fingerprint, Tensor]]") -> list[str]:
+    if not taken:
+        return []
+    from regard.tensors.fingerprint import first_changed
+
+    place = first_changed(list(taken.values()))
+    return [] if place is None else [list(taken)[place]]
 
 
 def needs_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -177,4 +190,8 @@ class GivenFactors:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         call, state = tensors_mapped((self.call, self._state), change)
-        return GivenFactors(call.held_anew(), state)
+        if call.held is not None:
+            from regard.kernels.held import held_anew
+
+            call = held_anew(call)
+        return GivenFactors(call, state)

@@ -1,0 +1,225 @@
+"""Backward and maps evaluate masks, biases and scores again: with the values of the call, or with an error.
+
+Each case makes a call, then changes something that it was made of. Then its gradients and its weights are those of the
+call, as computed at once by a call that nothing changes, or an OverwrittenError names the change.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.call.masks import basic
+from regard.call.masks.base import Mask
+from regard.call.scores.base import Score
+from regard.errors import OverwrittenError
+
+LENGTH = 33
+
+
+@dataclass
+class Changed:
+    """Options of a call, and a change of something that they hold."""
+
+    options: dict[str, Any]
+    change: Callable[[], object]
+    is_right: bool
+    """Whether the results must be those of the call; else an error will do."""
+
+
+def vectors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, LENGTH, 8, generator=generator, requires_grad=True) for _ in range(3)]
+
+
+class OwnScore(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(8) + 0.1)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return query @ self.matrix @ key.mT
+
+
+@dataclass(frozen=True, eq=False)
+class OwnMask(Mask):
+    widths: list[int]
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key < self.widths[0]) & (query >= key)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnDeclared(Score):
+    scales: list[float]
+
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.scales[0] * query @ key.mT
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
+    def loop_variable() -> Changed:
+        width = 20
+
+        def change() -> None:
+            nonlocal width
+            width = 1
+
+        return Changed({"mask": regard.predicate(lambda b, h, i, j: (i - j < width) & (i >= j))}, change, True)
+
+    yield "a loop variable", loop_variable
+
+    def written(
+        kind: Callable[[Tensor], Any], tensor: Tensor, change: Callable[[Tensor], object], is_right: bool = True
+    ) -> Callable[[], Changed]:
+        def made() -> Changed:
+            own = tensor.clone()
+            return Changed(kind(own), lambda: change(own), is_right)
+
+        return made
+
+    def masked(mask: Callable[[Tensor], Any]) -> Callable[[Tensor], dict[str, Any]]:
+        return lambda tensor: {"mask": mask(tensor)}
+
+    lengths, keep, ids = torch.tensor([3, 20]), torch.rand(2, LENGTH) < 0.5, torch.arange(LENGTH).expand(2, -1) // 7
+    yield "lengths", written(masked(regard.lengths), lengths, lambda n: n.add_(1))
+    yield (
+        "lengths and causal",
+        written(masked(lambda n: regard.lengths(n) & regard.causal()), lengths, lambda n: n.add_(1)),
+    )
+    per_query = torch.randint(1, LENGTH, (2, LENGTH))
+    yield "lengths per query", written(masked(regard.lengths), per_query, lambda n: n.data.add_(1))
+    yield "padding", written(masked(regard.padding), keep, lambda t: t.logical_not_())
+    yield "documents", written(masked(regard.documents), ids, lambda t: t.zero_())
+    yield "offsets", written(masked(regard.causal), torch.tensor([0, 4]), lambda t: t.add_(5))
+    yield "blocks", written(masked(lambda t: regard.blocks(t, 7)), torch.rand(5, 5) < 0.5, lambda t: t.logical_not_())
+    dense = torch.rand(2, 1, LENGTH, LENGTH) < 0.5
+    yield "a bool tensor", written(masked(lambda t: t), dense, lambda t: t.data.logical_not_())
+    yield (
+        "one of several",
+        written(masked(lambda t: ~basic.as_mask(t) | regard.causal()), dense, lambda t: t.logical_not_()),
+    )
+    bias = torch.randn(2, 2, LENGTH, LENGTH)
+    yield "a frozen bias", written(lambda t: {"bias": t}, bias, lambda t: t.data.mul_(2))
+    yield (
+        "a large frozen bias",
+        written(lambda t: {"bias": t}, torch.randn(2, 2, LENGTH, 256)[..., :LENGTH], lambda t: t.mul_(2)),
+    )
+    yield "slopes", written(lambda t: {"bias": regard.ALiBi(t)}, torch.tensor([0.5, 0.1]), lambda t: t.data.mul_(2))
+    yield (
+        "sinks",
+        written(
+            lambda t: {"normalization": regard.SoftmaxWithSink(t)}, torch.tensor([0.5, 0.1]), lambda t: t.data.mul_(20)
+        ),
+    )
+
+    def stepped(
+        made: Callable[[nn.Parameter], dict[str, Any]], shape: tuple[int, ...], **how: Any
+    ) -> Callable[[], Changed]:
+        def build() -> Changed:
+            parameter = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+
+            def change() -> None:
+                parameter.grad = torch.ones_like(parameter)
+                torch.optim.AdamW([parameter], lr=1.0, **how).step()
+
+            return Changed(made(parameter), change, False)
+
+        return build
+
+    for fused in (False, True):
+        yield f"a learned bias, fused={fused}", stepped(lambda p: {"bias": p}, (1, 2, LENGTH, LENGTH), fused=fused)
+        yield f"a learned table, fused={fused}", stepped(lambda p: {"bias": regard.T5Bias(p)}, (32, 2), fused=fused)
+        yield f"an additive score, fused={fused}", stepped(lambda p: {"score": regard.Additive(p)}, (8,), fused=fused)
+        yield (
+            f"a function's parameter, fused={fused}",
+            stepped(lambda p: {"score": lambda q, k: (q * p) @ k.mT}, (8,), fused=fused),
+        )
+        yield (
+            f"soft-capped, fused={fused}",
+            stepped(lambda p: {"score": regard.SoftCapped(regard.Additive(p), 2.0)}, (8,), fused=fused),
+        )
+
+    def own_score() -> Changed:
+        score = OwnScore()
+        return Changed({"score": score}, lambda: score.load_state_dict({"matrix": torch.ones(8, 8)}), False)
+
+    yield "a module's state", own_score
+
+    def own_mask() -> Changed:
+        widths = [20]
+        return Changed({"mask": OwnMask(widths)}, lambda: widths.__setitem__(0, 1), False)
+
+    yield "a mask of one's own", own_mask
+
+    def own_declared() -> Changed:
+        scales = [1.0]
+        return Changed({"score": OwnDeclared(scales)}, lambda: scales.__setitem__(0, 3.0), False)
+
+    yield "a score of one's own", own_declared
+
+    def queries() -> Changed:
+        return Changed({}, lambda: None, True)
+
+    yield "nothing", queries
+
+
+CASES = dict(cases())
+
+
+def outcome(case: Changed, inputs: list[Tensor], *, changes: bool, twice: bool = False, **more: Any) -> Any:
+    """The weights and the gradients; None where the call refuses."""
+    torch.manual_seed(3)
+    output, weights = regard.attention(*inputs, **case.options, **more, return_weights=True)
+    read = weights.dense().detach() if not changes else None
+    if changes:
+        case.change()
+        with suppress(OverwrittenError):
+            read = weights.dense().detach()
+    try:
+        found = torch.autograd.grad(output.square().sum(), inputs, create_graph=twice)
+        if twice:
+            found = torch.autograd.grad(torch.stack([g.square().sum() for g in found]).sum(), inputs)
+    except RuntimeError as error:  # OverwrittenError is one.
+        if not (isinstance(error, OverwrittenError) or "modified by an inplace operation" in str(error)):
+            raise
+        found = None
+    return read, found
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_call_or_an_error(name: str, backend: str | None, twice: bool) -> None:
+    inputs, case = vectors(), CASES[name]
+    torch.manual_seed(4)
+    right = outcome(case_of(case), inputs, changes=False, twice=twice, backend="reference")
+    changed = case_of(case)
+    found = outcome(changed, inputs, changes=True, twice=twice, backend=backend)
+    for seen, expected in zip(found, right, strict=True):
+        if seen is None:
+            assert not changed.is_right
+        else:
+            torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-4)
+
+
+def case_of(build: Callable[[], Changed]) -> Changed:
+    torch.manual_seed(5)
+    return build()
+
+
+@pytest.mark.parametrize("backend", [None, "tiled", "reference"])
+def test_a_score_that_draws_random_numbers_is_refused(backend: str | None) -> None:
+    inputs = vectors()
+    drawn = lambda q, k: q @ k.mT + torch.rand(q.shape[-2], k.shape[-2])  # noqa: E731
+    output, weights = regard.attention(*inputs, score=drawn, backend=backend, return_weights=True)
+    with pytest.raises(OverwrittenError, match="answers otherwise than when it ran: a row has the normalizer"):
+        weights.dense()
+    if backend != "reference":  # It keeps all that it drew.
+        with pytest.raises(OverwrittenError, match="its backward pass needs the same"):
+            output.sum().backward()

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
-from regard.errors import OverwrittenError
+from regard.errors import GradientError, OverwrittenError
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.row_shift import RowShift
 from regard.tensors.byte_size import is_part
 from regard.tensors.guards import is_compiling, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
-from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter
+from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter, viewed
 
 if TYPE_CHECKING:
     from regard.tensors.fingerprint import Fingerprint
@@ -167,8 +167,20 @@ class GivenFactors:
         return self._state
 
     def _needs_graph(self) -> bool:
-        """Whether a tensor takes a gradient that took none when the call ran."""
-        return is_recorded() and needs_gradient(tensors_of_call(self._call))
+        """Whether a tensor takes a gradient that took none when the call ran.
+
+        Raises:
+            GradientError: it is the base of a view of that time, which has no graph.
+        """
+        if not is_recorded():
+            return False
+        for name, tensor in zip(NAMES, (self._call.query, self._call.key), strict=True):
+            if tensor.requires_grad and tensor.grad_fn is None and viewed(tensor) is not None:
+                raise GradientError(
+                    f"the {name} {tuple(tensor.shape)} of this map took no gradient when the call ran, and take one "
+                    "now: call requires_grad_() before, or read the map under torch.no_grad()"
+                )
+        return needs_gradient(tensors_of_call(self._call))
 
     @property
     def reading(self) -> tuple[Call, Tensor]:

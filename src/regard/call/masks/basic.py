@@ -226,15 +226,15 @@ class Predicate(Mask):
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         if is_compiling() or device.type == "meta":
             return self
-        # Two queries and two keys tell on which of them it depends.
-        corner = self.block(range(min(2, sizes.queries)), range(min(2, sizes.keys)), sizes=sizes, device=device)
         whole = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
-        pairs = math.prod(full for n, full in zip(corner.shape, whole, strict=True) if n > 1)
-        if pairs > MOST_COPIED or not has_values(corner):
-            return self
-        rows, columns = range(sizes.queries), range(sizes.keys)
+        if math.prod(whole) > MOST_COPIED:
+            # Two queries and two keys tell on which of them it depends.
+            corner = self.block(range(min(2, sizes.queries)), range(min(2, sizes.keys)), sizes=sizes, device=device)
+            if math.prod(full for n, full in zip(corner.shape, whole, strict=True) if n > 1) > MOST_COPIED:
+                return self
+        allowed = self.block(range(sizes.queries), range(sizes.keys), sizes=sizes, device=device)
         # It may return a tensor that it holds.
-        return Rendered(self.block(rows, columns, sizes=sizes, device=device).clone(), str(self))
+        return Rendered(allowed.clone(), str(self)) if has_values(allowed) else self
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.function(batch, head, query, key)

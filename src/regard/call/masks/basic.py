@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from regard.call.masks.base import AXES, Mask
@@ -24,7 +24,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look, has_values, is_compiling
 
 
-def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
+def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
     """Attend to the first n keys: True where key < n.
 
     Args:
@@ -66,7 +66,7 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     return Padding(tokens)
 
 
-def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
+def causal(offset: int | Integer[Tensor, " B"] | None = None) -> Mask:
     """Attend to the present and the past: True where key <= query + offset.
 
     Args:

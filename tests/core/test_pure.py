@@ -18,6 +18,7 @@ from regard.call.masks import basic
 from regard.call.masks.base import Mask
 from regard.call.scores.base import Score
 from regard.errors import OverwrittenError
+from regard.maps.sources.call import source_of_call
 
 LENGTH = 33
 
@@ -223,3 +224,96 @@ def test_a_score_that_draws_random_numbers_is_refused(backend: str | None) -> No
     if backend != "reference":  # It keeps all that it drew.
         with pytest.raises(OverwrittenError, match="its backward pass needs the same"):
             output.sum().backward()
+
+
+@pytest.fixture
+def many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of a few pairs stand for those of many, which no call copies or renders."""
+    for module in ("call.masks.basic", "call.shapes", "kernels.held"):
+        monkeypatch.setattr(f"regard.{module}.MOST_COPIED", 0)
+
+
+@pytest.mark.usefixtures("many_pairs")
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize("backend", [None, "fused", "tiled", "reference"])
+@pytest.mark.parametrize("name", ["a loop variable", "padding", "blocks", "a bool tensor", "one of several", "nothing"])
+def test_masks_of_many_pairs_are_those_of_the_call_or_an_error(name: str, backend: str | None, twice: bool) -> None:
+    if backend == "fused" and twice:
+        return  # It has no second derivatives.
+    inputs = vectors()
+    right = outcome(case_of(CASES[name]), inputs, changes=False, twice=twice, backend="reference")
+    found = outcome(case_of(CASES[name]), inputs, changes=True, twice=twice, backend=backend)
+    assert name == "nothing" or found[0] is None
+    for seen, expected in zip(found, right, strict=True):
+        if seen is not None:
+            torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("many_pairs")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["fused", "fused, by blocks", "tiled"])
+def test_a_predicate_that_answers_otherwise_is_refused_by_the_log_sum_exp(
+    backend: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, _, by_blocks = backend.partition(", ")
+    if by_blocks:
+        monkeypatch.setattr("regard.kernels.fused_plan.BLOCK_ROWS", (8, 8))
+    hidden = [0.5]  # An iterator holds it, where nothing can look.
+    flaws = iter(lambda: hidden[0], None)
+    mask = regard.predicate(lambda b, h, i, j: (i * 7 + j) % 11 > 10 * next(flaws))
+    mask = mask & regard.causal() if causal else mask
+    inputs = vectors()
+    output, weights = regard.attention(*inputs, mask=mask, backend=backend, return_weights=True)
+    before = torch.autograd.grad(output.sum(), inputs, retain_graph=True)
+    assert all(grad.isfinite().all() for grad in before)
+    hidden[0] = 0.05
+    with pytest.raises(OverwrittenError, match="a row has the normalizer"):
+        weights.dense()
+    if backend == "fused" and not by_blocks:  # It keeps the mask.
+        after = torch.autograd.grad(output.sum(), inputs)
+        assert all(map(torch.equal, before, after))
+        return
+    with pytest.raises(OverwrittenError, match="its backward pass needs the same"):
+        output.sum().backward()
+
+
+def test_a_loop_of_windows_has_the_gradients_of_its_windows() -> None:
+    inputs = vectors()
+    loss, right = inputs[0].new_zeros(()), inputs[0].new_zeros(())
+    for width in (1, 5, 20):
+        mask = regard.predicate(lambda b, h, i, j: (i - j < width) & (i >= j))  # noqa: B023
+        loss = loss + regard.attention(*inputs, mask=mask).square().sum()
+        right = right + regard.attention(*inputs, mask=regard.window(width)).square().sum()
+    for found, expected in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(right, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_may_grow_in_place_in_a_loop() -> None:
+    inputs, n = vectors(), torch.tensor([3, 20])
+    loss, right = inputs[0].new_zeros(()), inputs[0].new_zeros(())
+    for more in range(3):
+        right = right + regard.attention(*inputs, mask=regard.lengths(n + 0), backend="reference").square().sum()
+        loss = loss + regard.attention(*inputs, mask=regard.lengths(n), backend="tiled").square().sum()
+        n += 1 + more
+    for found, expected in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(right, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_map_evaluates_a_small_predicate_no_more() -> None:
+    calls = []
+
+    def counting(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        calls.append(i.shape)
+        return i >= j
+
+    output, weights = regard.attention(*vectors(), mask=regard.predicate(counting), return_weights=True)
+    weights.dense()
+    output.sum().backward()
+    assert len(calls) == 1
+
+
+def test_plain_calls_hold_nothing() -> None:
+    inputs = vectors()
+    for mask in (None, regard.causal(), regard.causal() & regard.lengths(torch.tensor([3, 20])), regard.window(4)):
+        weights = regard.attention(*inputs, mask=mask, return_weights=True).weights
+        assert source_of_call(weights.source, "").call.held is None

@@ -179,10 +179,12 @@ class Call:
         is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
         return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
 
-    def require_unchanged(self, reader: str, state: Tensor | None = None) -> None:
-        """Check that the parts of others are as they were when the call ran, before they are read again.
+    def require_same(self, reader: str, state: Tensor | None) -> None:
+        """Check the parts of others before they are read again: what they hold, and two rows where they have code.
 
-        Where these have functions of the caller, two rows are computed again too: `state` is the call's row state.
+        Args:
+            reader: what reads them, for the message.
+            state: the call's row state (B, H, T), if it is known.
 
         Raises:
             OverwrittenError: a tensor or value has changed, or a row is not the same.
@@ -193,8 +195,17 @@ class Call:
         if self.held.has_code and state is not None and has_values(state) and not is_transformed():
             rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
             with torch.no_grad():
-                anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))[1]
+                weights, anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))
+                if self.normalization.has_base:
+                    anew = self.normalization.finish(weights, anew)[1]
             require_same_rows(anew, state[..., rows], reader)
+
+    def guard(self, *results: Tensor | None) -> None:
+        """Check what the parts of others hold before the backward pass of these results."""
+        held = self.held
+        for result in results if held is not None and not is_transformed() else ():
+            if held is not None and result is not None and result.requires_grad:
+                result.register_hook(lambda grad: held.require_unchanged(BACKWARD))
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""

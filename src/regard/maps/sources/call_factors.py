@@ -151,7 +151,7 @@ class GivenFactors:
             OverwrittenError: one of its tensors was written to.
         """
         self._unwritten.check()
-        self._call.require_unchanged("a map", self._state)
+        self._call.require_same("a map", self._state)
         return self._call
 
     @property

@@ -17,8 +17,12 @@ import regard
 from regard.call.masks import basic
 from regard.call.masks.base import Mask
 from regard.call.scores.base import Score
+from regard.call.shapes import MOST_COPIED
 from regard.errors import OverwrittenError
+from regard.kernels.held import MOST_ELEMENTS
 from regard.maps.sources.call import source_of_call
+from regard.tensors.fingerprint import FEW, SAMPLE
+from tests import ROOT
 
 LENGTH = 33
 
@@ -120,7 +124,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
     )
 
     def stepped(
-        made: Callable[[nn.Parameter], dict[str, Any]], shape: tuple[int, ...], **how: Any
+        made: Callable[[nn.Parameter], dict[str, Any]], shape: tuple[int, ...], is_right: bool = True, **how: Any
     ) -> Callable[[], Changed]:
         def build() -> Changed:
             parameter = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
@@ -129,7 +133,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
                 parameter.grad = torch.ones_like(parameter)
                 torch.optim.AdamW([parameter], lr=1.0, **how).step()
 
-            return Changed(made(parameter), change, False)
+            return Changed(made(parameter), change, is_right)
 
         return build
 
@@ -139,7 +143,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
         yield f"an additive score, fused={fused}", stepped(lambda p: {"score": regard.Additive(p)}, (8,), fused=fused)
         yield (
             f"a function's parameter, fused={fused}",
-            stepped(lambda p: {"score": lambda q, k: (q * p) @ k.mT}, (8,), fused=fused),
+            stepped(lambda p: {"score": lambda q, k: (q * p) @ k.mT}, (8,), is_right=False, fused=fused),
         )
         yield (
             f"soft-capped, fused={fused}",
@@ -317,3 +321,10 @@ def test_plain_calls_hold_nothing() -> None:
     for mask in (None, regard.causal(), regard.causal() & regard.lengths(torch.tensor([3, 20])), regard.window(4)):
         weights = regard.attention(*inputs, mask=mask, return_weights=True).weights
         assert source_of_call(weights.source, "").call.held is None
+
+
+def test_the_page_has_the_limits() -> None:
+    page = " ".join((ROOT / "docs" / "design" / "attention-call.md").read_text().split())
+    assert f"masks of up to 2^{MOST_COPIED.bit_length() - 1} elements" in page
+    assert f"normalizations of up to 2^{MOST_ELEMENTS.bit_length() - 1} elements" in page
+    assert f"the elements up to 2^{FEW.bit_length() - 1}, else 2^{SAMPLE.bit_length() - 1} of them" in page

@@ -28,7 +28,7 @@ OWN_TENSORS = (Causal, Lengths)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """The parts of a call that others may change: tensors with gradients, large tensors, functions, foreign classes."""
+    """The parts of a call that others may change: large tensors, functions, foreign classes."""
 
     captures: "Captures"
     has_code: bool

@@ -13,7 +13,7 @@ from regard.tensors.captures import Captures
 from regard.tensors.tensor_tree import tensors_mapped
 
 MOST_ELEMENTS = 1 << 14
-"""The most elements of a bias, or of a score's or a normalization's tensor, that is copied for a call."""
+"""The most elements of a tensor of a bias, score or normalization that is copied for a call, learned or not."""
 _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -60,8 +60,9 @@ def _is_code(part: Any) -> bool:
 
 def _is_own(name: str, part: Any) -> bool:
     most = MOST_COPIED if name.startswith("mask") else MOST_ELEMENTS
-    return isinstance(part, Tensor) and not part.requires_grad and part.numel() <= most
+    return isinstance(part, Tensor) and part.numel() <= most
 
 
 def _copied(tensor: Tensor) -> Tensor:
+    # A gradient flows through the copy.
     return tensor.clone() if _is_own("", tensor) else tensor

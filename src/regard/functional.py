@@ -171,7 +171,7 @@ def run_call(
         if plain is not None:
             return restore(plain, call.sizes)
     if (return_weights or at.is_recorded) and not at.is_compiling:
-        call = call.settled()
+        call = _settled(call)
     output, rows = run(chosen, call, values)
     if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
         output = restore(output, call.sizes)
@@ -183,6 +183,15 @@ def run_call(
     factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
     weights = AttentionMap(CallSource(factors, call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
+
+
+def _settled(call: Call) -> Call:
+    """The call with its own copies, or fingerprints, of the parts that it reads again."""
+    if call.is_plain:
+        return call
+    from regard.kernels.held import settled
+
+    return settled(call)
 
 
 def make_call(
@@ -333,7 +342,7 @@ def map_of(
     call, _ = make_call(
         query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
     )  # fmt: skip
-    call = call.settled()
+    call = _settled(call)
     if lse is None:
         with without_autocast(query):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))

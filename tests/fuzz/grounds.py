@@ -35,6 +35,7 @@ GROUNDS = {
         Ground("maps", "tests.fuzz.maps.ground:case"),
         Ground("watch", "tests.fuzz.watch.ground:case", cases=10),
         Ground("paths", "tests.fuzz.paths.ground:case"),
+        Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
     )
 }

@@ -2,23 +2,50 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.held import Held, held_entirely, settled
 from regard.call.masks.base import Mask, render
+from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
-from regard.call.normalizations import Normalization
-from regard.call.scores.base import Score
+from regard.call.normalizations import Normalization, Softmax
+from regard.call.scores.base import ScaledDot, Score
 from regard.call.shapes import Sizes, take
 from regard.errors import BackendError, OverwrittenError, ShapeError
 from regard.tensors.guards import State, has_values, is_transformed
 from regard.tensors.tensor_tree import UNSAVED
 
+if TYPE_CHECKING:
+    from regard.tensors.captures import Captures
+
 BACKWARD = "its backward pass"
+OWN_TENSORS = (Causal, Lengths)
+"""Masks that own their tensors when bound, of whatever size."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The parts of a call that others may change: large tensors, functions, foreign classes."""
+
+    captures: "Captures"
+    has_code: bool
+    """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
+
+    def require_unchanged(self, reader: str) -> None:
+        """Check the tensors and values that were held when the call ran.
+
+        Raises:
+            OverwrittenError: one has changed.
+        """
+        changed = self.captures.changed()
+        if changed is not None:
+            raise OverwrittenError(
+                f"{changed} has changed since the attention call, and {reader} reads it again: use it before the "
+                "change, or hand the call a copy (a clone(), a function with values of its own)"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -146,24 +173,18 @@ class Call:
             sizes=replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False),
         )
 
-    def settled(self) -> "Call":
-        """The call with copies of small tensors, and with the rest that others may change before it is read again."""
-        parts, held = settled((self.score, self.normalization, self.mask, self.bias))
-        if held is None and parts[0] is self.score and parts[3] is self.bias:
-            return self
-        score, normalization, mask, bias = parts
-        return replace(self, score=score, normalization=normalization, mask=mask, bias=bias, held=held)
+    @property
+    def is_plain(self) -> bool:
+        """Whether it holds nothing that others may change but its queries and keys."""
+        is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
+        return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
 
-    def held_anew(self) -> "Call":
-        """The call with other tensors than those of `held`."""
-        if self.held is None:
-            return self
-        return replace(self, held=held_entirely((self.score, self.normalization, self.mask, self.bias)))
+    def require_same(self, reader: str, state: Tensor | None) -> None:
+        """Check the parts of others before they are read again: what they hold, and two rows where they have code.
 
-    def require_unchanged(self, reader: str, state: Tensor | None = None) -> None:
-        """Check that the parts of others are as they were when the call ran, before they are read again.
-
-        Where these have functions of the caller, two rows are computed again too: `state` is the call's row state.
+        Args:
+            reader: what reads them, for the message.
+            state: the call's row state (B, H, T), if it is known.
 
         Raises:
             OverwrittenError: a tensor or value has changed, or a row is not the same.
@@ -174,8 +195,17 @@ class Call:
         if self.held.has_code and state is not None and has_values(state) and not is_transformed():
             rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
             with torch.no_grad():
-                anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))[1]
+                weights, anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))
+                if self.normalization.has_base:
+                    anew = self.normalization.finish(weights, anew)[1]
             require_same_rows(anew, state[..., rows], reader)
+
+    def guard(self, *results: Tensor | None) -> None:
+        """Check what the parts of others hold before the backward pass of these results."""
+        held = self.held
+        for result in results if held is not None and not is_transformed() else ():
+            if held is not None and result is not None and result.requires_grad:
+                result.register_hook(lambda grad: held.require_unchanged(BACKWARD))
 
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.held import Held
 from regard.call.masks.base import Mask
 from regard.call.normalizations import Normalization, Softmax, any_coarse
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
-from regard.kernels.base import BACKWARD, Backend, Call
+from regard.kernels.base import BACKWARD, Backend, Call, Held
 from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
@@ -145,14 +144,21 @@ class Again:
             bias=self.bias, dropout=0.0, sizes=self.sizes, held=self.held,
         )  # fmt: skip
 
+    def require_same(self, vectors: Sequence[Tensor], lse: Tensor) -> None:
+        """Check the parts of others, if there are any, before they are read again."""
+        if self.held is not None:
+            self.call(*vectors).require_same(BACKWARD, lse)
+
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if self.backend is None:
             raise BackendError(NO_SECOND)
         query, key, value = vectors
-        output, lse = self.backend.run(self.call(query, key), value)
+        call = self.call(query, key)
+        output, lse = self.backend.run(call, value)
         assert lse is not None, "it has a row state"
+        call.guard(output, lse)
         outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
         inputs = [t for t in vectors if t.requires_grad]
         found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
@@ -186,7 +192,7 @@ class _WholeCall(torch.autograd.Function):
         if is_recorded():
             if ctx.again is None:
                 raise BackendError(NO_SECOND)
-            ctx.again.call(*saved[:2]).require_unchanged(BACKWARD, saved[4])
+            ctx.again.require_same(saved[:2], saved[4])
             return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
         (grad_output,) = ctx.block.kernel.laid_out(grad_output)
         return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
@@ -217,10 +223,9 @@ class _FusedBlocks(torch.autograd.Function):
         if is_recorded() and ctx.again is None:
             raise BackendError(NO_SECOND)
         query, key, value, output, lse = ctx.saved_tensors
-        if ctx.again is not None and ctx.again.held is not None:
+        if ctx.again is not None:
             per_row = ctx.covering.per_row
-            state = lse if per_row is None else lse + per_row.to(lse.dtype)
-            ctx.again.call(query, key).require_unchanged(BACKWARD, state)
+            ctx.again.require_same((query, key), lse if per_row is None else lse + per_row.to(lse.dtype))
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         if is_recorded() or _lost_sums(ctx, lse):

@@ -227,7 +227,7 @@ class Proof:
         if self._state is None:
             self._state = state.detach()
             return
-        self._call.require_unchanged(BACKWARD)
+        self._call.require_same(BACKWARD, None)
         if has_values(state) and not is_transformed():
             require_same_rows(state, self._state, BACKWARD)
 
@@ -254,7 +254,6 @@ class _Tiles(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None, grad_state: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, output, state, *learned = ctx.saved_tensors
         tiling: Tiling = ctx.tiling
-        tiling.call.require_unchanged(BACKWARD)
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         if is_recorded():

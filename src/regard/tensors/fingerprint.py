@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.tensors.byte_size import is_part
 from regard.tensors.guards import PLAIN, has_values, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction, counted_version
 
@@ -34,16 +35,15 @@ class Fingerprint:
         self._tensor = tensor
         self._version = counted_version(tensor)
         self._form = _form(tensor)
-        can_read = type(tensor) in PLAIN and tensor.layout is torch.strided and has_values(tensor)
-        self.is_exact = can_read and tensor.numel() <= FEW and not is_transformed()
-        self._kept = _taken(tensor) if can_read and not is_transformed() else None
+        self.is_exact = tensor.numel() <= FEW
+        self._kept = None if self._form[-1] is None or is_transformed() else _taken(tensor)
 
     def differs(self, now: Any) -> bool | Tensor:
         """Whether the elements of the tensor in its place differ; a tensor where reading it would synchronize."""
         if not isinstance(now, Tensor) or _form(now) != self._form:
             return True
         is_same = now is self._tensor
-        if self._kept is None:
+        if self._kept is None:  # It could not be read.
             return not is_same or counted_version(now) != self._version
         # A new version of a large tensor is a write, unless it was to other parts of the same memory.
         if not self.is_exact and not (is_same and (counted_version(now) == self._version or is_part(now))):
@@ -69,25 +69,11 @@ def first_changed(pairs: Sequence[tuple[Fingerprint, Any]]) -> int | None:
     return None
 
 
-def is_part(tensor: Tensor) -> bool:
-    """Whether the tensor's memory holds more than its elements: a cache with room for more keys.
-
-    >>> is_part(torch.zeros(4, 2)[:2]), is_part(torch.zeros(4, 2))
-    (True, False)
-    """
-    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-
-
 def _form(tensor: Tensor) -> tuple[Any, ...]:
-    """Everything of a tensor that can be asked without its elements."""
-    is_strided = tensor.layout is torch.strided and type(tensor) in PLAIN and has_values(tensor)
-    return (
-        type(tensor),
-        tensor.shape,
-        tensor.dtype,
-        tensor.device,
-        tensor.untyped_storage().nbytes() if is_strided else 0,
-    )
+    """Everything of a tensor that can be asked without its elements; last the size of its memory, None without any."""
+    is_readable = type(tensor) in PLAIN and tensor.layout is torch.strided and has_values(tensor)
+    memory = tensor.untyped_storage().nbytes() if is_readable else None
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, memory
 
 
 def _taken(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from regard.call.masks.base import AXES, Mask
@@ -24,7 +24,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look, has_values, is_compiling
 
 
-def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
+def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
     """Attend to the first n keys: True where key < n.
 
     Args:
@@ -66,7 +66,7 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     return Padding(tokens)
 
 
-def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
+def causal(offset: int | Integer[Tensor, " B"] | None = None) -> Mask:
     """Attend to the present and the past: True where key <= query + offset.
 
     Args:
@@ -226,15 +226,15 @@ class Predicate(Mask):
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
         if is_compiling() or device.type == "meta":
             return self
-        # Two queries and two keys tell on which of them it depends.
-        corner = self.block(range(min(2, sizes.queries)), range(min(2, sizes.keys)), sizes=sizes, device=device)
         whole = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
-        pairs = math.prod(full for n, full in zip(corner.shape, whole, strict=True) if n > 1)
-        if pairs > MOST_COPIED or not has_values(corner):
-            return self
-        rows, columns = range(sizes.queries), range(sizes.keys)
+        if math.prod(whole) > MOST_COPIED:
+            # Two queries and two keys tell on which of them it depends.
+            corner = self.block(range(min(2, sizes.queries)), range(min(2, sizes.keys)), sizes=sizes, device=device)
+            if math.prod(full for n, full in zip(corner.shape, whole, strict=True) if n > 1) > MOST_COPIED:
+                return self
+        allowed = self.block(range(sizes.queries), range(sizes.keys), sizes=sizes, device=device)
         # It may return a tensor that it holds.
-        return Rendered(self.block(rows, columns, sizes=sizes, device=device).clone(), str(self))
+        return Rendered(allowed.clone(), str(self)) if has_values(allowed) else self
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.function(batch, head, query, key)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from regard.call.masks.base import Mask
@@ -51,7 +51,7 @@ def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset
     return Window(before, after, offset)
 
 
-def prefix(size: int | Int[Tensor, "..."]) -> Mask:
+def prefix(size: int | Integer[Tensor, "..."]) -> Mask:
     """Causal, but every query sees the first `size` keys: the mask of a prefix language model.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), figure 4 ("causal with prefix").
@@ -65,10 +65,10 @@ def prefix(size: int | Int[Tensor, "..."]) -> Mask:
 
 
 def documents(
-    ids: Int[Tensor, "..."] | None = None,
+    ids: Integer[Tensor, "..."] | None = None,
     *,
-    key_ids: Int[Tensor, "..."] | None = None,
-    offsets: Int[Tensor, " N"] | None = None,
+    key_ids: Integer[Tensor, "..."] | None = None,
+    offsets: Integer[Tensor, " N"] | None = None,
 ) -> Mask:
     """Attend within the query's own document, when several documents are packed into one sequence.
 

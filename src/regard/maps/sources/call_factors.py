@@ -1,20 +1,23 @@
 """The factors of a call that a map reads: queries, keys and the state of each row."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
-from regard.errors import OverwrittenError
+from regard.errors import GradientError, OverwrittenError
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.row_shift import RowShift
-from regard.tensors.fingerprint import Fingerprint, first_changed, is_part
+from regard.tensors.byte_size import is_part
 from regard.tensors.guards import is_compiling, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
-from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter
+from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter, viewed
+
+if TYPE_CHECKING:
+    from regard.tensors.fingerprint import Fingerprint
 
 
 class CallFactors(Protocol):
@@ -80,9 +83,8 @@ class Unwritten:
         marked = [*zip(NAMES, self._tensors, self._marks, strict=False)]
         changed = [n for n, tensor, mark in marked if isinstance(mark, int) and version_counter(tensor) != mark]
         if not changed:
-            taken = [(mark, tensor, n) for n, tensor, mark in marked if not isinstance(mark, int)]
-            place = first_changed([one[:2] for one in taken]) if taken else None
-            changed = [] if place is None else [taken[place][2]]
+            taken = {n: (mark, tensor) for n, tensor, mark in marked if not isinstance(mark, int)}
+            changed = _differing(taken)
         if changed:
             tensor = self._tensors[NAMES.index(changed[0])]
             raise OverwrittenError(
@@ -94,12 +96,23 @@ class Unwritten:
 NAMES = ("queries", "keys")
 
 
-def _mark(tensor: Tensor) -> int | Fingerprint:
+def _mark(tensor: Tensor) -> "int | Fingerprint":
     version = counted_version(tensor)
     if version is None or (version and is_part(tensor)) or (tensor.requires_grad and tensor.is_leaf):
+        from regard.tensors.fingerprint import Fingerprint
+
         with DisableTorchFunction():
             return Fingerprint(tensor)
     return version
+
+
+def _differing(taken: "dict[str, tuple[Fingerprint, Tensor]]") -> list[str]:
+    if not taken:
+        return []
+    from regard.tensors.fingerprint import first_changed
+
+    place = first_changed(list(taken.values()))
+    return [] if place is None else [list(taken)[place]]
 
 
 def needs_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -138,7 +151,7 @@ class GivenFactors:
             OverwrittenError: one of its tensors was written to.
         """
         self._unwritten.check()
-        self._call.require_unchanged("a map", self._state)
+        self._call.require_same("a map", self._state)
         return self._call
 
     @property
@@ -154,8 +167,20 @@ class GivenFactors:
         return self._state
 
     def _needs_graph(self) -> bool:
-        """Whether a tensor takes a gradient that took none when the call ran."""
-        return is_recorded() and needs_gradient(tensors_of_call(self._call))
+        """Whether a tensor takes a gradient that took none when the call ran.
+
+        Raises:
+            GradientError: it is the base of a view of that time, which has no graph.
+        """
+        if not is_recorded():
+            return False
+        for name, tensor in zip(NAMES, (self._call.query, self._call.key), strict=True):
+            if tensor.requires_grad and tensor.grad_fn is None and viewed(tensor) is not None:
+                raise GradientError(
+                    f"the {name} {tuple(tensor.shape)} of this map took no gradient when the call ran, and take one "
+                    "now: call requires_grad_() before, or read the map under torch.no_grad()"
+                )
+        return needs_gradient(tensors_of_call(self._call))
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
@@ -177,4 +202,8 @@ class GivenFactors:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
         call, state = tensors_mapped((self.call, self._state), change)
-        return GivenFactors(call.held_anew(), state)
+        if call.held is not None:
+            from regard.kernels.held import held_anew
+
+            call = held_anew(call)
+        return GivenFactors(call, state)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.tasks.text.tokenizers import PAD
@@ -20,12 +20,15 @@ class Likelihood(NamedTuple):
     """How many are in the sum."""
 
 
-def likelihoods(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], *, pad_id: int = PAD) -> list[Likelihood]:
+def likelihoods(
+    logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"], *, pad_id: int = PAD
+) -> list[Likelihood]:
     """The likelihood of each row's targets; padding does not count.
 
     >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, PAD]]))[1].tokens
     1
     """
+    targets = targets.long()
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = precise.gather(-1, targets[..., None])[..., 0] - precise.logsumexp(-1)
     counted = targets != pad_id

@@ -64,7 +64,7 @@ class Factors:
             if kept.is_stale:
                 kept.check()
         if isinstance(self._call, Call):
-            self._call.require_unchanged("a map", self._state if isinstance(self._state, Tensor) else None)
+            self._call.require_same("a map", self._state if isinstance(self._state, Tensor) else None)
         else:
             with self._context():
                 self._call = self._call()

@@ -21,6 +21,7 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
 from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
+from regard.kernels.held import settled
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
@@ -120,7 +121,7 @@ class FlexCall(ObservedCall):
             score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0,
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
-        call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device)).settled()
+        call = settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
         factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
         beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
         value = self.value.detach().expand(call.sizes.flat_batch, -1, -1, -1)

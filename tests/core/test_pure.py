@@ -7,6 +7,7 @@ call, as computed at once by a call that nothing changes, or an OverwrittenError
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,15 +141,15 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
     for fused in (False, True):
         yield f"a learned bias, fused={fused}", stepped(lambda p: {"bias": p}, (1, 2, LENGTH, LENGTH), fused=fused)
         yield f"a learned table, fused={fused}", stepped(lambda p: {"bias": regard.T5Bias(p)}, (32, 2), fused=fused)
-        yield f"an additive score, fused={fused}", stepped(lambda p: {"score": regard.Additive(p)}, (8,), fused=fused)
-        yield (
-            f"a function's parameter, fused={fused}",
-            stepped(lambda p: {"score": lambda q, k: (q * p) @ k.mT}, (8,), is_right=False, fused=fused),
-        )
-        yield (
-            f"soft-capped, fused={fused}",
-            stepped(lambda p: {"score": regard.SoftCapped(regard.Additive(p), 2.0)}, (8,), fused=fused),
-        )
+        scores: dict[str, tuple[Callable[[nn.Parameter], Any], tuple[int, ...]]] = {
+            "an additive score": (regard.Additive, (8,)),
+            "a soft-capped score": (lambda p: regard.SoftCapped(regard.Additive(p), 2.0), (8,)),
+            "a bilinear score": (regard.Bilinear, (8, 8)),
+            "a function's parameter": (lambda p: lambda q, k: (q * p) @ k.mT, (8,)),
+        }
+        for name, (made, shape) in scores.items():
+            kind = partial(lambda p, made: {"score": made(p)}, made=made)
+            yield f"{name}, fused={fused}", stepped(kind, shape, is_right=False, fused=fused)
 
     def own_score() -> Changed:
         score = OwnScore()
@@ -326,5 +327,5 @@ def test_plain_calls_hold_nothing() -> None:
 def test_the_page_has_the_limits() -> None:
     page = " ".join((ROOT / "docs" / "design" / "attention-call.md").read_text().split())
     assert f"masks of up to 2^{MOST_COPIED.bit_length() - 1} elements" in page
-    assert f"normalizations of up to 2^{MOST_ELEMENTS.bit_length() - 1} elements" in page
+    assert f"biases and normalizations of up to 2^{MOST_ELEMENTS.bit_length() - 1} elements" in page
     assert f"the elements up to 2^{FEW.bit_length() - 1}, else 2^{SAMPLE.bit_length() - 1} of them" in page

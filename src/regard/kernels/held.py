@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from regard.tensors.captures import Captures
 from regard.tensors.tensor_tree import tensors_mapped
 
 MOST_ELEMENTS = 1 << 14
-"""The most elements of a tensor of a bias, score or normalization that is copied for a call, learned or not."""
+"""The most elements of a tensor of a bias, score or normalization that is copied for a call."""
 _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -23,7 +24,7 @@ def settled(call: Call) -> Call:
     A bound mask has its own tensors already, unless they are large.
     """
     if not any(_is_code(part) for _, part in _reached(call)):
-        own = {name: tensors_mapped(getattr(call, name), _copied) for name in ("score", "normalization", "bias")}
+        own = {n: tensors_mapped(getattr(call, n), partial(_copied, n)) for n in ("score", "normalization", "bias")}
         call = call if all(part is getattr(call, name) for name, part in own.items()) else replace(call, **own)
     return _holding(call, {name: part for name, part in _reached(call) if not _is_own(name, part)})
 
@@ -59,10 +60,11 @@ def _is_code(part: Any) -> bool:
 
 
 def _is_own(name: str, part: Any) -> bool:
-    most = MOST_COPIED if name.startswith("mask") else MOST_ELEMENTS
-    return isinstance(part, Tensor) and part.numel() <= most
+    if not isinstance(part, Tensor) or (part.requires_grad and name.startswith("score")):
+        return False  # Autograd keeps learned tensors of a score, with which it prepared queries and keys.
+    return part.numel() <= (MOST_COPIED if name.startswith("mask") else MOST_ELEMENTS)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copied(name: str, tensor: Tensor) -> Tensor:
     # A gradient flows through the copy.
-    return tensor.clone() if _is_own("", tensor) else tensor
+    return tensor.clone() if _is_own(name, tensor) else tensor

@@ -28,7 +28,6 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import output_error
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
-from regard.watching.readers.folded_heads import Folding
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
@@ -168,12 +167,14 @@ def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, pol
     call = _under_mask(call, given.attn_mask, policy, is_causal=given.is_causal)
 
     def output(made: EditedCall) -> Tensor:
-        whole = given.folding.folded(made.output) if isinstance(given.folding, Folding) else made.output
+        layout = given.heads.layout
+        whole = made.output if layout is None else layout.folded(made.output)
         # The layout of the model: its heads may be the rows of the key head they share.
         shape = (*(args[0] if args else kwargs["query"]).shape[:-1], whole.shape[-1])
         return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
 
-    unknown = given.folding if isinstance(given.folding, str) else ""
+    names = given.heads.dimensions
+    unknown = names.why if names is not None else ""
     return ReadyCall(call, values, (query, key, value), given.how, output, given.key, heads_unknown=unknown)
 
 

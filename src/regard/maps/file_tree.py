@@ -22,6 +22,7 @@ from regard.call.shapes import Sizes
 from regard.errors import ArgumentError, DataError
 from regard.files.untrusted import parse_json
 from regard.kernels.base import Call
+from regard.maps import dimensions
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics import of_softmax as fused_statistics
 from regard.maps.statistics import pooling
@@ -31,7 +32,7 @@ NAMED: tuple[ModuleType, ...] = (
     *(alibi, relative, shaw, t5, transformer_xl, biases),
     *(masks, basic, patterns, selection, transpose),
     *(additive, custom, kernels, scores, normalizations),
-    *(st, pooling),
+    *(dimensions, st, pooling),
 )
 """The modules with classes for files. A file has only the unique name of a class, so the class can move to another
 module.

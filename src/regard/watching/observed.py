@@ -61,7 +61,7 @@ class Observed:
             return self.factors.sizes
         assert self.map is not None
         *lead, queries, keys = self.map.shape
-        has_heads = len(lead) > 1
+        has_heads = self.map.dimensions.has_heads_last
         batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
         return Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
 

@@ -15,6 +15,7 @@ from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
+from regard.maps.dimensions import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import AverageSource, SameShapeSource
 from regard.maps.sources.given import given_weights
@@ -190,6 +191,9 @@ class Together(SameShapeSource):
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
         return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
+
+    def told(self, dimensions: Dimensions) -> "Together":
+        return Together(self.of.told(dimensions), self.other.told(dimensions))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
         return Together(self.of.mapped(change), self.other.mapped(change))

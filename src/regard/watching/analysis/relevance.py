@@ -304,7 +304,8 @@ def _stack(path: str) -> str:
 
 
 def _batch(one: AttentionMap) -> tuple[int, ...]:
-    return one.leading[:-1] if one.source.has_heads else one.leading
+    head = one.dimensions.head
+    return tuple(n for place, n in enumerate(one.leading) if place != head)
 
 
 def _lengths(layers: Layers) -> dict[str, int]:

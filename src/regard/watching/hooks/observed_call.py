@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from regard.maps.dimensions import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
@@ -41,8 +42,8 @@ class Reading:
     """The softmax before the model's changes to the weights, if any."""
     evidence: Evidence | None = None
     """The vectors that identify the next call of a generation."""
-    mixed: str = ""
-    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    dimensions: Dimensions | None = None
+    """The names of the map's dimensions, as far as there is evidence; None for those of the call's documentation."""
     beside: CallValues = field(default_factory=CallValues)
     """The values and the gradient of the output, as far as the watch keeps them."""
     holds_keys: bool = False
@@ -53,7 +54,7 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, mixed=self.mixed)
+        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, names=self.dimensions)
 
 
 class ObservedCall(ABC):

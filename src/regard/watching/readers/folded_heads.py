@@ -6,8 +6,10 @@ arguments of one sequence, so the last vector of a row occurs in that sequence a
 unfolded.
 """
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FrameType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -63,6 +65,10 @@ class Folding(NamedTuple):
         """
         return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
 
+    def __str__(self) -> str:
+        order = "(B * H, T, S)" if self.heads_last else "(H * B, T, S)"
+        return f"the model folds {self.heads} heads into the batch, {order}: shown as (B, H, T, S)"
+
 
 _known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
 
@@ -74,7 +80,7 @@ def find_folding(values: Tensor) -> Folding | str | None:
         The folding; None without one; or a sentence that explains why it is unknown.
     """
     with undisturbed(), DisableTorchFunction():
-        for module, tensors in _running():
+        for module, tensors in running():
             heads = _heads_of(module, len(values))
             if any(len(tensor) == len(values) for tensor in tensors):
                 # The rows came from outside: folded already, or one for each sequence; but lengths may come first.
@@ -95,14 +101,6 @@ def find_folding(values: Tensor) -> Folding | str | None:
     return None
 
 
-def note_of(folding: Folding | str) -> str:
-    """The line for the report."""
-    if isinstance(folding, str):
-        return folding
-    order = "(B * H, T, S)" if folding.heads_last else "(H * B, T, S)"
-    return f"the model folds {folding.heads} heads into the batch, {order}: shown as (B, H, T, S)"
-
-
 def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
     known = _known.get(module)
     if known is not None and known.heads in folds:
@@ -116,16 +114,13 @@ def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: l
     return None
 
 
-def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
+def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
     """The running modules, from the innermost outwards, and the tensors among their arguments."""
     frame: FrameType | None = sys._getframe(2)
     found: list[nn.Module] = []
     while frame is not None and len(found) < MODULES:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and frame.f_code.co_name == "forward" and not any(module is m for m in found):
-            code = frame.f_code
-            names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-            given = (frame.f_locals.get(name) for name in names)
+        module, *given = _arguments(frame)
+        if isinstance(module, nn.Module) and _is_forward(frame, module) and not any(module is m for m in found):
             tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 2]
             if tensors:
                 found.append(module)
@@ -133,12 +128,39 @@ def _running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
         frame = frame.f_back
 
 
+def _arguments(frame: FrameType) -> list[object]:
+    """The arguments of a running function, those of `*args` and `**kwargs` too; [None] for none."""
+    code, given = frame.f_code, frame.f_locals
+    named = code.co_argcount + code.co_kwonlyargcount
+    found = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
+    stars = code.co_varnames[named : named + bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)]
+    for star in (given.get(name) for name in stars):
+        found += star.values() if isinstance(star, dict) else star if isinstance(star, tuple) else ()
+    found += [given.get(name) for name in code.co_varnames[code.co_argcount : named]]
+    return found or [None]
+
+
+def _is_forward(frame: FrameType, module: nn.Module) -> bool:
+    """True if a function is the forward of a module, under whatever name it was written."""
+    forward = getattr(inspect.unwrap(getattr(type(module), "forward", _is_forward)), "__code__", None)
+    return frame.f_code.co_name == "forward" or frame.f_code is forward
+
+
 def inferred_heads(module: nn.Module) -> list[int]:
-    """The head counts of a module or its config."""
+    """The head counts of a module and its config."""
+    config = {**vars(type(module)), **vars(module)}.get("config")
+    return list(dict.fromkeys([*own_heads(module), *_counts(_of_config(config, name) for name in NAMES)]))
+
+
+def own_heads(module: nn.Module) -> list[int]:
+    """The head counts of a module itself."""
     # A property of a module may run anything, and is not read.
-    own = {**vars(type(module)), **vars(module)}
-    inferred = [own.get(name) for name in NAMES] + [_of_config(own.get("config"), name) for name in NAMES]
-    return list(dict.fromkeys(n for n in inferred if isinstance(n, int) and not isinstance(n, bool) and n > 0))
+    own, of_class = vars(module), vars(type(module))
+    return _counts(own.get(name, of_class.get(name)) for name in NAMES)
+
+
+def _counts(found: Iterable[object]) -> list[int]:
+    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0]
 
 
 def _of_config(config: object, name: str) -> object:
@@ -172,18 +194,19 @@ def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int)
 def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
     """The output of each layer of a module for the last vector of each sequence (B, C), for each argument."""
     children = [layer for child in module.children() for layer in (child, *child.children())]
-    layers = [layer for layer in children if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"]
+    weights = [(layer, getattr(layer, "weight", None)) for layer in children]
+    layers = [(layer, w.detach()) for layer, w in weights if isinstance(w, Tensor) and w.dim() == 2]
     for tensor in tensors:
         for x in _ends(tensor.detach(), sequences):
             if x.shape[-1] >= width:
                 yield x.float()
-            for layer in layers:
-                weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
-                # The Conv1D of transformers has its weight the other way round.
-                weight = weight.mT if isinstance(layer, nn.Linear) else weight
-                if weight.dim() == 2 and weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
-                    made = x.float() @ weight.float()
-                    yield made if bias is None else made + bias.detach().float()
+            for layer, own in layers:
+                # A weight stands as in nn.Linear, or the other way round.
+                for weight in (own.mT, own):
+                    if weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
+                        made, bias = x.float() @ weight.float(), getattr(layer, "bias", None)
+                        fits = getattr(bias, "shape", None) == made.shape[-1:]
+                        yield made + bias.float() if isinstance(bias, Tensor) and fits else made
 
 
 def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.maps.dimensions import UNNAMED, Dimensions
 from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
@@ -21,8 +22,8 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import StoredSource, stored
 from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
-from regard.watching.readers.folded_heads import Folding, find_folding, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
+from regard.watching.readers.head_axes import Heads, folded_heads, found_heads
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
@@ -42,35 +43,33 @@ class WrittenOut(ObservedCall):
     name: str
     how: str
     notes: tuple[str, ...] = ()
+    heads: Heads = Heads()
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         product = self.product
         weights, values = product.laid_out(product.weights), product.laid_out_values()
-        softmax, notes, folding = self.softmax, list(self.notes), None
-        if weights.dim() == 3 and values is not None and values.shape[:-1] == (len(weights), weights.shape[-1]):
-            folding = find_folding(values)
-        if folding is not None:
-            notes.append(note_of(folding))
-        shown: Callable[[Tensor], Tensor] = _as_laid_out
-        if isinstance(folding, Folding):
-            if softmax is not None and len(softmax) == len(weights) and softmax.dim() == 3:
-                softmax = folding.unfolded(softmax)
-            weights = folding.unfolded(weights)
-            shown = folding.unfolded
-            values = None if values is None else folding.unfolded(values)
-        mixed = folding if isinstance(folding, str) else ""
+        softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
+        names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
+        shown: Callable[[Tensor], Tensor] = _as_laid_out if layout is None else layout.unfolded
+        if softmax is not None and softmax.shape == weights.shape:
+            softmax = shown(softmax)
+        weights, values = shown(weights), None if values is None else shown(values)
         differs = softmax is not None and not _equal(softmax, weights)
         kept = policy.keep(weights, f"the weights of {name}")
         received = self._gradient(policy, name, shown)
-        source = stored(kept, self.name + (", changed" if differs else ""), mixed, received)
+        source = stored(kept, self.name + (", changed" if differs else ""), names, received)
         beside = None
         if softmax is not None and differs:
-            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, mixed)
+            beside = stored(
+                policy.keep(softmax, f"the softmax of {name}"),
+                self.name,
+                names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED),
+            )
             notes.append(CHANGED)
         return Reading(
-            None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
-            evidence=self._evidence(weights.detach(), values), mixed=mixed,
+            None, notes, lambda: self._error(source), stored=source, softmax=beside,
+            evidence=self._evidence(weights.detach(), values)
         )  # fmt: skip
 
     def query_key_value(self) -> CallVectors:
@@ -94,11 +93,10 @@ class WrittenOut(ObservedCall):
             return None
         return Evidence(weights, values, self.product.values)
 
-    def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
+    def _error(self, source: StoredSource) -> float:
         product = self.product
         read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
-        if isinstance(folding, Folding):
-            read = folding.folded(read)
+        read = read if self.heads.layout is None else self.heads.layout.folded(read)
         read = read.detach()
         operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
         operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
@@ -277,7 +275,8 @@ def _attended(
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
-    call = WrittenOut(product, result, softmax, origin.how, f"{origin.how}, T x S weights kept", tuple(notes))
+    how = f"{origin.how}, T x S weights kept"
+    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product))
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
@@ -288,6 +287,15 @@ def _attended(
         key = contraction.output.index(query)
         made = Trace("output", trace.origins, key, of=(call.token, certain), depth=len(thread.stack))
         thread.traces.put(result, made)
+
+
+def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
+    weights, values = product.laid_out(product.weights), product.laid_out_values()
+    leading = weights.shape[:-2]
+    if len(leading) > 1:
+        return found_heads(thread, () if values is None else (values,), leading)
+    is_alike = len(leading) == 1 and values is not None and values.shape[:-1] == (*leading, weights.shape[-1])
+    return folded_heads(values) if is_alike and values is not None else Heads()
 
 
 def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:

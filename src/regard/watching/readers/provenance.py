@@ -145,9 +145,9 @@ class Traces:
         projection's output and for its views, by strides."""
         base = base_of(tensor)
         projection = self._projections.get(_number(base))
-        if projection is None or projection.is_gone() or tensor.shape[axis] < 2:
+        if projection is None or projection.is_gone() or tensor.shape[axis] < 2 or not tensor.stride(axis):
             return None
-        return projection.is_channel(base, tensor.stride(axis))
+        return projection.is_channel(base, tensor.stride(axis), tensor.shape[axis])
 
 
 class _Projection(NamedTuple):
@@ -158,15 +158,16 @@ class _Projection(NamedTuple):
     shape: tuple[int, ...] | None = None
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
 
-    def is_channel(self, base: Tensor, stride: int) -> bool | None:
-        """True if an axis with this stride, of the output or of its view, runs over the channels."""
+    def is_channel(self, base: Tensor, stride: int, size: int) -> bool | None:
+        """True if an axis with this stride, of the output or of its view, runs over the channels; None if beyond them."""
         shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
         if shape is None:
             return None
-        if self.channels_last:
-            return stride < shape[-1]
-        places = prod(shape[2:])
-        return places <= stride < places * shape[1] if len(shape) > 2 else None
+        step = 1 if self.channels_last else prod(shape[2:])
+        whole = step * shape[-1 if self.channels_last else 1]
+        if len(shape) < 3 and not self.channels_last:
+            return None
+        return None if step <= stride < whole < stride * size else step <= stride < whole
 
     def is_gone(self) -> bool:
         """True if its memory may belong to another tensor by now."""

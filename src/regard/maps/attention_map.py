@@ -173,9 +173,8 @@ class AttentionMap(TensorLike):
         if heads is not None:
             self.source.require_heads("only(heads=...)")
             if (head := self.dimensions.head) is None:
-                raise ShapeError(
-                    f"a map {tuple(self.shape)} {self.dimensions} has no heads to choose from: with_heads() gives it one"
-                )
+                said = f"a map {tuple(self.shape)} {self.dimensions} has no heads to choose from"
+                raise ShapeError(f"{said}: with_heads() gives it one")
             lead: list[Any] = [slice(None)] * len(self.leading)
             lead[head] = heads
             chosen = self._choose_leading(tuple(lead))

@@ -41,7 +41,7 @@ class Dimensions:
 
     @classmethod
     def of_call(cls, batch: int, *, has_heads: bool) -> "Dimensions":
-        """Those of a call by its documentation, with `batch` dimensions of it: (batch..., H, T, S), or (batch..., T, S)."""
+        """Those of a call by its documentation, (batch..., H, T, S) or (batch..., T, S)."""
         return cls((*BATCH * batch, "head") if has_heads else BATCH * batch)
 
     @classmethod

@@ -62,21 +62,26 @@ class Heads(NamedTuple):
         return found
 
 
+AS_DOCUMENTED = Heads()
+
+
 def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:
-    """The heads of a call whose documentation has them before the queries, (batch..., H, T, D); `tensors` are its value,
-    key and query, of one rank above 3."""
+    """The heads of a call whose documentation has them before the queries, (batch..., H, T, D).
+
+    `tensors` are its value, key and query, of one rank above 3.
+    """
     steps = _steps(thread, tensors, -3)
     if steps:
-        return Heads()
+        return AS_DOCUMENTED
     counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in own_heads(frame.module)]
     if steps is None and (not counts or tensors[-1].shape[-3] in counts):
-        return Heads()
+        return AS_DOCUMENTED
     leading = tensors[-1].shape[:-2]
     found = found_heads(thread, tensors, leading, counts)
     if steps is None and found.dimensions is not None and "unknown" in found.dimensions.leading:
         # Several maps for each head are plausible if the other dimension is the whole batch.
         is_whole = any(len(tensor) == leading[0] for _, given in running() for tensor in given)
-        return Heads() if is_whole else found
+        return AS_DOCUMENTED if is_whole else found
     return found
 
 

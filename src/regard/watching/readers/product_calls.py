@@ -23,7 +23,7 @@ from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import StoredSource, stored
 from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.head_axes import Heads, folded_heads, found_heads
+from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
@@ -43,7 +43,7 @@ class WrittenOut(ObservedCall):
     name: str
     how: str
     notes: tuple[str, ...] = ()
-    heads: Heads = Heads()
+    heads: Heads = AS_DOCUMENTED
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -61,11 +61,8 @@ class WrittenOut(ObservedCall):
         source = stored(kept, self.name + (", changed" if differs else ""), names, received)
         beside = None
         if softmax is not None and differs:
-            beside = stored(
-                policy.keep(softmax, f"the softmax of {name}"),
-                self.name,
-                names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED),
-            )
+            own = names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED)
+            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, own)
             notes.append(CHANGED)
         return Reading(
             None, notes, lambda: self._error(source), stored=source, softmax=beside,
@@ -295,7 +292,7 @@ def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
     if len(leading) > 1:
         return found_heads(thread, () if values is None else (values,), leading)
     is_alike = len(leading) == 1 and values is not None and values.shape[:-1] == (*leading, weights.shape[-1])
-    return folded_heads(values) if is_alike and values is not None else Heads()
+    return folded_heads(values) if is_alike and values is not None else AS_DOCUMENTED
 
 
 def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:

@@ -159,7 +159,8 @@ class _Projection(NamedTuple):
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
 
     def is_channel(self, base: Tensor, stride: int, size: int) -> bool | None:
-        """True if an axis with this stride, of the output or of its view, runs over the channels; None if beyond them."""
+        """True if an axis with this stride and size, of the output or of its view, runs over the channels; None if it
+        runs beyond them."""
         shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
         if shape is None:
             return None

@@ -28,7 +28,7 @@ from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.folded_heads import inferred_heads
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.head_axes import Heads, documented_heads, folded_heads
+from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 
 
@@ -48,7 +48,7 @@ class Sdpa(ObservedCall):
     output: Tensor | None
     """None before it ran."""
     kernel: KernelLse
-    heads: Heads = Heads()
+    heads: Heads = AS_DOCUMENTED
     """The dimensions, and how the model lays out its heads; here they are before the queries."""
     raw: Tensor | None = None
     """The output as the model got it, if `output` is laid out in another way."""
@@ -95,7 +95,9 @@ class Sdpa(ObservedCall):
     def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
         """The same for copied queries and nothing else: no tensor is made before it is read. None for other calls."""
         lse, scale = self.kernel.lse, self.scale
-        known = _known_of(self.query, self.key, scale) if self.heads == Heads() and not policy.keeps_more else None
+        known = (
+            _known_of(self.query, self.key, scale) if self.heads is AS_DOCUMENTED and not policy.keeps_more else None
+        )
         if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
             return None
         mask = FROM_THE_FIRST if self.is_causal else None
@@ -280,7 +282,7 @@ def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:
     if rank > 3:
         heads = documented_heads(thread, rows[::-1])
     else:
-        heads = folded_heads(call.value) if len({len(t) for t in rows}) == 1 else Heads()
+        heads = folded_heads(call.value) if len({len(t) for t in rows}) == 1 else AS_DOCUMENTED
     if (layout := heads.layout) is None:
         return call if heads.dimensions is None else replace(call, heads=heads)
     query, key, value = (layout.unfolded(t) for t in rows)

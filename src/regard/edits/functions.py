@@ -44,9 +44,11 @@ class CallEdits:
     edits: tuple[Edit, ...]
     policy: RetentionPolicy
     """It reads the masks of the model, each once."""
-    placed: Callable[[Call, Tensor, bool, str], CallPlace]
+    placed: Callable[[Call, Tensor, bool | None, str], CallPlace]
     """The place of a call, from the call, its keys as the model gave them, a flag for keys of another sequence, and the
     reason for unknown heads (empty otherwise)."""
+    tried: Callable[[int, CallPlace], None]
+    """Called with the number of an edit, and the place of a call with positions of its choice."""
     ran: Callable[[CallPlace, EditedCall | None], None]
     """Called with the result of the call, or None if the edits changed nothing."""
 
@@ -59,6 +61,7 @@ class Edited(ObservedCall):
     call: Call
     vectors: Vectors
     how: str
+    crosses: bool | None = None
     is_editable: ClassVar[bool] = True
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -93,8 +96,8 @@ class ReadyCall:
     output: Callable[[EditedCall], Any]
     """Turns an edited call into the function's return value."""
     key: Tensor
-    crosses: bool = False
-    """True if the keys belong to another sequence."""
+    crosses: bool | None = None
+    """True if the keys are made of another sequence than the queries; None if unknown."""
     heads_unknown: str = ""
     """Why heads and batch rows are not separable; empty if they are."""
     backend: str | None = None
@@ -113,7 +116,9 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
             weights, changing = _edited_weights(ready, wanted)
             if changing:
-                return ready.output(_run(thread, ready, weights, changing))
+                result = ready.output(_run(thread, ready, weights, changing))
+                thread.traces.follow(result[0] if isinstance(result, tuple) else result, *args[:1])
+                return result
         if len(thread.editors) < len(thread.watches):
             return observe(thread, func, args, kwargs)
         thread.taken += 1
@@ -135,8 +140,10 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
     weights, changing = EditedWeights(ready.call), Changing()
     for one in wanted:
         at, before = one.placed(ready.call, ready.key, ready.crosses, ready.heads_unknown), weights
-        for edit in one.edits:
+        for number, edit in enumerate(one.edits):
+            at.missing.clear()
             weights = edit.apply(weights, at)
+            one.tried(number, at)
         if weights is before:
             one.ran(at, None)
         else:
@@ -150,7 +157,7 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
         made = weights.run(ready.values, ready.vectors[2], ready.backend)
     for one, at in changing:
         one.ran(at, made)
-    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited"))
+    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited", ready.crosses))
     return made
 
 
@@ -175,7 +182,9 @@ def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, pol
 
     names = given.heads.dimensions
     unknown = names.why if names is not None else ""
-    return ReadyCall(call, values, (query, key, value), given.how, output, given.key, heads_unknown=unknown)
+    return ReadyCall(
+        call, values, (query, key, value), given.how, output, given.key, given.crosses, heads_unknown=unknown
+    )  # fmt: skip
 
 
 def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,7 +247,7 @@ def _ready_multi_head(
         return rows, dense.mean(-3) if given["average_attn_weights"] else dense
 
     vectors = (query, key, value) if sizes.batch else (query.squeeze(0), key.squeeze(0), value.squeeze(0))
-    return ReadyCall(call, values, vectors, layer.how, output, key, crosses=given["key"] is not given["query"])
+    return ReadyCall(call, values, vectors, layer.how, output, key, crosses=layer.crosses)
 
 
 def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
@@ -253,7 +262,16 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
             return made.output
         return Attended(made.output, made.weights.with_values(value) if keeps_values else made.weights)
 
-    return ReadyCall(call, values, (query, key, value), "regard.attention", output, key, backend=backend)
+    return ReadyCall(
+        call,
+        values,
+        (query, key, value),
+        "regard.attention",
+        output,
+        key,
+        thread.traces.crosses(query, key),
+        backend=backend,
+    )
 
 
 _edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)

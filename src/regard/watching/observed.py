@@ -54,6 +54,8 @@ class Observed:
     """The run of the model; None outside of one."""
     token: object = None
     """Identifies the call for its observer."""
+    crosses: bool | None = None
+    """True if its keys are made of another sequence than its queries; None if that is not known."""
 
     @property
     def sizes(self) -> Sizes:
@@ -153,7 +155,7 @@ class Record(Interceptor):
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
-            notes=reading.notes, at=when.at, run=when.begun, token=source.token,
+            notes=reading.notes, at=when.at, run=when.begun, token=source.token, crosses=source.crosses,
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()

@@ -12,7 +12,6 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
-from regard.watching.checks.roles import is_cross
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -271,15 +270,12 @@ def _observed(record: Any) -> Layers:
             "relevance() follows one run of the model, and this watch saw several: watch one run, or hand over the "
             "maps of one as a list"
         )
-    crosses = [
-        is_cross(call.name, record.modules.get(call.name)) or call.map.shape[-1] != call.map.shape[-2]
-        for call in calls
-    ]  # fmt: skip
+    crosses = [call.map.shape[-1] != call.map.shape[-2] if call.crosses is None else call.crosses for call in calls]
     stacks = list(dict.fromkeys(_stack(call.name) for call in calls))
     asking = {_stack(call.name) for call, cross in zip(calls, crosses, strict=True) if cross}
     if len(asking) > 1 or len(stacks) > 2 or (len(stacks) == 2 and not asking):
         raise ArgumentError(
-            f"which of the stacks {', '.join(map(repr, stacks))} attends to which cannot be told by names: watch one "
+            f"which of the stacks {', '.join(map(repr, stacks))} attends to which is not known: watch one "
             "of them, or hand over the layers as a list of regard.watching.AttentionStep(map, queries, keys)"
         )
     if not asking:

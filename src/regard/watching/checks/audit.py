@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import RegardError, ShapeError
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.finding import Finding, Severity, by_module
-from regard.watching.checks.roles import is_causal, is_cross
+from regard.watching.checks.roles import is_causal
 from regard.watching.observed import Observed, Record
 
 LEAST = 1e-6
@@ -27,14 +27,14 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
     found: list[Finding] = []
     known: list[tuple[Observed, Facts]] = []
     for call in record.calls:
-        crosses = is_cross(call.name, record.modules.get(call.name))
+        crosses = call.crosses is True
         try:
             facts = facts_of(call, _fitting(call, keep), crosses=crosses)
         except RegardError as error:
             found.append(Finding("not seen", "info", str(error), call.name, call.index))
             continue
         known.append((call, facts))
-        wanted = is_causal(record.modules, call.name) if causal is None else causal and not crosses
+        wanted = is_causal(record.modules, call.name, call.crosses) if causal is None else causal and not crosses
         found += _of_call(call, facts, crosses=crosses, should_be_causal=wanted, keep=_fitting(call, keep))
     if keep is None:
         found += _unlike_their_like(known)

@@ -64,6 +64,8 @@ class ObservedCall(ABC):
     """True if such a call can be edited before it runs."""
     how: str
     """The observed function or module, for the report."""
+    crosses: bool | None = None
+    """True if its keys are made of another sequence than its queries, False if of the same; None if unknown."""
     token: object = None
     """Identifies the call later, should it turn out to be no attention."""
 

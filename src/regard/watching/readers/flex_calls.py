@@ -103,6 +103,7 @@ class FlexCall(ObservedCall):
     scale: float
     output: Tensor
     how: str
+    crosses: bool | None = None
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         query, key = self.query, self.key
@@ -205,8 +206,10 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
-        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
+        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how,
+        thread.traces.crosses(query, key),
     )  # fmt: skip
+    thread.traces.follow(output, query)
     if mods == () and _is_identity(score_mod):
         call.score_mod = score_mod
     thread.give(call, module)

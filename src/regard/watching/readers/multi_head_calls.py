@@ -56,6 +56,7 @@ class Projected(ObservedCall):
     output: Tensor | None
     lengths: Tensor | None = None
     """The true lengths (N,) if the input was nested (it is padded here)."""
+    crosses: bool | None = None
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -322,14 +323,17 @@ def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
 
 def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, output: Tensor) -> None:
-    thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
+    given = arguments_by_name(func, args, kwargs)
+    thread.give(projected_call(thread, given, output))
+    thread.traces.follow(output, given["query"])
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
     """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    return _projected(_layer_of_call(given), given, output, how=how)
+    crosses = thread.traces.inputs_cross(given["query"], given["key"])
+    return replace(_projected(_layer_of_call(given), given, output, how=how), crosses=crosses)
 
 
 def observe_module(
@@ -339,7 +343,9 @@ def observe_module(
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
-        thread.give(_of_module(module, given, output[0]))
+        crosses = thread.traces.inputs_cross(given["query"], given["key"])
+        thread.give(replace(_of_module(module, given, output[0]), crosses=crosses))
+        thread.traces.follow(output[0], given["query"])
 
 
 def observe_encoder_layer(
@@ -352,6 +358,7 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
-        thread.give(_of_encoder_layer(module, given), module.self_attn)
+        thread.give(replace(_of_encoder_layer(module, given), crosses=False), module.self_attn)
+        thread.traces.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

@@ -44,6 +44,7 @@ class WrittenOut(ObservedCall):
     how: str
     notes: tuple[str, ...] = ()
     heads: Heads = AS_DOCUMENTED
+    crosses: bool | None = None
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -125,18 +126,31 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
     result = func(*args, **kwargs)
     if thread.traces:
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
-    if isinstance(result, Tensor) and any(isinstance(arg, nn.Parameter) for arg in args):
-        thread.traces.projected(result, channels_last=True)
+    if isinstance(result, Tensor):
+        _made(thread, args, result)
     return result
+
+
+def _made(thread: ThreadState, args: Args, result: Tensor) -> None:
+    """Record a projection by a parameter, or the scores of two other tensors."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if any(isinstance(one, nn.Parameter) for one in tensors):
+        of = next((one for one in tensors if not isinstance(one, nn.Parameter)), None)
+        thread.traces.projected(result, channels_last=True, of=of)
+    elif len(tensors) > 1 and thread.traces.stream(result) is None:
+        thread.traces.compare(result, *tensors[-2:])
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     kind = type(module)
+    of = args[0] if args else None
     if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
-        thread.traces.projected(output, channels_last=True)
+        thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
-        thread.traces.projected(output, channels_last=False)
+        thread.traces.projected(output, channels_last=False, of=of)
+    else:
+        thread.traces.follow(output, of)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):
@@ -273,11 +287,15 @@ def _attended(
     if across:
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
     how = f"{origin.how}, T x S weights kept"
-    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product))
+    call = WrittenOut(
+        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origin.crosses
+    )
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
         one.calls.append(call.token)
+    if isinstance(streams := origin.streams, tuple):
+        thread.traces.carry(result, streams[0])
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys

@@ -33,6 +33,8 @@ class SoftmaxOrigin:
     """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
     depth: int = 0
     module: nn.Module | None = None
+    streams: object = None
+    """The streams of the queries and of the keys, if known."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
     is_taken: bool = False
@@ -45,6 +47,11 @@ class SoftmaxOrigin:
     def keys(self) -> int:
         """How many weights sum to 1."""
         return self.shape[self.axis]
+
+    @property
+    def crosses(self) -> bool | None:
+        """True if the keys are of another sequence than the queries; None if unknown."""
+        return self.streams[0] != self.streams[1] if isinstance(self.streams, tuple) else None
 
     @property
     def softmax(self) -> Tensor | None:
@@ -84,7 +91,8 @@ class Traces:
     def __init__(self) -> None:
         self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
         """The traces by the ids of their tensors, read at each function."""
-        self._projections: dict[int, _Projection] = {}
+        self._made: dict[int, _Made] = {}
+        self._most = MOST_MADE
 
     def __len__(self) -> int:
         return len(self.alive)
@@ -124,50 +132,102 @@ class Traces:
 
     def clear(self) -> None:
         self.alive.clear()
-        self._projections.clear()
+        self._made.clear()
 
     # -- projections -------------------------------------------------------------------------------------
 
-    def projected(self, output: Tensor, *, channels_last: bool) -> None:
-        """Record that a tensor is the output of a projection, with channels on its last axis or its second."""
-        if len(self._projections) > MOST_PROJECTIONS:
-            self._projections = {n: one for n, one in self._projections.items() if not one.is_gone()}
+    def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:
+        """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
+        second."""
         base = base_of(output)
-        if base.is_inference():
-            shape = tuple(base.shape) if base.is_contiguous() else None
-            one = _Projection(StorageWeakRef(base.untyped_storage()), channels_last, shape)
-        else:
-            one = _Projection(weakref.ref(base), channels_last)
-        self._projections[_number(base)] = one
+        stream = self._continued(of) if isinstance(of, Tensor) else None
+        self._put(base, _Made(*_held(base, with_shape=True), channels_last, stream))
+
+    def _put(self, base: Tensor, made: "_Made") -> None:
+        if len(self._made) > self._most:
+            self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
+            self._most = max(MOST_MADE, 2 * len(self._made))
+        self._made[_number(base)] = made
+
+    def _found(self, base: Tensor) -> "_Made | None":
+        made = self._made.get(_number(base))
+        return None if made is None or made.is_gone() else made
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
         projection's output and for its views, by strides."""
         base = base_of(tensor)
-        projection = self._projections.get(_number(base))
-        if projection is None or projection.is_gone() or tensor.shape[axis] < 2 or not tensor.stride(axis):
+        made = self._found(base)
+        if made is None or made.channels_last is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
             return None
-        return projection.is_channel(base, tensor.stride(axis), tensor.shape[axis])
+        return made.is_channel(base, tensor.stride(axis), tensor.shape[axis])
+
+    # -- streams -----------------------------------------------------------------------------------------
+
+    def stream(self, tensor: Tensor) -> object | None:
+        """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
+        unknown."""
+        made = self._found(base_of(tensor))
+        return None if made is None else made.stream
+
+    def follow(self, result: object, *sources: object) -> None:
+        """Record that a tensor has the positions of another: of the first source with a known stream, else of the first
+        that is not learned."""
+        tensors = [source for source in sources if isinstance(source, Tensor)]
+        if not isinstance(result, Tensor) or not tensors:
+            return
+        known = next((stream for one in tensors if (stream := self.stream(one)) is not None), None)
+        if known is None:
+            known = self._continued(next((one for one in tensors if not is_learned(one)), tensors[0]))
+        self.carry(result, known)
+
+    def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
+        """Record that a tensor has the scores of queries and keys."""
+        pair = self.stream(query), self.stream(key)
+        if None not in pair:
+            self.carry(scores, pair)
+
+    def crosses(self, query: Tensor, key: Tensor) -> bool | None:
+        """True if keys are made of another sequence than the queries, False if of the same; None if unknown."""
+        of_queries, of_keys = self.stream(query), self.stream(key)
+        return None if of_queries is None or of_keys is None else of_queries != of_keys
+
+    def inputs_cross(self, query: Tensor, key: Tensor) -> bool:
+        """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
+        return base_of(query) is not base_of(key) and self._continued(query) != self._continued(key)
+
+    def carry(self, result: Tensor, stream: object) -> None:
+        """Record the stream of a tensor."""
+        base = base_of(result)
+        made = self._found(base)
+        if made is None or made.stream is not stream:
+            self._put(base, _Made(*_held(base), None, stream) if made is None else made._replace(stream=stream))
+
+    def _continued(self, tensor: Tensor) -> object:
+        """The stream of a tensor, begun by it if there is none."""
+        if (stream := self.stream(tensor)) is None:
+            self.carry(tensor, stream := object())
+        return stream
 
 
-class _Projection(NamedTuple):
-    """The output of a projection, and the axis of its channels."""
+class _Made(NamedTuple):
+    """The origin of the memory of a tensor."""
 
     reference: Any
-    channels_last: bool
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
+    channels_last: bool | None = None
+    """The axis of the channels of a projection's output; None for other tensors."""
+    stream: object | None = None
 
     def is_channel(self, base: Tensor, stride: int, size: int) -> bool | None:
         """True if an axis with this stride and size, of the output or of its view, runs over the channels; None if it
         runs beyond them."""
         shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
-        if shape is None:
+        if shape is None or (len(shape) < 3 and not self.channels_last):
             return None
         step = 1 if self.channels_last else prod(shape[2:])
         whole = step * shape[-1 if self.channels_last else 1]
-        if len(shape) < 3 and not self.channels_last:
-            return None
         return None if step <= stride < whole < stride * size else step <= stride < whole
 
     def is_gone(self) -> bool:
@@ -177,8 +237,16 @@ class _Projection(NamedTuple):
         return self.reference() is None
 
 
-MOST_PROJECTIONS = 4096
-"""The most recorded projections before dead ones are cleared."""
+def _held(base: Tensor, *, with_shape: bool = False) -> tuple[Any, tuple[int, ...] | None]:
+    """A weak reference to a tensor's memory, and the shape if it is one of inference."""
+    if not base.is_inference():
+        return weakref.ref(base), None
+    shape = tuple(base.shape) if with_shape and base.is_contiguous() else None
+    return StorageWeakRef(base.untyped_storage()), shape
+
+
+MOST_MADE = 4096
+"""The fewest recorded tensors before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:

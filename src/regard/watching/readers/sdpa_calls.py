@@ -52,6 +52,7 @@ class Sdpa(ObservedCall):
     """The dimensions, and how the model lays out its heads; here they are before the queries."""
     raw: Tensor | None = None
     """The output as the model got it, if `output` is laid out in another way."""
+    crosses: bool | None = None
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -270,6 +271,9 @@ def laid_out_by_heads(
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
     call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
+    call.crosses = thread.traces.crosses(call.query, call.key)
+    if output is not None:
+        thread.traces.follow(output, call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 

@@ -57,11 +57,12 @@ def begin(
     """Begin to trace weights that sum to 1 along an axis."""
     axis = dim % result.dim()
     channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
+    streams = None if scores is None else thread.traces.stream(scores)
     frame = thread.innermost()
     is_weights = kind == "weights"
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
-                    len(thread.stack), thread.innermost_module())  # fmt: skip
+                    len(thread.stack), thread.innermost_module(), streams)  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
     thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
@@ -90,7 +91,7 @@ def _exponential(thread: ThreadState, args: Args, result: Tensor) -> None:
     # The logarithms were not the weights yet: the weights begin here.
     origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result),
                     counted_version(result),
-                    before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
+                    before.is_projected, before.is_projection, before.depth, before.module, before.streams)  # fmt: skip
     if trace.key is None:
         return
     thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))
@@ -132,10 +133,13 @@ def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Te
 def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        thread.traces.follow(result, *args)
+        return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
+    thread.traces.follow(result, *args)
     if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:

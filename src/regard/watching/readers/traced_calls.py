@@ -11,6 +11,13 @@ from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, follow
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.readers.provenance import Trace
 
+JOINS = frozenset({"cat", "concat", "concatenate"})
+FOLLOWED = frozenset({
+    "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
+    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "pad", "roll", "index_select", "gather",
+    *JOINS, "__setitem__", "copy", "index_copy", "slice_scatter", "index_put",
+})  # fmt: skip
+"""Functions that make new memory of the same positions, between an input and its queries and keys."""
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""
 
@@ -21,6 +28,23 @@ def observe_traced(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     if result is None or isinstance(result, Tensor | tuple | list):
         thread.try_to(trace_results, thread, func, args, kwargs, result)
     return result
+
+
+def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a function whose result has the positions of its argument, and follow these."""
+    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+    thread.try_to(_follow, thread, name_of(func), args, result)
+    return result
+
+
+def _follow(thread: ThreadState, name: str, args: Args, result: Any) -> None:
+    if name in JOINS:
+        # A cache puts the new keys last.
+        thread.traces.follow(result, *reversed(args[0] if args else ()))
+    elif name in WRITES:
+        thread.traces.follow(args[0], *reversed(args[1:]))
+    else:
+        thread.traces.follow(result, *args)
 
 
 def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:

@@ -173,7 +173,8 @@ class Traces:
     def follow(self, result: object, *sources: object) -> None:
         """Record that a tensor has the positions of another: of the first source with a known stream, else of the first
         that is not learned."""
-        tensors = [source for source in sources if isinstance(source, Tensor)]
+        # (Ids and masks have no vectors: those that are made of them begin a stream.)
+        tensors = [one for one in sources if isinstance(one, Tensor) and one.is_floating_point()]
         if not isinstance(result, Tensor) or not tensors:
             return
         known = next((stream for one in tensors if (stream := self.stream(one)) is not None), None)

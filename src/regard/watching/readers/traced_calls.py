@@ -12,10 +12,12 @@ from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, n
 from regard.watching.readers.provenance import Trace
 
 JOINS = frozenset({"cat", "concat", "concatenate"})
+INTO = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
+"""Functions that write new keys into a cache."""
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "pad", "roll", "index_select", "gather",
-    *JOINS, "__setitem__", "copy", "index_copy", "slice_scatter", "index_put",
+    *JOINS, *INTO,
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys."""
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
@@ -41,8 +43,8 @@ def _follow(thread: ThreadState, name: str, args: Args, result: Any) -> None:
     if name in JOINS:
         # A cache puts the new keys last.
         thread.traces.follow(result, *reversed(args[0] if args else ()))
-    elif name in WRITES:
-        thread.traces.follow(args[0], *reversed(args[1:]))
+    elif name in INTO:
+        thread.traces.follow(args[0] if result is None else result, *reversed(args))
     else:
         thread.traces.follow(result, *args)
 

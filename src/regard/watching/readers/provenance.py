@@ -139,48 +139,65 @@ class Traces:
     def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:
         """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
         second."""
-        base = base_of(output)
-        stream = self._continued(of) if isinstance(of, Tensor) else None
-        self._put(base, _Made(*_held(base, with_shape=True), channels_last, stream))
-
-    def _put(self, base: Tensor, made: "_Made") -> None:
-        if len(self._made) > self._most:
-            self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
-            self._most = max(MOST_MADE, 2 * len(self._made))
-        self._made[_number(base)] = made
-
-    def _found(self, base: Tensor) -> "_Made | None":
-        made = self._made.get(_number(base))
-        return None if made is None or made.is_gone() else made
+        stream = self._continued(of) if isinstance(of, Tensor) and of.is_floating_point() else None
+        self._put(base_of(output), stream, channels_last)
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
         projection's output and for its views, by strides."""
-        base = base_of(tensor)
-        made = self._found(base)
+        made = self._found(tensor)
         if made is None or made.channels_last is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
             return None
-        return made.is_channel(base, tensor.stride(axis), tensor.shape[axis])
+        return made.is_channel(base_of(tensor), tensor.stride(axis), tensor.shape[axis])
+
+    def _found(self, tensor: Tensor) -> "_Made | None":
+        base = viewed(tensor)
+        base = tensor if base is None else base
+        made = self._made.get(id(base) if not base.is_inference() else _number(base))
+        return None if made is None or made.is_gone() else made
+
+    def _put(self, base: Tensor, stream: object, channels_last: bool | None = None) -> None:
+        if len(self._made) > self._most:
+            self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
+            self._most = max(MOST_MADE, 2 * len(self._made))
+        if not base.is_inference():
+            self._made[id(base)] = _Made(weakref.ref(base), None, channels_last, stream)
+        else:
+            shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
+            self._made[_number(base)] = _Made(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
 
     # -- streams -----------------------------------------------------------------------------------------
 
     def stream(self, tensor: Tensor) -> object | None:
         """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
         unknown."""
-        made = self._found(base_of(tensor))
+        made = self._found(tensor)
         return None if made is None else made.stream
 
     def follow(self, result: object, *sources: object) -> None:
         """Record that a tensor has the positions of another: of the first source with a known stream, else of the first
         that is not learned."""
-        # (Ids and masks have no vectors: those that are made of them begin a stream.)
-        tensors = [one for one in sources if isinstance(one, Tensor) and one.is_floating_point()]
-        if not isinstance(result, Tensor) or not tensors:
+        if not isinstance(result, Tensor):
             return
-        known = next((stream for one in tensors if (stream := self.stream(one)) is not None), None)
-        if known is None:
-            known = self._continued(next((one for one in tensors if not is_learned(one)), tensors[0]))
-        self.carry(result, known)
+        # (Some tens of functions of each layer come here.)
+        unknown = []
+        for one in sources:
+            if isinstance(one, Tensor):
+                made = self._found(one)
+                if made is not None and made.stream is not None:
+                    self.carry(result, made.stream)
+                    return
+                unknown.append(one)
+        # Ids and masks have no vectors: those that are made of them begin a stream.
+        unknown = [one for one in unknown if one.is_floating_point()]
+        if unknown:
+            self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
+
+    def carry(self, result: Tensor, stream: object) -> None:
+        """Record the stream of a tensor."""
+        made = self._found(result)
+        if made is None or made.stream is not stream:
+            self._put(base_of(result), stream, None if made is None else made.channels_last)
 
     def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
         """Record that a tensor has the scores of queries and keys."""
@@ -196,13 +213,6 @@ class Traces:
     def inputs_cross(self, query: Tensor, key: Tensor) -> bool:
         """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
         return base_of(query) is not base_of(key) and self._continued(query) != self._continued(key)
-
-    def carry(self, result: Tensor, stream: object) -> None:
-        """Record the stream of a tensor."""
-        base = base_of(result)
-        made = self._found(base)
-        if made is None or made.stream is not stream:
-            self._put(base, _Made(*_held(base), None, stream) if made is None else made._replace(stream=stream))
 
     def _continued(self, tensor: Tensor) -> object:
         """The stream of a tensor, begun by it if there is none."""
@@ -236,14 +246,6 @@ class _Made(NamedTuple):
         if isinstance(self.reference, StorageWeakRef):
             return self.reference.expired()
         return self.reference() is None
-
-
-def _held(base: Tensor, *, with_shape: bool = False) -> tuple[Any, tuple[int, ...] | None]:
-    """A weak reference to a tensor's memory, and the shape if it is one of inference."""
-    if not base.is_inference():
-        return weakref.ref(base), None
-    shape = tuple(base.shape) if with_shape and base.is_contiguous() else None
-    return StorageWeakRef(base.untyped_storage()), shape
 
 
 MOST_MADE = 4096

@@ -99,7 +99,8 @@ class Dimensions:
         if tensors and max(gone + tensors) - min(gone + tensors) > len(gone):
             # torch puts the dimension of a tensor first if a slice stands between it and an integer.
             kept.sort(key=lambda n: n not in tensors)
-        if len(tensors) > 1 or len(kept) != rank:
+        taken = sum(i is not None for i in lead)
+        if len(tensors) > 1 or taken != len(self.leading) or len(kept) != rank:
             return replace(self, leading=UNKNOWN * rank, why=SEVERAL)
         return self.named(tuple(found[n] for n in kept))
 

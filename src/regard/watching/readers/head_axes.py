@@ -70,18 +70,18 @@ def documented_heads(thread: ThreadState, tensors: Sequence[Tensor]) -> Heads:
 
     `tensors` are its value, key and query, of one rank above 3.
     """
-    steps = _steps(thread, tensors, -3)
+    steps, leading = _steps(thread, tensors, -3), tensors[-1].shape[:-2]
+    documented = AS_DOCUMENTED if len(leading) == 2 else _at(len(leading) - 1, len(leading))
     if steps:
-        return AS_DOCUMENTED
+        return documented
     counts = [n for frame in thread.stack[: -MODULES - 1 : -1] for n in own_heads(frame.module)]
-    if steps is None and (not counts or tensors[-1].shape[-3] in counts):
-        return AS_DOCUMENTED
-    leading = tensors[-1].shape[:-2]
+    if steps is None and (not counts or leading[-1] in counts):
+        return documented
     found = found_heads(thread, tensors, leading, counts)
     if steps is None and found.dimensions is not None and "unknown" in found.dimensions.leading:
         # Several maps for each head are plausible if the other dimension is the whole batch.
         is_whole = any(len(tensor) == leading[0] for _, given in running() for tensor in given)
-        return AS_DOCUMENTED if is_whole else found
+        return documented if is_whole else found
     return found
 
 

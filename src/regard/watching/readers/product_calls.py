@@ -127,16 +127,16 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
     if thread.traces:
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
     if isinstance(result, Tensor):
-        _made(thread, args, result)
+        _made(thread, func, args, result)
     return result
 
 
-def _made(thread: ThreadState, args: Args, result: Tensor) -> None:
+def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
     """Record a projection by a parameter, or the scores of two other tensors."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if any(isinstance(one, nn.Parameter) for one in tensors):
-        of = next((one for one in tensors if not isinstance(one, nn.Parameter)), None)
-        thread.traces.projected(result, channels_last=True, of=of)
+    given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
+    if len(given) < len(tensors):
+        thread.traces.projected(result, channels_last=True, of=given[0] if given else None)
     elif len(tensors) > 1 and thread.traces.stream(result) is None:
         thread.traces.compare(result, *tensors[-2:])
 

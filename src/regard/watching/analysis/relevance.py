@@ -275,7 +275,7 @@ def _observed(record: Any) -> Layers:
     asking = {_stack(call.name) for call, cross in zip(calls, crosses, strict=True) if cross}
     if len(asking) > 1 or len(stacks) > 2 or (len(stacks) == 2 and not asking):
         raise ArgumentError(
-            f"which of the stacks {', '.join(map(repr, stacks))} attends to which is not known: watch one "
+            f"which of the stacks {', '.join(map(repr, stacks))} attends to which cannot be told: watch one "
             "of them, or hand over the layers as a list of regard.watching.AttentionStep(map, queries, keys)"
         )
     if not asking:

@@ -110,7 +110,7 @@ def test_an_edit_whose_positions_reach_nothing_is_an_error(edit: Any) -> None:
 
 def test_an_edit_that_reaches_some_call_or_leaves_numbers_as_they_are_is_none() -> None:
     model, given = TwoWay("sdpa"), two_way()
-    edits = {"cross_attn": [ScaleHeads(0, 1.0), AddBias(0.0, keys=0)], "*": Knockout(keys=slice(T, S))}
+    edits: dict[Any, Any] = {"cross_attn": [ScaleHeads(0, 1.0), AddBias(0.0, keys=0)], "*": Knockout(keys=slice(T, S))}
     with torch.no_grad(), regard.edit(model, edits) as run:
         model(*given)
     assert "reach nothing" not in str(run.report())

@@ -1,8 +1,8 @@
 """The audit of a watch: the faults of each call."""
 
 import math
-import re
 from collections.abc import Iterator
+from string import digits
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from regard.watching.observed import Observed, Record
 
 LEAST = 1e-6
 """A share of weight below this is rounding."""
+NUMBERS = str.maketrans("", "", digits)
+"""Leaves out the numbers of layers: the modules of a stack have paths that differ in these alone."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
 """Patterns with a meaning only if query and key are of one sequence."""
 
@@ -132,7 +134,7 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
     stacks: dict[tuple[object, ...], list[tuple[Observed, Facts]]] = {}
     for call, facts in known:
         assert call.map is not None
-        stack = (re.sub(r"\d+", "#", call.name), call.index, call.map.shape)
+        stack = (call.name.translate(NUMBERS), call.index, call.map.shape)
         stacks.setdefault(stack, []).append((call, facts))
     for layers in stacks.values():
         seen = [_keys(facts) for _, facts in layers]

@@ -1,11 +1,10 @@
 """Kinds of modules: those torch may run fused, those without attention, and those named after it."""
 
-from functools import lru_cache
-
 from torch import nn
 
 from regard.tensors.guards import is_recorded
 from regard.tensors.torch_private import has_pre_hooks
+from regard.watching.hooks.plain_code import works_on_positions
 from regard.watching.readers.provenance import Traces
 
 
@@ -53,26 +52,10 @@ PLAIN = frozenset({
 })  # fmt: skip
 """Frequent modules of torch without attention. They run without our mode, which costs microseconds per function."""
 
-TRANSPOSED_LINEAR = "transformers.pytorch_utils", "Conv1D"
-
-
-@lru_cache(maxsize=1024)
-def is_known(place: str, name: str) -> bool:
-    """True for a class of transformers as plain, by its module and its name: norms, activations and projections.
-
-    Each calls three to eight functions, together half of a model's.
-
-    >>> is_known("transformers.models.llama.modeling_llama", "LlamaRMSNorm"), is_known("mine", "LlamaRMSNorm")
-    (True, False)
-    """
-    is_norm = place.startswith("transformers.models.") and name.endswith("RMSNorm")
-    return is_norm or place == "transformers.activations" or (place, name) == TRANSPOSED_LINEAR
-
 
 def is_plain(module: nn.Module, traces: Traces) -> bool:
     """True for a module without observed functions, which can run without our mode. Outputs of a torch module from
-    traced tensors are found afterwards; transformers' modules run under our mode."""
-    kind = type(module)
-    if kind not in PLAIN and (traces.alive or not is_known(kind.__module__, kind.__name__)):
+    traced tensors are found afterwards; other modules from traced tensors run under our mode."""
+    if type(module) not in PLAIN and (traces.alive or not works_on_positions(module)):
         return False
     return not has_pre_hooks(module) and "forward" not in module.__dict__

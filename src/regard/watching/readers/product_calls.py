@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.maps.dimensions import UNNAMED, Dimensions
-from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -143,9 +142,8 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
-    kind = type(module)
     of = args[0] if args else None
-    if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
+    if _projects(module):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.traces.projected(output, channels_last=False, of=of)
@@ -156,7 +154,16 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     if isinstance(module, nn.Linear):
         thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)
     else:
-        thread.try_to(trace_results, thread, _Named(type(module).__name__), args, {}, output)
+        name = "Identity" if isinstance(module, nn.Identity) else f"{type(module).__name__}()"
+        thread.try_to(trace_results, thread, _Named(name), args, {}, output)
+
+
+def _projects(module: nn.Module) -> bool:
+    """True for a linear layer, whichever way its weight stands."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        return isinstance(module, nn.Linear)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.dim() == 2
 
 
 class _Named:

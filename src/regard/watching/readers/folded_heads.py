@@ -8,7 +8,7 @@ unfolded.
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FrameType
 from typing import NamedTuple
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.kept.factors import undisturbed
 
-NAMES = (
+NAMES = frozenset({
     "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
     "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
-)  # fmt: skip
+})  # fmt: skip
 """The attributes of modules, or of their `config`, with the number of heads."""
 MODULES = 3
 """The most running modules tried, from the innermost outwards: some leave the softmax to a module inside."""
@@ -148,18 +148,19 @@ def _is_forward(frame: FrameType, module: nn.Module) -> bool:
 
 def inferred_heads(module: nn.Module) -> list[int]:
     """The head counts of a module and its config."""
-    config = {**vars(type(module)), **vars(module)}.get("config")
-    return list(dict.fromkeys([*own_heads(module), *_counts(_of_config(config, name) for name in NAMES)]))
+    config = vars(module).get("config", vars(type(module)).get("config"))
+    found = _counts(getattr(config, "__dict__", {})) or _counts({name: _of_config(config, name) for name in NAMES})
+    return list(dict.fromkeys([*own_heads(module), *found]))
 
 
 def own_heads(module: nn.Module) -> list[int]:
     """The head counts of a module itself."""
     # A property of a module may run anything, and is not read.
-    own, of_class = vars(module), vars(type(module))
-    return _counts(own.get(name, of_class.get(name)) for name in NAMES)
+    return _counts(vars(module)) or _counts(vars(type(module)))
 
 
-def _counts(found: Iterable[object]) -> list[int]:
+def _counts(given: Mapping[str, object]) -> list[int]:
+    found = (given[name] for name in NAMES & given.keys())
     return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0]
 
 

@@ -15,6 +15,7 @@ from regard.models import RNNConfig, RNNSeq2Seq
 from regard.selection import last_query
 from regard.views import Example, Map, page
 from regard.watching import head_table, rollout
+from regard.watching.hooks.module_hooks import this_thread
 
 B, W, H, T, D = 3, 4, 2, 6, 5
 LAYOUTS = {
@@ -141,6 +142,33 @@ def test_where_nothing_tells_the_heads_they_are_refused_and_it_is_said_what_woul
         with pytest.raises(ShapeError, match="needs to know the heads"):
             ask()
     assert found.average(0).shape == (W, T, T)
+
+
+class Sequences(nn.Module):
+    """fairseq's layout: sequences and heads are one dimension, and it steps through channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = H
+        self.value = nn.Linear(H * D, H * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.value(x).view(-1, B * H, D)
+        return torch.einsum("tns,sne->tne", torch.einsum("tne,sne->tns", v, v).softmax(-1), v)
+
+
+def test_a_dimension_of_sequences_and_heads_is_neither() -> None:
+    model: Any = Sequences()
+    with torch.no_grad(), regard.watch(model) as seen:
+        inputs = torch.randn(T + 1, B, H * D)
+        model(inputs)
+        value = model.value(inputs)
+        traces = this_thread().traces
+        assert traces.is_channel(value.view(-1, B * H, D), 1) is None
+        assert traces.is_channel(value.view(-1, B, H, D), 2) is True
+        assert traces.is_channel(value.view(-1, B, H, D), 1) is False
+        assert traces.is_channel(value[:, :, None].expand(-1, -1, H, -1), 2) is None
+    assert seen.maps[0].dimensions.leading == ("batch", "head")
 
 
 class Unlabelled(nn.Module):
@@ -289,3 +317,19 @@ def test_folded_heads_need_no_parameter_of_a_name(kind: Callable[[], nn.Module])
         model(x=inputs) if kind is ByKeyword else model(inputs)
     assert seen.maps[0].dimensions.leading == ("batch", "head")
     assert seen.maps[0].shape == (B, H, T, T)
+
+
+@pytest.mark.parametrize("kind", [CalledThis, Starred, Renamed, ByKeyword])
+def test_a_call_belongs_to_its_module_whatever_that_calls_itself(kind: Callable[[], nn.Module]) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind()
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.inner(x=x)
+            return found
+
+    with torch.no_grad(), regard.watch(model := Outer()) as seen:
+        model(torch.randn(B, T, H * D))
+    assert list(seen) == [("inner", 0)]

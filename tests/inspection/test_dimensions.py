@@ -319,15 +319,25 @@ def test_folded_heads_need_no_parameter_of_a_name(kind: Callable[[], nn.Module])
     assert seen.maps[0].shape == (B, H, T, T)
 
 
-@pytest.mark.parametrize("kind", [CalledThis, Starred, Renamed, ByKeyword])
+class Stepping(Base):
+    def step(this, x: Tensor) -> Tensor:
+        return folded(this, x)
+
+
+class SteppingByStar(Base):
+    def step(*args: Any) -> Tensor:
+        return folded(*args)
+
+
+@pytest.mark.parametrize("kind", [Stepping, SteppingByStar])
 def test_a_call_belongs_to_its_module_whatever_that_calls_itself(kind: Callable[[], nn.Module]) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = kind()
+            self.inner: Any = kind()
 
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = self.inner(x=x)
+            found: Tensor = self.inner.step(x)
             return found
 
     with torch.no_grad(), regard.watch(model := Outer()) as seen:

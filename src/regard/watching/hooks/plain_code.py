@@ -8,6 +8,7 @@ for each function.
 import dis
 import inspect
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -40,33 +41,34 @@ def works_on_positions(module: nn.Module) -> bool:
     >>> works_on_positions(Norm()), works_on_positions(Attend())
     (True, False)
     """
-    own = _own_names(type(module))
+    kind: Any = type(module)
+    own = _names_read(kind, getattr(kind, "forward", None))
     if own is None or next(module.children(), None) is not None:
         return False
-    return all(_is_harmless(module, name, getattr(module, name, module)) for name in own)
+    return all(_is_harmless(module, getattr(module, name, module), method) for name, method in own.items())
 
 
-def _is_harmless(module: nn.Module, name: str, one: object) -> bool:
+def _is_harmless(module: nn.Module, one: object, method: FunctionType | None) -> bool:
     """True for data, for an activation, or for a method whose code was read."""
-    is_read = isinstance(one, MethodType) and one.__self__ is module and name not in vars(module)
+    is_read = isinstance(one, MethodType) and one.__self__ is module and one.__func__ is method
     return isinstance(one, DATA) or is_read or any(one is known for known in ACTIVATIONS)
 
 
+Names = Mapping[str, FunctionType | None]
+"""The names that a forward reads of its module; methods with their functions."""
+
+
 @lru_cache(maxsize=1024)
-def _own_names(kind: Any) -> frozenset[str] | None:
-    """The names that the forward of a class reads of its module; None for a forward that may do other things."""
-    return _read(getattr(kind, "forward", None), kind, ())
-
-
-def _read(function: object, kind: object, around: tuple[object, ...]) -> frozenset[str] | None:
+def _names_read(kind: Any, function: object, around: tuple[object, ...] = ()) -> Names | None:
+    """The names that a function of a class reads of its module; None for one that may do other things."""
     function = inspect.unwrap(function) if callable(function) else None
     if not isinstance(function, FunctionType) or function in around:
         return None
-    code, own = function.__code__, set[str]()
-    has_more = (
-        code.co_freevars or code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    )
-    if has_more or code.co_argcount != 2 or any(isinstance(one, CodeType) for one in code.co_consts):
+    code, own = function.__code__, dict[str, FunctionType | None]()
+    stars = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    if code.co_freevars or code.co_kwonlyargcount or stars or code.co_argcount != 2:
+        return None
+    if any(isinstance(one, CodeType) for one in code.co_consts):
         return None
     for step in dis.get_instructions(code):
         if step.opname == "BINARY_OP" and "@" in step.argrepr:
@@ -75,13 +77,12 @@ def _read(function: object, kind: object, around: tuple[object, ...]) -> frozens
             return None
         if step.opname.startswith("IMPORT"):
             return None
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            continue
-        if isinstance(method := getattr(kind, step.argval, None), FunctionType) and step.argval not in HARMLESS:
-            inner = _read(method, kind, (*around, function))
-            if inner is None:
-                return None
-            own |= {step.argval, *inner}
-        elif step.argval not in HARMLESS:
-            own.add(step.argval)
-    return frozenset(own)
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval not in HARMLESS:
+            method = getattr(kind, step.argval, None)
+            own[step.argval] = method if isinstance(method, FunctionType) else None
+            if isinstance(method, FunctionType):
+                inner = _names_read(kind, method, (*around, function))
+                if inner is None:
+                    return None
+                own |= inner
+    return own

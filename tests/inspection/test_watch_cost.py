@@ -16,7 +16,7 @@ import regard
 from regard.errors import OverwrittenError
 from regard.tensors.reused_memory import Arena
 from regard.watching.hooks.module_hooks import this_thread
-from regard.watching.hooks.plain_code import works_on_positions
+from regard.watching.hooks.module_kinds import works_on_positions
 from regard.watching.kept.saved_tensor import LARGE
 from regard.watching.readers.kernel_lse import FLASH_CPU, KERNELS, KernelLse, run_with_lse
 

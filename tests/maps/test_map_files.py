@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 
 import regard
 from regard.call.masks.basic import Predicate
+from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, DataError, ShapeError
 from regard.kernels import BACKENDS
-from regard.maps.dimensions import Dimensions
 from regard.maps.sources.call import CallSource, source_of_call
 from regard.tensors.tensor_tree import tensors_mapped
 from tests.core.random_calls import Case, cases

@@ -9,10 +9,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
-from regard.maps.dimensions import Dimensions
-from regard.maps.indexing import Index, is_integer, positions
+from regard.maps.indexing import Index, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.derived import SelectionSource, WeightedSource, average, mean_of_positive
 from regard.maps.sources.stack import StackSource, starts_of
@@ -98,7 +98,7 @@ class AttentionMap(TensorLike):
             flat_heads = flat_heads[lead]
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
-        return self._laid_out(flat_heads, self.dimensions.indexed(lead, flat_heads.dim()))
+        return self._laid_out(flat_heads, dimensions_after(lead, self.dimensions, flat_heads.dim()))
 
     def _laid_out(self, flat_heads: Tensor | None, names: Dimensions) -> "AttentionMap":
         """The map of these flat heads, in their layout; of all, with a dimension of one head after them, for None."""

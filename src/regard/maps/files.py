@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, BackendError, DataError
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
 from regard.kernels.base import Backend, Call
-from regard.maps.dimensions import Dimensions
 from regard.maps.file_tree import as_json_and_tensors, check_fields, from_json_and_tensors, spelled
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors

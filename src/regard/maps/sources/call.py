@@ -9,11 +9,10 @@ from torch import Tensor
 
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Rows, take
+from regard.call.shapes import UNNAMED, Dimensions, Rows, take
 from regard.errors import ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
-from regard.maps.dimensions import UNNAMED, Dimensions
 from regard.maps.sources.call_factors import CallFactors, GivenFactors
 from regard.maps.sources.derived import WeightedSource
 from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores

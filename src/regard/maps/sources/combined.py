@@ -10,8 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
-from regard.maps.dimensions import UNNAMED, Dimensions
+from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.maps.sources.derived import SameShapeSource
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st

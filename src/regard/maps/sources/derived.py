@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.dimensions import Dimensions
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.errors import ShapeError
-from regard.maps.dimensions import UNNAMED, Dimensions
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
 
 

@@ -14,11 +14,10 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
-from regard.maps.dimensions import Dimensions
 from regard.maps.statistics.pooling import Grid
 
 PAIRS = 64

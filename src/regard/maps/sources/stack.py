@@ -9,9 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError, ShapeError
-from regard.maps.dimensions import Dimensions
 from regard.maps.sources.combined import SeveralSource
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st

@@ -7,8 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError, NotKeptError
-from regard.maps.dimensions import UNNAMED, Dimensions
 from regard.maps.sources.source import NamedSource, Part, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, Answers, How, by_name, check_names

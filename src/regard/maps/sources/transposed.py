@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.maps.dimensions import Dimensions
+from regard.call.shapes import Dimensions
 from regard.maps.sources.derived import DerivedSource
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st

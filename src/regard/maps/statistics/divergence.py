@@ -12,10 +12,10 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
+from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
-from regard.maps.dimensions import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.derived import AverageSource, SameShapeSource
 from regard.maps.sources.given import given_weights

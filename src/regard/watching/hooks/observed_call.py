@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from regard.maps.dimensions import Dimensions
+from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues

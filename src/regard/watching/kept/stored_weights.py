@@ -6,8 +6,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError
-from regard.maps.dimensions import UNNAMED, Dimensions
 from regard.maps.sources.combined import ScaledSource
 from regard.maps.sources.given import TensorSource
 from regard.maps.sources.values import read_now, widened

@@ -4,16 +4,235 @@ A head is a part of the channels of a projection, so that its dimension steps th
 windows, steps through positions. Tensors of their own memory have no such steps: then a size that the running modules
 give as their number of heads tells it. Where the two are silent, the documentation of the called function counts, and
 where it has none, the dimension is unknown.
+
+Heads folded into the batch, (B * H, T, S) in place of (B, H, T, S), do not label their rows. Their number comes from
+the running module (its attributes, or the batch of its arguments). The order comes from the values: each row is a slice
+of the output of a layer of the module for the arguments of one sequence, so the last vector of a row occurs in that
+sequence alone. Without that evidence nothing is unfolded.
 """
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FrameType
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from regard.maps.dimensions import BATCH, Dimensions, Name
+from regard.call.shapes import BATCH, DimensionName, Dimensions
+from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.readers.folded_heads import MODULES, Folding, find_folding, inferred_heads, own_heads, running
+from regard.watching.kept.factors import undisturbed
+
+NAMES = frozenset({
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",
+    "no_heads", "decoder_attention_heads", "encoder_attention_heads", "h",
+})  # fmt: skip
+"""The attributes of modules, or of their `config`, with the number of heads."""
+MODULES = 3
+"""The most running modules tried, from the innermost outwards: some leave the softmax to a module inside."""
+SAMPLES = 4
+"""How many rows are looked for in the module's arguments."""
+CLOSE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""How far two computations of one vector may be apart, relative to its largest number; 1e-4 in other dtypes."""
+
+
+class Folding(NamedTuple):
+    """How the rows of a batch are made of sequences and heads."""
+
+    heads: int
+    heads_last: bool
+    """True if the heads of a sequence are adjacent (B * H), False if the sequences of a head are (H * B)."""
+
+    def unfolded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B * H, ...) as (B, H, ...).
+
+        >>> Folding(2, heads_last=True).unfolded(torch.arange(6))
+        tensor([[0, 1],
+                [2, 3],
+                [4, 5]])
+        >>> Folding(2, heads_last=False).unfolded(torch.arange(6))
+        tensor([[0, 3],
+                [1, 4],
+                [2, 5]])
+        """
+        if self.heads_last:
+            return tensor.unflatten(0, (-1, self.heads))
+        return tensor.unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+    def folded(self, tensor: Tensor) -> Tensor:
+        """A tensor (B, H, ...) as (B * H, ...), or as (H * B, ...).
+
+        >>> folding = Folding(2, heads_last=False)
+        >>> folding.folded(folding.unfolded(torch.arange(6)))
+        tensor([0, 1, 2, 3, 4, 5])
+        """
+        return (tensor if self.heads_last else tensor.transpose(0, 1)).flatten(0, 1)
+
+    def __str__(self) -> str:
+        order = "(B * H, T, S)" if self.heads_last else "(H * B, T, S)"
+        return f"the model folds {self.heads} heads into the batch, {order}: shown as (B, H, T, S)"
+
+
+_known: WeakKeyDictionary[nn.Module, Folding] = WeakKeyDictionary()
+
+
+def find_folding(values: Tensor) -> Folding | str | None:
+    """Infer the folding of the running module's heads into the rows of its values (N, S, E).
+
+    Returns:
+        The folding; None without one; or a sentence that explains why it is unknown.
+    """
+    with undisturbed(), DisableTorchFunction():
+        for module, tensors in running():
+            heads = _heads_of(module, len(values))
+            if any(len(tensor) == len(values) for tensor in tensors):
+                # The rows came from outside: folded already, or one for each sequence; but lengths may come first.
+                found = _order_of(module, tensors, values, heads)
+                if found is not None or heads:
+                    return found
+                continue
+            first = [len(values) // len(t) for t in tensors if len(t) and len(values) % len(t) == 0]
+            if (found := _order_of(module, tensors, values, heads or first)) is not None:
+                return found
+            if len(values) in heads and any(len(tensor) == 1 for tensor in tensors):
+                return Folding(len(values), heads_last=True)
+            if folds := heads or first:
+                return (
+                    f"its {len(values)} maps are {len(values) // folds[0]} sequences of {folds[0]} heads or blocks, in "
+                    "an order that is not known"
+                )
+    return None
+
+
+def _order_of(module: nn.Module, tensors: list[Tensor], values: Tensor, folds: list[int]) -> Folding | None:
+    known = _known.get(module)
+    if known is not None and known.heads in folds:
+        return known
+    for heads in folds:
+        if (found := _order(module, tensors, values, heads)) is not None:
+            if len(values) > heads:
+                # The heads of a single sequence have no order.
+                _known[module] = found
+            return found
+    return None
+
+
+def running() -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """The running modules, from the innermost outwards, and the tensors among their arguments."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[nn.Module] = []
+    while frame is not None and len(found) < MODULES:
+        module, *given = _arguments(frame)
+        if isinstance(module, nn.Module) and _is_forward(frame, module) and not any(module is m for m in found):
+            tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 2]
+            if tensors:
+                found.append(module)
+                yield module, tensors
+        frame = frame.f_back
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    """The arguments of a running function, those of `*args` and `**kwargs` too; [None] for none."""
+    code, given = frame.f_code, frame.f_locals
+    named = code.co_argcount + code.co_kwonlyargcount
+    found = [given.get(name) for name in code.co_varnames[: code.co_argcount]]
+    stars = code.co_varnames[named : named + bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)]
+    for star in (given.get(name) for name in stars):
+        found += star.values() if isinstance(star, dict) else star if isinstance(star, tuple) else ()
+    found += [given.get(name) for name in code.co_varnames[code.co_argcount : named]]
+    return found or [None]
+
+
+def _is_forward(frame: FrameType, module: nn.Module) -> bool:
+    """True if a function is the forward of a module, under whatever name it was written."""
+    forward = getattr(inspect.unwrap(getattr(type(module), "forward", _is_forward)), "__code__", None)
+    return frame.f_code.co_name == "forward" or frame.f_code is forward
+
+
+def inferred_heads(module: nn.Module) -> list[int]:
+    """The head counts of a module and its config."""
+    config = vars(module).get("config", vars(type(module)).get("config"))
+    found = _counts(getattr(config, "__dict__", {})) or _counts({name: _of_config(config, name) for name in NAMES})
+    return list(dict.fromkeys([*own_heads(module), *found]))
+
+
+def own_heads(module: nn.Module) -> list[int]:
+    """The head counts of a module itself."""
+    # A property of a module may run anything, and is not read.
+    return _counts(vars(module)) or _counts(vars(type(module)))
+
+
+def _counts(given: Mapping[str, object]) -> list[int]:
+    found = (given[name] for name in NAMES & given.keys())
+    return [n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+
+
+def _of_config(config: object, name: str) -> object:
+    """A value of a config; None if it has none, or one per layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # A config of others may raise anything.
+        return None
+
+
+def _heads_of(module: nn.Module, count: int) -> list[int]:
+    return [n for n in inferred_heads(module) if n > 1 and count % n == 0]
+
+
+def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:
+    count = len(values)
+    sequences = count // heads
+    rows = [n for n in range(1, count) if n // heads != n % sequences] or [1]
+    rows = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
+    wanted = values.detach()[rows, -1].float()
+    for last in _last_vectors(module, tensors, sequences, values.shape[-1]):
+        neighbours = [bool(_occurs(one, last[n // heads], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
+        others = [bool(_occurs(one, last[n % sequences], values.dtype)) for n, one in zip(rows, wanted, strict=True)]
+        if all(neighbours) and (sequences == 1 or not all(others)):
+            return Folding(heads, heads_last=True)
+        if all(others) and not all(neighbours):
+            return Folding(heads, heads_last=False)
+    return None
+
+
+def _last_vectors(module: nn.Module, tensors: list[Tensor], sequences: int, width: int) -> Iterator[Tensor]:
+    """The output of each layer of a module for the last vector of each sequence (B, C), for each argument."""
+    children = [layer for child in module.children() for layer in (child, *child.children())]
+    weights = [(layer, getattr(layer, "weight", None)) for layer in children]
+    layers = [(layer, w.detach()) for layer, w in weights if isinstance(w, Tensor) and w.dim() == 2]
+    for tensor in tensors:
+        for x in _ends(tensor.detach(), sequences):
+            if x.shape[-1] >= width:
+                yield x.float()
+            for layer, own in layers:
+                # A weight stands as in nn.Linear, or the other way round.
+                for weight in (own.mT, own):
+                    if weight.shape[0] == x.shape[-1] and weight.shape[1] >= width:
+                        made, bias = x.float() @ weight.float(), getattr(layer, "bias", None)
+                        fits = getattr(bias, "shape", None) == made.shape[-1:]
+                        yield made + bias.float() if isinstance(bias, Tensor) and fits else made
+
+
+def _ends(tensor: Tensor, sequences: int) -> Iterator[Tensor]:
+    """The last vectors (B, C) of a tensor (B, ..., T, C), (T, B, C) or (B, C, T)."""
+    if len(tensor) == sequences:
+        yield tensor.flatten(1, -2)[:, -1]
+        yield tensor.flatten(2)[..., -1]
+    if tensor.dim() == 3 and tensor.shape[1] == sequences:
+        yield tensor[-1]
+
+
+def _occurs(vector: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
+    """True if a vector is a contiguous slice of another one."""
+    apart = (inside.unfold(0, len(vector), 1) - vector).abs().amax(-1)
+    return apart.min() <= CLOSE.get(dtype, 1e-4) * vector.abs().max()
+
+
+# -- dimensions ------------------------------------------------------------------------------------------
 
 
 class Moved(NamedTuple):
@@ -127,9 +346,9 @@ def _at(place: int, rank: int) -> Heads:
     return Heads(names, None if place == rank - 1 else Moved(place - rank - 2))
 
 
-def _beside(count: int) -> tuple[Name, ...]:
+def _beside(count: int) -> tuple[DimensionName, ...]:
     """The names of dimensions that are not the heads."""
-    windows: tuple[Name, ...] = ("window",)
+    windows: tuple[DimensionName, ...] = ("window",)
     return (*BATCH, *windows * (count - 1)) if count else ()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.contractions import Contraction, Labels
-from regard.watching.readers.folded_heads import running
+from regard.watching.readers.head_axes import running
 from regard.watching.readers.provenance import Trace, is_learned
 
 

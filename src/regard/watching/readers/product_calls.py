@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.maps.dimensions import UNNAMED, Dimensions
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
@@ -173,25 +173,6 @@ class _Named:
         self.__name__ = name
 
 
-def observe_sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
-    """Weights times values were summed over the keys: that is a product too."""
-    weights, values = trace.of
-    if trace.key not in dims or len(dims) > 1:
-        return
-    dim = total.dim()
-    tensors, labels = [], []
-    for one, beside in ((weights, values), (values, weights)):
-        # An axis of size 1 was only there to be broadcast.
-        sizes = {dim - beside.dim() + n: size for n, size in enumerate(beside.shape)}
-        axes = {dim - one.dim() + n: size for n, size in enumerate(one.shape)}
-        kept = [axis for axis, size in axes.items() if size > 1 or sizes.get(axis, 1) == 1]
-        tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
-        labels.append(tuple(kept))
-    output = tuple(axis for axis in range(dim) if axis not in dims)
-    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
-    _attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
-
-
 def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
     contraction = read_contraction(name_of(func), args, kwargs)
     if contraction is None:
@@ -234,7 +215,7 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
     others = [m for m, own in enumerate(contraction.labels) if m != n and label in own]
     if label not in contraction.output:
         if others:
-            _attended(thread, contraction, n, trace, label, result)
+            attended(thread, contraction, n, trace, label, result)
         return
     across = None if trace.other is None else labels[trace.other]
     values = [m for m, own in enumerate(contraction.labels) if m != n and across is not None and across in own]
@@ -242,7 +223,7 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
         operand = contraction.operands[values[0]]
         is_new = any(own not in labels and own in contraction.output for own in contraction.labels[values[0]])
         if is_new and not is_learned(operand) and _is_pair(trace):
-            _attended(thread, contraction, n, trace, across, result, across=True)
+            attended(thread, contraction, n, trace, across, result, across=True)
             return
     # A sum over any other axis mixes heads: the result is still made of weights.
     key = contraction.output.index(label)
@@ -262,7 +243,7 @@ PRODUCT = (
 )
 
 
-def _attended(
+def attended(
     thread: ThreadState,
     contraction: Contraction,
     n: int,

@@ -26,9 +26,8 @@ from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.folded_heads import inferred_heads
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads
+from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.tensors.torch_private import counted_version
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import reduced_dims
+from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.product_calls import observe_sum_of_spread
+from regard.watching.readers.product_calls import attended
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
@@ -120,7 +121,7 @@ def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Te
     dims = reduced_dims(args, kwargs, args[0].dim())
     trace = thread.traces.of(args[0])
     if trace is not None and trace.kind == "spread" and dims is not None:
-        observe_sum_of_spread(thread, trace, dims, result, args[0])
+        _sum_of_spread(thread, trace, dims, result, args[0])
         return
     if dims is None or len(dims) > 1 or not result.is_floating_point():
         return
@@ -128,6 +129,25 @@ def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Te
     is_log = name_of(func) == "logsumexp"
     of = weakref.ref(args[0]), summed, is_log
     thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
+
+
+def _sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
+    """Weights times values were summed over the keys: that is a product too."""
+    weights, values = trace.of
+    if trace.key not in dims or len(dims) > 1:
+        return
+    dim = total.dim()
+    tensors, labels = [], []
+    for one, beside in ((weights, values), (values, weights)):
+        # An axis of size 1 was only there to be broadcast.
+        sizes = {dim - beside.dim() + n: size for n, size in enumerate(beside.shape)}
+        axes = {dim - one.dim() + n: size for n, size in enumerate(one.shape)}
+        kept = [axis for axis, size in axes.items() if size > 1 or sizes.get(axis, 1) == 1]
+        tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
+        labels.append(tuple(kept))
+    output = tuple(axis for axis in range(dim) if axis not in dims)
+    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
+    attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
 
 
 def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:

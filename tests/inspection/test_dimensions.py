@@ -273,6 +273,54 @@ def test_a_mask_is_bound_by_the_names() -> None:
     torch.testing.assert_close(weights[1].mass(of_head), expected)
 
 
+# -- the sort of queries and keys --------------------------------------------------------------------------
+
+
+class Latents(nn.Module):
+    """Perceiver: learned vectors ask the patches of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(4, H * D))
+        self.patch, self.q, self.k = nn.Conv2d(1, H * D, 2, 2), nn.Linear(H * D, H * D), nn.Linear(H * D, H * D)
+        self.norm = nn.LayerNorm(H * D)
+
+    def forward(self, image: Tensor) -> Tensor:
+        keys = self.norm(self.patch(image).flatten(2).mT)
+        asking = self.norm(self.latents.expand(len(image), -1, -1))
+        q, k = (one.unflatten(-1, (H, D)).transpose(1, 2) for one in (self.q(asking), self.k(keys)))
+        return F.scaled_dot_product_attention(q, k, k)
+
+
+class Slots(nn.Module):
+    """Slot attention: the softmax runs over the slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, slots: Tensor, x: Tensor) -> Tensor:
+        k = self.k(x)
+        weights = (self.q(slots) @ k.mT).softmax(1)
+        return weights / weights.sum(-1, keepdim=True) @ k
+
+
+def test_the_sort_of_queries_and_of_keys() -> None:
+    with torch.no_grad(), regard.watch(Latents()) as seen:
+        seen.modules[""](torch.randn(1, 1, 4, 6))
+    names = seen.maps[0].dimensions
+    assert (names.queries, names.keys) == ("slots", "patches")
+    assert str(names) == "(batch, head, query: slots, key: patches)"
+    assert str(seen.maps[0].mT.dimensions) == "(batch, head, query: patches, key: slots)"
+    with torch.no_grad(), regard.watch(Unlabelled()) as seen:
+        seen.modules[""](torch.randn(B, H, T, D))
+    assert seen.maps[0].dimensions.queries == "unknown"
+    with torch.no_grad(), regard.watch(Slots()) as seen:
+        seen.modules[""](torch.randn(1, 3, D), torch.randn(1, T, D))
+    assert str(seen.maps[0].dimensions) == "(batch, query: slots, key)"
+    assert seen.calls[0].crosses
+
+
 # -- forwards of any form --------------------------------------------------------------------------------
 
 

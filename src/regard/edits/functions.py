@@ -31,6 +31,7 @@ from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
+from regard.watching.readers.provenance import Origins
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
 from regard.watching.readers.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 
@@ -61,7 +62,7 @@ class Edited(ObservedCall):
     call: Call
     vectors: Vectors
     how: str
-    crosses: bool | None = None
+    origins: Origins | None = None
     is_editable: ClassVar[bool] = True
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -96,8 +97,8 @@ class ReadyCall:
     output: Callable[[EditedCall], Any]
     """Turns an edited call into the function's return value."""
     key: Tensor
-    crosses: bool | None = None
-    """True if the keys are made of another sequence than the queries; None if unknown."""
+    origins: Origins | None = None
+    """The sequences of queries and keys; None if unknown."""
     heads_unknown: str = ""
     """Why heads and batch rows are not separable; empty if they are."""
     backend: str | None = None
@@ -139,7 +140,8 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
         )
     weights, changing = EditedWeights(ready.call), Changing()
     for one in wanted:
-        at, before = one.placed(ready.call, ready.key, ready.crosses, ready.heads_unknown), weights
+        crosses = None if ready.origins is None else ready.origins.crosses
+        at, before = one.placed(ready.call, ready.key, crosses, ready.heads_unknown), weights
         for number, edit in enumerate(one.edits):
             at.missing.clear()
             weights = edit.apply(weights, at)
@@ -157,7 +159,7 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
         made = weights.run(ready.values, ready.vectors[2], ready.backend)
     for one, at in changing:
         one.ran(at, made)
-    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited", ready.crosses))
+    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited", ready.origins))
     return made
 
 
@@ -183,7 +185,7 @@ def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, pol
     names = given.heads.dimensions
     unknown = names.why if names is not None else ""
     return ReadyCall(
-        call, values, (query, key, value), given.how, output, given.key, given.crosses, heads_unknown=unknown
+        call, values, (query, key, value), given.how, output, given.key, given.origins, heads_unknown=unknown
     )  # fmt: skip
 
 
@@ -247,7 +249,7 @@ def _ready_multi_head(
         return rows, dense.mean(-3) if given["average_attn_weights"] else dense
 
     vectors = (query, key, value) if sizes.batch else (query.squeeze(0), key.squeeze(0), value.squeeze(0))
-    return ReadyCall(call, values, vectors, layer.how, output, key, crosses=layer.crosses)
+    return ReadyCall(call, values, vectors, layer.how, output, key, layer.origins)
 
 
 def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
@@ -269,7 +271,7 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
         "regard.attention",
         output,
         key,
-        thread.traces.crosses(query, key),
+        thread.traces.origins(query, key),
         backend=backend,
     )
 

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -152,10 +152,13 @@ class Record(Interceptor):
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.policy, path or ITSELF)
         weights, softmax = reading.source, reading.softmax
+        if (of := source.origins) is not None and (of.queries.sort, of.keys.sort) != ("positions", "positions"):
+            weights = weights.told(replace(weights.dimensions, queries=of.queries.sort, keys=of.keys.sort))
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
-            notes=reading.notes, at=when.at, run=when.begun, token=source.token, crosses=source.crosses,
+            notes=reading.notes, at=when.at, run=when.begun, token=source.token,
+            crosses=None if source.origins is None else source.origins.crosses,
         )  # fmt: skip
         if self._verify:
             observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()

@@ -14,6 +14,7 @@ from regard.maps.sources.values import CallValues
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.readers.provenance import Origins
 
 
 class CallVectors(NamedTuple):
@@ -64,8 +65,8 @@ class ObservedCall(ABC):
     """True if such a call can be edited before it runs."""
     how: str
     """The observed function or module, for the report."""
-    crosses: bool | None = None
-    """True if its keys are made of another sequence than its queries, False if of the same; None if unknown."""
+    origins: Origins | None = None
+    """The sequences of its queries and its keys; None if unknown."""
     token: object = None
     """Identifies the call later, should it turn out to be no attention."""
 

@@ -31,6 +31,7 @@ from regard.watching.kept.mask_reading import read_mask
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.provenance import Origins
 
 MOST_PAIRS = 1 << 22
 """The most pairs of a mask rendered, once, to recognise a causal mask, a window, or padding."""
@@ -103,7 +104,7 @@ class FlexCall(ObservedCall):
     scale: float
     output: Tensor
     how: str
-    crosses: bool | None = None
+    origins: Origins | None = None
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         query, key = self.query, self.key
@@ -207,7 +208,7 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
         query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how,
-        thread.traces.crosses(query, key),
+        thread.traces.origins(query, key),
     )  # fmt: skip
     thread.traces.follow(output, query)
     if mods == () and _is_identity(score_mod):

@@ -34,6 +34,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.projections import LayerNormArguments, Projection
+from regard.watching.readers.provenance import Origins
 from regard.watching.readers.sdpa_calls import masked
 
 
@@ -56,7 +57,7 @@ class Projected(ObservedCall):
     output: Tensor | None
     lengths: Tensor | None = None
     """The true lengths (N,) if the input was nested (it is padded here)."""
-    crosses: bool | None = None
+    origins: Origins | None = None
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -332,8 +333,8 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
     """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
     is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    crosses = thread.traces.inputs_cross(given["query"], given["key"])
-    return replace(_projected(_layer_of_call(given), given, output, how=how), crosses=crosses)
+    origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+    return replace(_projected(_layer_of_call(given), given, output, how=how), origins=origins)
 
 
 def observe_module(
@@ -343,8 +344,8 @@ def observe_module(
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
-        crosses = thread.traces.inputs_cross(given["query"], given["key"])
-        thread.give(replace(_of_module(module, given, output[0]), crosses=crosses))
+        origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+        thread.give(replace(_of_module(module, given, output[0]), origins=origins))
         thread.traces.follow(output[0], given["query"])
 
 
@@ -358,7 +359,8 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
-        thread.give(replace(_of_encoder_layer(module, given), crosses=False), module.self_attn)
+        origins = thread.traces.origins_of_inputs(given["src"], given["src"])
+        thread.give(replace(_of_encoder_layer(module, given), origins=origins), module.self_attn)
         thread.traces.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

@@ -24,7 +24,7 @@ from regard.watching.readers.contractions import Contraction, read_contraction, 
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.no_attention import ValueProduct, judged
-from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Stream, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -43,7 +43,7 @@ class WrittenOut(ObservedCall):
     how: str
     notes: tuple[str, ...] = ()
     heads: Heads = AS_DOCUMENTED
-    crosses: bool | None = None
+    origins: Origins | None = None
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -51,6 +51,8 @@ class WrittenOut(ObservedCall):
         weights, values = product.laid_out(product.weights), product.laid_out_values()
         softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
         names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
+        if self.origins is None:
+            names = replace(names, queries="unknown", keys="unknown")
         shown: Callable[[Tensor], Tensor] = _as_laid_out if layout is None else layout.unfolded
         if softmax is not None and softmax.shape == weights.shape:
             softmax = shown(softmax)
@@ -146,6 +148,8 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     if _projects(module):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and isinstance(of, Tensor) and thread.traces.stream(of) is None:
+            thread.traces.begin(of, "patches")
         thread.traces.projected(output, channels_last=False, of=of)
     else:
         thread.traces.follow(output, of)
@@ -275,15 +279,16 @@ def attended(
     if across:
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
     how = f"{origin.how}, T x S weights kept"
-    call = WrittenOut(
-        product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origin.crosses
-    )
+    origins = origin.streams if isinstance(origin.streams, Origins) else None
+    if (across or origin.is_of_slots) and origins is not None:
+        origins = origins._replace(queries=Stream("slots"))
+    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins)
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
         one.calls.append(call.token)
-    if isinstance(streams := origin.streams, tuple):
-        thread.traces.carry(result, streams[0])
+    if origins is not None:
+        thread.traces.carry(result, origins.queries)
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys

@@ -10,10 +10,32 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from regard.call.shapes import Sort
 from regard.tensors.torch_private import counted_version, viewed
 from regard.watching.readers.axes import AxisNumber
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
+
+
+class Stream:
+    """A sequence of positions, which tensors have in common from an input to queries and keys."""
+
+    __slots__ = ("sort",)
+
+    def __init__(self, sort: Sort) -> None:
+        self.sort = sort
+
+
+class Origins(NamedTuple):
+    """The sequences that the queries and the keys of a call were made of."""
+
+    queries: Stream
+    keys: Stream
+
+    @property
+    def crosses(self) -> bool:
+        """True if the keys are made of another sequence than the queries."""
+        return self.queries is not self.keys
 
 
 @dataclass(slots=True, eq=False)
@@ -33,10 +55,12 @@ class SoftmaxOrigin:
     """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
     depth: int = 0
     module: nn.Module | None = None
-    streams: object = None
+    streams: "Stream | Origins | None" = None
     """The streams of the queries and of the keys, if known."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
+    is_of_slots: bool = False
+    """True if its weights were divided by their sums over another axis: its queries compete for each key, as slots."""
     is_taken: bool = False
     """True after any product, attention or not."""
     is_refused: bool = False
@@ -47,11 +71,6 @@ class SoftmaxOrigin:
     def keys(self) -> int:
         """How many weights sum to 1."""
         return self.shape[self.axis]
-
-    @property
-    def crosses(self) -> bool | None:
-        """True if the keys are of another sequence than the queries; None if unknown."""
-        return self.streams[0] != self.streams[1] if isinstance(self.streams, tuple) else None
 
     @property
     def softmax(self) -> Tensor | None:
@@ -156,7 +175,7 @@ class Traces:
         made = self._made.get(id(base) if not base.is_inference() else _number(base))
         return None if made is None or made.is_gone() else made
 
-    def _put(self, base: Tensor, stream: object, channels_last: bool | None = None) -> None:
+    def _put(self, base: Tensor, stream: "Stream | Origins | None", channels_last: bool | None = None) -> None:
         if len(self._made) > self._most:
             self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
             self._most = max(MOST_MADE, 2 * len(self._made))
@@ -168,7 +187,7 @@ class Traces:
 
     # -- streams -----------------------------------------------------------------------------------------
 
-    def stream(self, tensor: Tensor) -> object | None:
+    def stream(self, tensor: Tensor) -> "Stream | Origins | None":
         """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
         unknown."""
         made = self._found(tensor)
@@ -193,7 +212,7 @@ class Traces:
         if unknown:
             self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
 
-    def carry(self, result: Tensor, stream: object) -> None:
+    def carry(self, result: Tensor, stream: Stream | Origins) -> None:
         """Record the stream of a tensor."""
         made = self._found(result)
         if made is None or made.stream is not stream:
@@ -201,24 +220,30 @@ class Traces:
 
     def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
         """Record that a tensor has the scores of queries and keys."""
-        pair = self.stream(query), self.stream(key)
-        if None not in pair:
-            self.carry(scores, pair)
+        if (origins := self.origins(query, key)) is not None:
+            self.carry(scores, origins)
 
-    def crosses(self, query: Tensor, key: Tensor) -> bool | None:
-        """True if keys are made of another sequence than the queries, False if of the same; None if unknown."""
+    def origins(self, query: Tensor, key: Tensor) -> Origins | None:
+        """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
-        return None if of_queries is None or of_keys is None else of_queries != of_keys
+        are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
+        return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
 
-    def inputs_cross(self, query: Tensor, key: Tensor) -> bool:
+    def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
         """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
-        return base_of(query) is not base_of(key) and self._continued(query) != self._continued(key)
+        self._continued(query), self._continued(key)
+        return self.origins(query, key)
 
-    def _continued(self, tensor: Tensor) -> object:
+    def _continued(self, tensor: Tensor) -> "Stream | Origins":
         """The stream of a tensor, begun by it if there is none."""
         if (stream := self.stream(tensor)) is None:
-            self.carry(tensor, stream := object())
+            self.carry(tensor, stream := Stream("slots" if is_learned(tensor) else "positions"))
         return stream
+
+    def begin(self, tensor: object, sort: Sort) -> None:
+        """Record that a tensor begins a stream."""
+        if isinstance(tensor, Tensor):
+            self.carry(tensor, Stream(sort))
 
 
 class _Made(NamedTuple):
@@ -229,7 +254,7 @@ class _Made(NamedTuple):
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
     channels_last: bool | None = None
     """The axis of the channels of a projection's output; None for other tensors."""
-    stream: object | None = None
+    stream: Stream | Origins | None = None
 
     def is_channel(self, base: Tensor, stride: int, size: int) -> bool | None:
         """True if an axis with this stride and size, of the output or of its view, runs over the channels; None if it

@@ -17,6 +17,7 @@ from regard.watching.kept.factors import Factors, output_error, weighted
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.provenance import Origins
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +27,7 @@ class RegardCall(ObservedCall):
     is_editable: ClassVar[bool] = True
     attended: Attended
     vectors: tuple[Tensor, Tensor, Tensor]
-    crosses: bool | None = None
+    origins: Origins | None = None
     how: str = "regard.attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -72,6 +73,6 @@ def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwarg
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
     # (The first three can be given by name only where a model does not call it so.)
-    thread.give(RegardCall(attended, args[:3], thread.traces.crosses(*args[:2])))
+    thread.give(RegardCall(attended, args[:3], thread.traces.origins(*args[:2])))
     thread.traces.follow(attended.output, args[0])
     return attended if kwargs.get("return_weights") else attended.output

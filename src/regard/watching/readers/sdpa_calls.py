@@ -29,6 +29,7 @@ from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+from regard.watching.readers.provenance import Origins
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +52,7 @@ class Sdpa(ObservedCall):
     """The dimensions, and how the model lays out its heads; here they are before the queries."""
     raw: Tensor | None = None
     """The output as the model got it, if `output` is laid out in another way."""
-    crosses: bool | None = None
+    origins: Origins | None = None
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -270,7 +271,7 @@ def laid_out_by_heads(
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
     call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
-    call.crosses = thread.traces.crosses(call.query, call.key)
+    call.origins = thread.traces.origins(call.query, call.key)
     if output is not None:
         thread.traces.follow(output, call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call

@@ -188,6 +188,8 @@ def _quotient(
 def _again(thread: ThreadState, trace: Trace, axis: int, result: Tensor) -> None:
     """Weights divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
+    for origin in trace.origins:
+        origin.is_of_slots |= trace.key != axis
     thread.traces.put(
         result, Trace("weights", trace.origins, axis, other, True, trace.is_product, depth=len(thread.stack))
     )  # fmt: skip

@@ -48,7 +48,7 @@ def relevance(steps: Steps) -> "Relevance":
 
     Args:
         steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to be
-            explained, such as the logit of a class. Module names separate a decoder from its encoder. Or the layers in
+            explained, such as the logit of a class. The origin of keys tells a decoder, which attends to its encoder. Or the layers in
             order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous: each reads
             the R before them.
 
@@ -263,7 +263,7 @@ def _given(steps: Any) -> Layers:
 
 
 def _observed(record: Any) -> Layers:
-    """The layers of a watch, separated by the names of their modules."""
+    """The layers of a watch, in stacks: the decoder has cross-attention."""
     calls = [call for call in record.calls if call.map is not None]
     if len({call.run for call in calls}) > 1:
         raise ArgumentError(

@@ -48,9 +48,9 @@ def relevance(steps: Steps) -> "Relevance":
 
     Args:
         steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to be
-            explained, such as the logit of a class. The origin of keys tells a decoder, which attends to its encoder. Or the layers in
-            order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous: each reads
-            the R before them.
+            explained, such as the logit of a class. The origin of its keys tells a decoder from its encoder. Or the
+            layers in order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous:
+            each reads the R before them.
 
     Returns:
         A `Relevance`, read by rows. Nothing is computed yet.

@@ -24,7 +24,7 @@ from regard.watching.readers.contractions import Contraction, read_contraction, 
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.no_attention import ValueProduct, judged
-from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Stream, Trace, is_learned
+from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -277,11 +277,9 @@ def attended(
     if _size(origin) > product.weights.numel() and product.keys >= origin.keys:
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
+        origin.is_of_slots = True
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
-    how = f"{origin.how}, T x S weights kept"
-    origins = origin.streams if isinstance(origin.streams, Origins) else None
-    if (across or origin.is_of_slots) and origins is not None:
-        origins = origins._replace(queries=Stream("slots"))
+    how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
     call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins)
     thread.give(call)
     for one in trace.origins:

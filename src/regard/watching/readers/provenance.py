@@ -72,6 +72,12 @@ class SoftmaxOrigin:
         """How many weights sum to 1."""
         return self.shape[self.axis]
 
+    def sequences(self) -> Origins | None:
+        """The sequences of queries and keys, if known."""
+        if not isinstance(self.streams, Origins):
+            return None
+        return self.streams._replace(queries=Stream("slots")) if self.is_of_slots else self.streams
+
     @property
     def softmax(self) -> Tensor | None:
         """The softmax's weights; None if the model has overwritten them since."""

@@ -14,7 +14,7 @@ from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
 from regard.maps.indexing import Index, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.derived import SelectionSource, WeightedSource, average, mean_of_positive
+from regard.maps.sources.derived import SelectionSource, WeightedSource, average, heads_last, mean_of_positive
 from regard.maps.sources.stack import StackSource, starts_of
 from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
@@ -98,12 +98,7 @@ class AttentionMap(TensorLike):
             flat_heads = flat_heads[lead]
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
-        return self._laid_out(flat_heads, dimensions_after(lead, self.dimensions, flat_heads.dim()))
-
-    def _laid_out(self, flat_heads: Tensor | None, names: Dimensions) -> "AttentionMap":
-        """The map of these flat heads, in their layout; of all, with a dimension of one head after them, for None."""
-        if flat_heads is None:
-            return AttentionMap(self.source.choose(None, (*self.leading, 1)).told(names))
+        names = dimensions_after(lead, self.dimensions, flat_heads.dim())
         return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told(names))
 
     @property
@@ -219,14 +214,7 @@ class AttentionMap(TensorLike):
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.with_heads().shape
         torch.Size([1, 3, 3])
         """
-        names = self.dimensions
-        self.source.require_heads("with_heads()")
-        if names.head is None:
-            return self._laid_out(None, names.named((*names.leading, "head")))
-        if names.has_heads_last:
-            return self
-        flat_heads = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
-        return self._laid_out(flat_heads.movedim(names.head, -1), names.moved_last(names.head))
+        return AttentionMap(heads_last(self.source))
 
     def per_key_head(self) -> "AttentionMap":
         """The mean over the query heads of each key head, (batch..., G, T, S), still lazy.

@@ -337,6 +337,26 @@ def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float
     return _over(of, place, shares)
 
 
+def heads_last(of: Source) -> Source:
+    """The source with its heads before the queries. See `AttentionMap.with_heads`.
+
+    Raises:
+        ShapeError: it is not known which dimension has the heads.
+    """
+    names = of.dimensions
+    of.require_heads("with_heads()")
+    if names.head is None:
+        return of.choose(None, (*of.leading, 1)).told(names.named((*names.leading, "head")))
+    return of if names.has_heads_last else _moved_last(of, names.head)
+
+
+def _moved_last(of: Source, place: int) -> Source:
+    """The source with one leading dimension after the others."""
+    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
+    moved = of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape))
+    return moved.told(of.dimensions.moved_last(place))
+
+
 def _head_place(of: Source) -> int:
     of.require_heads("average()")
     if of.dimensions.head is None:
@@ -357,11 +377,7 @@ def _leading_place(of: Source, dim: int) -> int:
 
 
 def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
-    if place == len(of.leading) - 1:
-        return AverageSource(of, shares)
-    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
-    moved = of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told(of.dimensions.moved_last(place))
-    return AverageSource(moved, shares)
+    return AverageSource(of if place == len(of.leading) - 1 else _moved_last(of, place), shares)
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:

@@ -215,6 +215,27 @@ def _asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, name) for name in sorted(found))
 
 
+def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
+    """Where files compare or take apart the name of a class, or search names by patterns."""
+    return sorted({f"{name}: {found}" for name, tree in files.items() for found in _deciding(tree)})
+
+
+def _deciding(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and "re" in {alias.name for alias in node.names}:
+            yield "import re"
+        inside: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            inside = [node.left, *node.comparators]
+        elif isinstance(node, ast.Attribute):
+            inside = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("is_"):
+            inside = list(node.args)
+        for part in (part for one in inside for part in ast.walk(one)):
+            if isinstance(part, ast.Attribute) and part.attr in ("__name__", "__qualname__"):
+                yield ast.unparse(node)
+
+
 def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

@@ -15,7 +15,6 @@ from regard.watching.checks import facts
 from regard.watching.checks.facts import facts_of
 from regard.watching.checks.finding import Finding
 from regard.watching.checks.mask_kind import kind_of
-from regard.watching.checks.roles import is_cross
 from regard.watching.checks.visible import visible
 from regard.watching.watch import Seen
 
@@ -292,10 +291,3 @@ def test_findings_are_gathered_by_module_and_the_gravest_comes_first() -> None:
     found = seen.audit(causal=True)
     assert [(one.call, one.numbers["calls"]) for one in found] == [(0, 3)]
     assert "and 2 more" in str(found[0])
-
-
-def test_names_of_cross_attention() -> None:
-    assert is_cross("layers.0.multihead_attn")
-    assert is_cross("decoder.block.0.layer.1.EncDecAttention")
-    assert not is_cross("decoder.block.0.layer.0.SelfAttention")
-    assert not is_cross("model.layers.0.attn")

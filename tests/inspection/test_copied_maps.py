@@ -55,7 +55,7 @@ def test_a_copy_is_the_same_map_and_nobody_elses(name: str, way: str) -> None:
     with torch.no_grad(), regard.watch(model) as seen:
         model(inputs)
         model(inputs[:, :4])
-    originals: list[Any] = [*seen.maps, seen.maps[0].average(), seen.maps[0][0, 1:].detach()]
+    originals: list[Any] = [*seen.maps, seen.maps[0].average(-3), seen.maps[0][0, 1:].detach()]
     copies = [WAYS[way](one) for one in originals]
     read = [(one.dense(), one.entropy()) for one in originals]
     # The model, or its owner, writes to what it has handed over.

@@ -152,6 +152,7 @@ def test_weights_below_zero_are_shown_and_not_read_as_shares() -> None:
         with pytest.raises(ArgumentError, match="below 0"):
             ask()
     square = Written(lambda m, s: torch.einsum("bhts,hg->bgts", s.softmax(-1), m.mix))
+    square.num_heads = H  # type: ignore[assignment]
     x = torch.randn(B, H, T, D)
     with pytest.raises(ArgumentError, match="below 0"):
         rollout(watched(square, x, x, x), -1)

@@ -6,7 +6,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -42,7 +42,9 @@ def softmaxed(q: Tensor, k: Tensor, *, temperature: float = 1.0, is_causal: bool
 
 
 def causal_map(q: Tensor, k: Tensor) -> regard.AttentionMap:
-    return regard.map_of(q, k, mask=regard.causal())
+    """The map of some heads (H, T, S), or of a batch of them."""
+    weights = regard.map_of(*(one if q.dim() > 3 else one[None] for one in (q, k)), mask=regard.causal())
+    return weights if q.dim() > 3 else cast(regard.AttentionMap, weights[0])
 
 
 def asked(answers: Replier, **question: Any) -> tuple[dict[str, Any], list[np.ndarray[Any, Any]]]:
@@ -130,8 +132,8 @@ def test_grouped_heads_and_a_watched_model_can_be_recomputed() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda q, k: regard.map_of(q, k, bias=torch.zeros(QUERIES, KEYS)),
-        lambda q, k: regard.map_of(q, k, normalization=regard.Sparsemax()),
+        lambda q, k: regard.map_of(q[None], k[None], bias=torch.zeros(QUERIES, KEYS))[0],
+        lambda q, k: regard.map_of(q[None], k[None], normalization=regard.Sparsemax())[0],
         lambda q, k: torch.full((2, 3, 3), 1 / 3),
     ],
 )

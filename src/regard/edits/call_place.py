@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -48,6 +48,8 @@ class CallPlace:
     """How many keys there are before the empty places of a buffer; None for all."""
     heads_unknown: str = ""
     """Why batch rows and heads are not separable; empty if they are."""
+    missing: list[str] = field(default_factory=list)
+    """The axes of which the latest edit chose positions that the call has not."""
 
     @property
     def queries(self) -> range:
@@ -79,6 +81,8 @@ class CallPlace:
         kept = [(n - here.start, place) for place, n in enumerate(wanted) if n >= here.start]
         local, among = zip(*kept, strict=True) if kept else ((), ())
         places, orders = (torch.tensor(part, dtype=torch.long, device=self.device) for part in (local, among))
+        if not kept:
+            self.missing.append(axis)
         return Chosen1D(places, orders, len(wanted))
 
     def _numbers(self, index: int | slice | Iterable[int] | Tensor, axis: str, end: int) -> list[int]:

@@ -19,7 +19,6 @@ from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.checks.roles import is_cross
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_hooks import OpenThreads
 from regard.watching.hooks.module_kinds import TORCHS, looks_like_attention
@@ -41,6 +40,9 @@ class EditsOfName:
     def __init__(self, name: Name, chooses: Callable[[str], bool], call: int | None, edits: tuple[Edit, ...]) -> None:
         self.name, self.chooses, self.call, self.edits = name, chooses, call, edits
         self.is_reached = False
+        self.nowhere: dict[int, str] = {}
+        """By the number of an edit: the call of which it chose no position, until one has some."""
+        self.somewhere: set[int] = set()
 
     @classmethod
     def of(cls, name: Any, edits: Any, modules: Mapping[str, nn.Module]) -> "EditsOfName":
@@ -143,20 +145,28 @@ class EditRun(Interceptor):
         now = [one for one in named if one.call in (None, number)]
         for one in now:
             one.is_reached = True
-        edits = tuple(edit for one in now for edit in one.edits)
+        numbered = [(one, number, edit) for one in now for number, edit in enumerate(one.edits)]
+        edits = tuple(edit for *_, edit in numbered)
         asks = any(edit.needs_positions for one in named for edit in one.edits)
         if not edits and not asks:
             return None
 
-        def placed(call: Call, key: Tensor, crosses: bool, unknown: str) -> CallPlace:
+        def tried(place: int, at: CallPlace) -> None:
+            one, number, edit = numbered[place]
+            if not at.missing:
+                one.somewhere.add(number)
+            one.nowhere[number] = f"{type(edit).__name__}, of which {at} has no {' and no '.join(at.missing)}"
+
+        def placed(call: Call, key: Tensor, crosses: bool | None, unknown: str) -> CallPlace:
             at = CallPlace(path, number, call.sizes, call.query.device, call.compute_dtype, heads_unknown=unknown)
             if not asks:
                 return at
-            crosses = crosses or is_cross(path, self.modules[path]) or call.sizes.queries > call.sizes.keys
+            if crosses is None:
+                crosses = call.sizes.queries > call.sizes.keys
             with self._lock:
                 return self._found(at, Evidence(call.query, call.key, key), when, crosses=crosses)
 
-        return CallEdits(edits, self._masks(), placed, self._done)
+        return CallEdits(edits, self._masks(), placed, tried, self._done)
 
     def _masks(self) -> RetentionPolicy:
         self._asked += 1
@@ -218,9 +228,15 @@ class EditRun(Interceptor):
             )
 
     def _not_reached(self) -> list[str]:
-        return [
+        found = [
             f"{one.name!r} was not reached by any call: {self._why(one)}" for one in self._named if not one.is_reached
         ]
+        for one in self._named:
+            found += [
+                f"{one.name!r}: its positions reach nothing, {said}"
+                for number, said in one.nowhere.items() if number not in one.somewhere
+            ]  # fmt: skip
+        return found
 
     def _why(self, named: EditsOfName) -> str:
         calls = {path: n for path, n in self._count.items() if named.chooses(path)}

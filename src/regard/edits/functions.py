@@ -29,11 +29,11 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
-from regard.watching.readers.folded_heads import Folding
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_path import would_run_fused
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
+from regard.watching.readers.provenance import Origins
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
 from regard.watching.readers.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
 
@@ -47,9 +47,11 @@ class CallEdits:
     edits: tuple[Edit, ...]
     policy: RetentionPolicy
     """It reads the masks of the model, each once."""
-    placed: Callable[[Call, Tensor, bool, str], CallPlace]
+    placed: Callable[[Call, Tensor, bool | None, str], CallPlace]
     """The place of a call, from the call, its keys as the model gave them, a flag for keys of another sequence, and the
     reason for unknown heads (empty otherwise)."""
+    tried: Callable[[int, CallPlace], None]
+    """Called with the number of an edit, and the place of a call with positions of its choice."""
     ran: Callable[[CallPlace, EditedCall | None], None]
     """Called with the result of the call, or None if the edits changed nothing."""
 
@@ -62,6 +64,7 @@ class Edited(ObservedCall):
     call: Call
     vectors: Vectors
     how: str
+    origins: Origins | None = None
     is_editable: ClassVar[bool] = True
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -118,8 +121,8 @@ class ReadyCall:
     output: Callable[[EditedCall], Any]
     """Turns an edited call into the function's return value."""
     key: Tensor
-    crosses: bool = False
-    """True if the keys belong to another sequence."""
+    origins: Origins | None = None
+    """The sequences of queries and keys; None if unknown."""
     heads_unknown: str = ""
     """Why heads and batch rows are not separable; empty if they are."""
     backend: str | None = None
@@ -138,7 +141,9 @@ def _intercepted(prepare: ArgumentReader, observe: FunctionObserver) -> Function
             ready = prepare(thread, func, args, kwargs, wanted[0].policy)
             weights, changing = _edited_weights(ready, wanted)
             if changing:
-                return ready.output(_run(thread, ready, weights, changing))
+                result = ready.output(_run(thread, ready, weights, changing))
+                thread.traces.follow(result[0] if isinstance(result, tuple) else result, *args[:1])
+                return result
         if len(thread.editors) < len(thread.watches):
             return observe(thread, func, args, kwargs)
         thread.taken += 1
@@ -159,9 +164,12 @@ def _edited_weights(ready: ReadyCall, wanted: list[CallEdits]) -> tuple[EditedWe
         )
     weights, changing = EditedWeights(ready.call), Changing()
     for one in wanted:
-        at, before = one.placed(ready.call, ready.key, ready.crosses, ready.heads_unknown), weights
-        for edit in one.edits:
+        crosses = None if ready.origins is None else ready.origins.crosses
+        at, before = one.placed(ready.call, ready.key, crosses, ready.heads_unknown), weights
+        for number, edit in enumerate(one.edits):
+            at.missing.clear()
             weights = edit.apply(weights, at)
+            one.tried(number, at)
         if weights is before:
             one.ran(at, None)
         else:
@@ -175,7 +183,7 @@ def _run(thread: ThreadState, ready: ReadyCall, weights: EditedWeights, changing
         made = weights.run(ready.values, ready.vectors[2], ready.backend)
     for one, at in changing:
         one.ran(at, made)
-    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited"))
+    thread.give(Edited(made, weights.call, ready.vectors, f"{ready.how}, edited", ready.origins))
     return made
 
 
@@ -192,13 +200,17 @@ def _ready_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, pol
     call = _under_mask(call, given.attn_mask, policy, is_causal=given.is_causal)
 
     def output(made: EditedCall) -> Tensor:
-        whole = given.folding.folded(made.output) if isinstance(given.folding, Folding) else made.output
+        layout = given.heads.layout
+        whole = made.output if layout is None else layout.folded(made.output)
         # The layout of the model: its heads may be the rows of the key head they share.
         shape = (*(args[0] if args else kwargs["query"]).shape[:-1], whole.shape[-1])
         return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
 
-    unknown = given.folding if isinstance(given.folding, str) else ""
-    return ReadyCall(call, values, (query, key, value), given.how, output, given.key, heads_unknown=unknown)
+    names = given.heads.dimensions
+    unknown = names.why if names is not None else ""
+    return ReadyCall(
+        call, values, (query, key, value), given.how, output, given.key, given.origins, heads_unknown=unknown
+    )  # fmt: skip
 
 
 def _of_one_grouping(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +273,7 @@ def _ready_multi_head(
         return rows, dense.mean(-3) if given["average_attn_weights"] else dense
 
     vectors = (query, key, value) if sizes.batch else (query.squeeze(0), key.squeeze(0), value.squeeze(0))
-    return ReadyCall(call, values, vectors, layer.how, output, key, crosses=given["key"] is not given["query"])
+    return ReadyCall(call, values, vectors, layer.how, output, key, layer.origins)
 
 
 def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, policy: RetentionPolicy) -> ReadyCall:
@@ -276,7 +288,16 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
             return made.output
         return Attended(made.output, made.weights.with_values(value) if keeps_values else made.weights)
 
-    return ReadyCall(call, values, (query, key, value), "regard.attention", output, key, backend=backend)
+    return ReadyCall(
+        call,
+        values,
+        (query, key, value),
+        "regard.attention",
+        output,
+        key,
+        thread.traces.origins(query, key),
+        backend=backend,
+    )
 
 
 _edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)

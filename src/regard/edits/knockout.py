@@ -102,7 +102,10 @@ class Knockout(Edit):
         assert edges is not None
         found = [(q - at.first_query, k - at.first_key) for q, k in _existing(edges, at)]
         found = [(q, k) for q, k in found if q >= 0 and k >= 0]
-        return KnockedOutPairs.of(found, sizes, device, heads, batch) if found else None
+        if not found:
+            at.missing.append("edge")
+            return None
+        return KnockedOutPairs.of(found, sizes, device, heads, batch)
 
 
 def _pairs(edges: object) -> tuple[tuple[int, int], ...]:

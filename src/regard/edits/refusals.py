@@ -1,5 +1,6 @@
 """Refuse models and modules without editable attention, before anything runs."""
 
+import sys
 from collections.abc import Set
 
 import torch
@@ -33,7 +34,9 @@ def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
             raise ArgumentError(
                 f"{_said(path)} is TorchScript, whose calls cannot be edited: edit the model it was made of"
             )
-        if isinstance(module, torch.fx.GraphModule) or type(module).__name__ == "InterpreterModule":
+        # (An unflattened program can only come from a module of torch that has been imported.)
+        unflattened = getattr(sys.modules.get("torch.export.unflatten"), "InterpreterModule", torch.fx.GraphModule)
+        if isinstance(module, torch.fx.GraphModule | unflattened):
             raise ArgumentError(
                 f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
                 "edit the model that it was made of"

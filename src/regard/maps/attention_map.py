@@ -9,11 +9,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
-from regard.maps.indexing import Index, is_integer, positions
+from regard.maps.indexing import Index, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.derived import SelectionSource, WeightedSource, average, mean_of_positive
+from regard.maps.sources.derived import SelectionSource, WeightedSource, average, heads_last, mean_of_positive
 from regard.maps.sources.stack import StackSource, starts_of
 from regard.maps.sources.summary import SummarySource, joined_steps
 from regard.maps.sources.transposed import TransposedSource
@@ -97,8 +98,20 @@ class AttentionMap(TensorLike):
             flat_heads = flat_heads[lead]
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
-        has_heads = self.source.has_heads and lead[-1] is not None and not is_integer(lead[-1])
-        return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told_heads(has_heads))
+        names = dimensions_after(lead, self.dimensions, flat_heads.dim())
+        return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told(names))
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """The names of the map's dimensions: which of those before queries and keys count sequences, and which heads.
+
+        >>> import regard
+        >>> q = torch.zeros(2, 4, 3, 1)
+        >>> weights = regard.attention(q, q, q, return_weights=True).weights
+        >>> weights.dimensions, weights[0].dimensions, weights[:, 0].dimensions
+        ((batch, head, query, key), (head, query, key), (batch, query, key))
+        """
+        return self.source.dimensions
 
     def __matmul__(self, other: Any) -> Any:
         """P @ x for x of shape (S, N) or (batch..., H, S, N); of the map of one call also (batch..., G, S, N).
@@ -144,18 +157,22 @@ class AttentionMap(TensorLike):
             columns: the same for keys. The weights are unchanged, so rows may sum to less than 1.
 
         Raises:
-            ShapeError: an index is out of range, or heads are chosen in a map without heads.
+            ShapeError: an index is out of range, or heads are chosen in a map without heads, or of unknown ones.
 
         >>> import regard
         >>> weights = regard.attention(*[torch.eye(4)] * 3, return_weights=True).weights
         >>> weights.only(rows=slice(1, 3), columns=torch.tensor([0, 3])).received()
         tensor([0.4302, 0.4302])
         """
-        if heads is not None and self.ndim < 3:
-            raise ShapeError(f"a map {tuple(self.shape)} has no heads to choose from: with_heads() gives it one")
+        chosen = self
         if heads is not None:
             self.source.require_heads("only(heads=...)")
-        chosen = self if heads is None else self._choose_leading((*(slice(None),) * (self.ndim - 3), heads))
+            if (head := self.dimensions.head) is None:
+                said = f"a map {tuple(self.shape)} {self.dimensions} has no heads to choose from"
+                raise ShapeError(f"{said}: with_heads() gives it one")
+            lead: list[Any] = [slice(None)] * len(self.leading)
+            lead[head] = heads
+            chosen = self._choose_leading(tuple(lead))
         if rows is None and columns is None:
             return chosen
         places = []
@@ -165,16 +182,17 @@ class AttentionMap(TensorLike):
                 raise ShapeError(f"a selection needs at least one {name}, got none of {length}")
         return AttentionMap(SelectionSource(chosen.source, *places))
 
-    def average(self, dim: int = -3, *, weights: Tensor | Sequence[float] | None = None) -> "AttentionMap":
+    def average(self, dim: int | None = None, *, weights: Tensor | Sequence[float] | None = None) -> "AttentionMap":
         r"""The mean of the map over heads, or over another dimension before queries and keys; still lazy.
 
         Args:
-            dim: a dimension as in `shape`; -3 is the heads. For the mean of some heads, select them first.
+            dim: a dimension as in `shape`; None is the heads. For the mean of some heads, select them first.
             weights: one for each head, normalised by their sum. By default all are equal.
 
         Sums and products of the average are averages of those of the heads; other statistics go by tiles.
 
         Raises:
+            ShapeError: the map has no dimension of heads, or it is not known which one it is; `dimensions` says which.
             ArgumentError: the dimension is not before queries and keys, there are not as many weights, or their sum is
                 0 or not finite.
 
@@ -187,15 +205,16 @@ class AttentionMap(TensorLike):
         return AttentionMap(average(self.source, dim, weights))
 
     def with_heads(self) -> "AttentionMap":
-        """The map of an input without a dimension of heads, (batch..., T, S), as (batch..., 1, T, S).
+        """The map with its heads before the queries: (batch..., H, T, S), and (batch..., 1, T, S) without heads.
+
+        Raises:
+            ShapeError: it is not known which dimension has the heads.
 
         >>> import regard
         >>> regard.attention(*[torch.eye(3)] * 3, return_weights=True).weights.with_heads().shape
         torch.Size([1, 3, 3])
         """
-        if self.source.has_heads:
-            return self
-        return AttentionMap(self.source.choose(None, (*self.leading, 1)).told_heads(True))
+        return AttentionMap(heads_last(self.source))
 
     def per_key_head(self) -> "AttentionMap":
         """The mean over the query heads of each key head, (batch..., G, T, S), still lazy.
@@ -215,8 +234,9 @@ class AttentionMap(TensorLike):
         group = source.call.group
         if group == 1:
             return self
-        *batch, heads = source.leading
-        return AttentionMap(average(source.choose(None, (*batch, heads // group, group)), -3, None))
+        (*batch, heads), names = source.leading, source.dimensions
+        grouped = source.choose(None, (*batch, heads // group, group))
+        return AttentionMap(average(grouped.told(names.named((*names.leading, "head"))), -3))
 
     def with_values(self, value: Tensor) -> "AttentionMap":
         """The same map with the values (batch..., G, S, E) of the call. A map keeps no values by default.

@@ -18,7 +18,7 @@ from regard.call.masks import base as masks
 from regard.call.masks import basic, patterns, selection, transpose
 from regard.call.scores import additive, custom, kernels
 from regard.call.scores import base as scores
-from regard.call.shapes import Sizes
+from regard.call.shapes import Dimensions, Sizes
 from regard.errors import ArgumentError, DataError
 from regard.files.untrusted import parse_json
 from regard.kernels.base import Call
@@ -70,7 +70,7 @@ def _kinds() -> dict[str, type]:
         for name, kind in vars(module).items()
         if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
-    return {**found, "Sizes": Sizes, "Call": Call, "Doubled": fused_statistics.Doubled}
+    return {**found, "Sizes": Sizes, "Dimensions": Dimensions, "Call": Call, "Doubled": fused_statistics.Doubled}
 
 
 def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> Any:

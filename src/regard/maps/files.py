@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, BackendError, DataError
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
@@ -48,8 +49,7 @@ class CallParts(NamedTuple):
     state: Tensor
     layout: tuple[int, ...]
     value: Tensor | None
-    keeps_heads: bool | None
-    mixed: str
+    names: Dimensions
     name: str
 
 
@@ -57,6 +57,7 @@ class SummaryParts(NamedTuple):
     """The parts of a map with statistics only."""
 
     layout: tuple[int, ...]
+    names: Dimensions
     number: str
     settings: tuple[tuple[str, ...], int, float, int, int, How]
     named: tuple[tuple[str, Statistic], ...]
@@ -70,9 +71,7 @@ def save(path: str | PathLike[str], source: CallSource) -> None:
         ArgumentError: no file can hold a part of the map.
         MissingExtraError: safetensors is not installed.
     """
-    parts = CallParts(
-        source.call, source.state, source.layout, source.value, source.keeps_heads, source.mixed, source.name
-    )
+    parts = CallParts(source.call, source.state, source.layout, source.value, source.dimensions, source.name)
     tree, tensors = as_json_and_tensors(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
@@ -149,7 +148,8 @@ def _parts_of_summary(summary: MapStatistics) -> SummaryParts:
     what = source.what
     settings = (what.names, what.k, what.p, what.rows, what.columns, what.how)
     number = str(source.number).removeprefix("torch.")
-    return SummaryParts(source.layout, number, settings, tuple(source.named.items()), tuple(source.answers.items()))
+    kept, answers = tuple(source.named.items()), tuple(source.answers.items())
+    return SummaryParts(source.layout, source.dimensions, number, settings, kept, answers)
 
 
 def _loaded(
@@ -179,7 +179,8 @@ def _summary_source(header: dict[str, str], tree: tuple[Any, ...]) -> SummarySou
     _check_summary(parts)
     names, k, p, rows, columns, how = parts.settings
     what = Summarize(*names, k=k, p=p, rows=rows, columns=columns, how=how)
-    return SummarySource(parts.layout, getattr(torch, parts.number), what, dict(parts.named), dict(parts.answers))
+    number, answers = getattr(torch, parts.number), dict(parts.answers)
+    return SummarySource(parts.layout, number, what, dict(parts.named), parts.names, answers)
 
 
 def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
@@ -187,7 +188,7 @@ def _call_source(header: dict[str, str], tree: tuple[Any, ...]) -> CallSource:
     _check_call(parts)
     factors, backend = GivenFactors(parts.call, parts.state), _backend(header.get("backend"), parts.call)
     beside = CallValues() if parts.value is None else CallValues.given(parts.value)
-    return CallSource(factors, parts.layout, backend, beside, parts.name, parts.mixed, parts.keeps_heads)
+    return CallSource(factors, parts.layout, backend, beside, parts.name, parts.names)
 
 
 def _require_format(path: str | PathLike[str], header: dict[str, str], expected: str) -> None:
@@ -245,7 +246,7 @@ def _check_call(parts: CallParts) -> None:
         f"its values are {spelled(value)}",
     )
     _require(0 <= call.dropout < 1, f"its dropout is {call.dropout}")
-    _require(not parts.keeps_heads or bool(parts.layout), "it has heads, and no dimension for them")
+    _require(parts.names.rank == len(parts.layout), f"it has dimensions {parts.names} in a layout {parts.layout}")
 
 
 def _check_summary(parts: SummaryParts) -> None:
@@ -257,6 +258,7 @@ def _check_summary(parts: SummaryParts) -> None:
         f"it is a map of {parts.number} and shape {parts.layout} with {len(answers)} statistics",
     )
     _check_layout(tuple(leading), flat_heads)
+    _require(parts.names.rank == len(leading), f"it has dimensions {parts.names} in a layout {parts.layout}")
     for name, statistic in parts.named:
         _require(name in STATISTICS and statistic in answers, f"it has {statistic} as {name!r}")
     for statistic, found in answers.items():

@@ -2,15 +2,18 @@
 
 import operator
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from regard.call.shapes import UNKNOWN, DimensionName, Dimensions
 from regard.errors import ShapeError
 from regard.tensors.guards import has_values
+
+SEVERAL = "several index tensors moved its dimensions: choose by one at a time"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,22 @@ def is_integer(index: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def dimensions_after(lead: tuple[Any, ...], before: Dimensions, rank: int) -> Dimensions:
+    """Those of the `rank` dimensions that an index of the leading ones leaves; a new one is a batch of one."""
+    names = iter(before.leading)
+    found: list[DimensionName] = ["batch" if i is None else next(names, "unknown") for i in lead]
+    gone = [n for n, i in enumerate(lead) if is_integer(i)]
+    tensors = [n for n, i in enumerate(lead) if n not in gone and i is not None and not isinstance(i, slice)]
+    kept = [n for n in range(len(lead)) if n not in gone]
+    if tensors and max(gone + tensors) - min(gone + tensors) > len(gone):
+        # torch puts the dimension of a tensor first if a slice stands between it and an integer.
+        kept.sort(key=lambda n: n not in tensors)
+    taken = sum(i is not None for i in lead)
+    if len(tensors) > 1 or taken != len(before.leading) or len(kept) != rank:
+        return replace(before, leading=UNKNOWN * rank, why=SEVERAL)
+    return before.named(tuple(found[n] for n in kept))
 
 
 def positions(index: Any, length: int, name: str, device: torch.device) -> range | Tensor:

@@ -39,7 +39,8 @@ def _squeeze(input: Source, dim: int) -> Any:
     rank = len(input.shape)
     if not isinstance(dim, int) or not -rank <= dim < rank or input.shape[dim] != 1 or dim % rank >= rank - 2:
         return NOT_LAZY
-    return input.choose(None, tuple(n for d, n in enumerate(input.leading) if d != dim % rank))
+    layout = tuple(n for d, n in enumerate(input.leading) if d != dim % rank)
+    return input.choose(None, layout).told(input.dimensions.without(dim % rank))
 
 
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -71,7 +72,12 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
     flat_heads, layout = found.reshape(-1), tuple(found.shape[:-2])
     whole = side_by_side(sources, (first,))
     in_order = torch.equal(flat_heads, torch.arange(first, device="cpu"))
-    return whole.choose(None if in_order else flat_heads.to(sources[0].device), layout)
+    made = whole.choose(None if in_order else flat_heads.to(sources[0].device), layout)
+    names = next((s.dimensions for s in sources if "unknown" in s.dimensions.leading), sources[0].dimensions)
+    if len(layout) > names.rank:  # (Maps that are stacked are a batch.)
+        place = dim % (len(layout) + 2)
+        names = names.named((*names.leading[:place], "batch", *names.leading[place:]))
+    return made.told(names)
 
 
 def _sum(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
@@ -94,7 +100,7 @@ def _reduced(source: Source, dim: Any, keepdim: bool, over: Callable[[Source, in
         found = over(found, d)
     if not last:
         layout = tuple(1 if d in dims else n for d, n in enumerate(source.leading))
-        return found.choose(None, layout) if keepdim else found
+        return found.choose(None, layout).told(source.dimensions) if keepdim else found
     answer = _over_last(found, {d - rank for d in last})
     answer = answer / math.prod(source.shape[d] for d in last) if mean else answer
     for d in sorted(dims) if keepdim else ():

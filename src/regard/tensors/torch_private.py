@@ -107,6 +107,8 @@ def _of(owner: Any, path: str, name: str) -> Any:
 # (Short calls read these: `_of` would double their cost.)
 level_of: Callable[[Any], int] = attrgetter("_current_level")
 """The level of `torch.autograd.forward_ad`; `forward_level` has the error if torch lacks it."""
+viewed: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+"""The base of a view; None for other tensors."""
 _version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
@@ -132,11 +134,6 @@ def counted_version(tensor: Tensor) -> int | None:
         return None if tensor.is_inference() else _version_of(tensor)  # (Inlined: each map calls it.)
     except AttributeError:
         raise _lacking("torch.Tensor._version") from None
-
-
-def viewed(tensor: Tensor) -> Tensor | None:
-    """The base of a view; None for other tensors."""
-    return _of(tensor, "torch.Tensor", "_base")
 
 
 def nested_sizes(tensor: Tensor) -> Tensor:

@@ -146,11 +146,11 @@ def _in_order(weights: AttentionMap, order: Tensor | None) -> AttentionMap:
     if order is None:
         return weights
     source, leading = weights.source, weights.source.leading
-    batch = leading[:-1] if source.has_heads else leading
-    if len(batch) != 1:
+    names = source.dimensions
+    if names.leading.count("batch") != 1 and names.leading[:1] != ("unknown",):
         raise ShapeError(f"a map {tuple(weights.shape)} has not one dimension of rows that could change places")
-    flat_heads = torch.arange(source.flat_heads, device=weights.device).view(batch[0], -1)[order]
-    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])))
+    flat_heads = torch.arange(source.flat_heads, device=weights.device).view(leading[0], -1)[order]
+    return AttentionMap(source.choose(flat_heads.reshape(-1), (len(order), *leading[1:])).told(names))
 
 
 def _of_rows(piece: _Piece) -> AttentionMap:

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -58,6 +58,8 @@ class Observed:
     """The run of the model; None outside of one."""
     token: object = None
     """Identifies the call for its observer."""
+    crosses: bool | None = None
+    """True if its keys are made of another sequence than its queries; None if that is not known."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -74,7 +76,7 @@ class Observed:
             return self.factors.sizes
         assert self.map is not None
         *lead, queries, keys = self.map.shape
-        has_heads = len(lead) > 1
+        has_heads = self.map.dimensions.has_heads_last
         batch, heads = (lead[:-1], lead[-1]) if has_heads else (lead, 1)
         return Sizes(tuple(batch), heads, heads, queries, keys, has_heads)
 
@@ -165,10 +167,13 @@ class Record(Interceptor):
     def _read(self, path: str, index: int, source: ObservedCall, when: Moment) -> Observed:
         reading = source.read(self.policy, path or ITSELF)
         weights, softmax = reading.source, reading.softmax
+        if (of := source.origins) is not None and (of.queries.sort, of.keys.sort) != ("positions", "positions"):
+            weights = weights.told(replace(weights.dimensions, queries=of.queries.sort, keys=of.keys.sort))
         observed = Observed(
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
+            crosses=None if source.origins is None else source.origins.crosses,
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None

@@ -79,7 +79,7 @@ def _select(drawn: Drawn, one: Mirror) -> Mirror:
             wanted[name] = index
             where = torch.arange(dense.shape[dim])[index].reshape(-1)
             dense, error = dense.index_select(dim, where), error.index_select(dim, where)
-    if dense.dim() > 2 and drawn.chance(3):
+    if one.map.dimensions.has_heads_last and drawn.chance(3):
         _, index = random_index(drawn, dense.shape[-3], may_drop=False)
         wanted["heads"] = index
         dense, error = dense[..., index, :, :], error[..., index, :, :]

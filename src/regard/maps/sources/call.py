@@ -9,14 +9,14 @@ from torch import Tensor
 
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Rows, take
+from regard.call.shapes import UNNAMED, Dimensions, Rows, take
 from regard.errors import ShapeError
 from regard.kernels import choose_backend, execute
 from regard.kernels.base import Backend, Call
 from regard.maps.sources.call_factors import CallFactors, GivenFactors
 from regard.maps.sources.derived import WeightedSource
 from regard.maps.sources.dot_scores import BufferedPart, DotFactors, DotScores
-from regard.maps.sources.source import Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, SoftmaxCall, Source, Statistic, take_rows
 from regard.maps.sources.values import NOTHING, CallValues, of_heads
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.of_softmax import DotSoftmax
@@ -24,7 +24,7 @@ from regard.tensors.guards import look
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallSource(Source):
+class CallSource(NamedSource):
     """The weights of an attention call, from its scores and row state; it may have values too."""
 
     factors: CallFactors
@@ -36,10 +36,8 @@ class CallSource(Source):
     """The saved values of the call, and the gradient of its output."""
     name: str = ""
     """The name of the weights in `repr`, if other than the call's."""
-    mixed: str = ""
-    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
-    keeps_heads: bool | None = None
-    """Whether the last dimension of a selection is that of the heads; None without a selection."""
+    names: Dimensions | None = None
+    """The names of its dimensions; None for those of the call's documentation."""
 
     @property
     def beside(self) -> CallValues:
@@ -77,8 +75,9 @@ class CallSource(Source):
         return call.score.pair_width(call.query.shape[-1])
 
     @property
-    def has_heads(self) -> bool:
-        return self.factors.sizes.has_heads if self.keeps_heads is None else self.keeps_heads
+    def dimensions(self) -> Dimensions:
+        sizes = self.factors.sizes
+        return Dimensions.of_call(len(sizes.batch), has_heads=sizes.has_heads) if self.names is None else self.names
 
     @property
     def value(self) -> Tensor | None:
@@ -226,14 +225,12 @@ class CallSource(Source):
         return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
+        names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
-            return replace(self, layout=leading)
+            return replace(self, layout=leading, names=names)
         factors = GivenFactors(self.call.select(flat_heads), self.state.flatten(0, 1)[flat_heads].unsqueeze(1))
         beside = self.beside.choose(flat_heads)
-        return CallSource(factors, leading, self.backend, beside, self.name, self.mixed if leading else "")
-
-    def told_heads(self, has_heads: bool) -> "CallSource":
-        return replace(self, keeps_heads=has_heads)
+        return CallSource(factors, leading, self.backend, beside, self.name, names)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "CallSource":
         factors, backend = self.factors.mapped(change), self.backend
@@ -241,9 +238,7 @@ class CallSource(Source):
         backend = (
             choose_backend(factors.call, None) if backend.why_not(factors.call, look(factors.call.query)) else backend
         )
-        return CallSource(
-            factors, self.layout, backend, self.beside.mapped(change), self.name, self.mixed, self.keeps_heads
-        )
+        return CallSource(factors, self.layout, backend, self.beside.mapped(change), self.name, self.names)
 
     def with_value(self, value: Tensor) -> "CallSource":
         """The call with values (batch..., G or H, S, E).

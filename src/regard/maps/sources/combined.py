@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import NoReturn
@@ -10,9 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.maps.sources.derived import SameShapeSource
-from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask
@@ -49,8 +49,9 @@ class SeveralSource(Source):
         return all(part.has_blocks for part in self.parts)
 
     @property
-    def mixed(self) -> str:
-        return next((part.mixed for part in self.parts if part.mixed), "")
+    def dimensions(self) -> Dimensions:
+        names = [part.dimensions for part in self.parts]
+        return next((one for one in names if "unknown" in one.leading), names[0])
 
     def tensors(self) -> list[Tensor]:
         return [tensor for part in self.parts for tensor in part.tensors()]
@@ -69,11 +70,12 @@ class SeveralSource(Source):
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedSource(SeveralSource):
+class JoinedSource(NamedSource, SeveralSource):
     """The flat_heads of several sources, one source after the other, laid out as `layout`."""
 
     parts: tuple[Source, ...]
     layout: tuple[int, ...]
+    names: Dimensions
 
     @cached_property
     def ends(self) -> list[int]:
@@ -114,8 +116,9 @@ class JoinedSource(SeveralSource):
         return tuple(torch.cat(pieces) for pieces in zip(*known, strict=True))
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
-            return JoinedSource(self.parts, leading)
+            return JoinedSource(self.parts, leading, names)
         owners = [(bisect_right(self.ends, flat_head), flat_head) for flat_head in flat_heads.tolist()]
         runs = []
         for number, run in groupby(owners, key=lambda pair: pair[0]):
@@ -126,10 +129,10 @@ class JoinedSource(SeveralSource):
             runs.append(self.parts[number].choose(inner, (len(inner),)))
         if len(runs) == 1:
             return runs[0].choose(None, leading)
-        return JoinedSource(tuple(runs), leading) if runs else self.parts[0].choose(flat_heads, leading)
+        return JoinedSource(tuple(runs), leading, names) if runs else self.parts[0].choose(flat_heads, leading)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "JoinedSource":
-        return JoinedSource(tuple(part.mapped(change) for part in self.parts), self.layout)
+        return replace(self, parts=tuple(part.mapped(change) for part in self.parts))
 
     def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
         first = 0
@@ -160,10 +163,6 @@ class SumSource(SeveralSource):
     def width(self) -> int:
         return sum(part.width for part in self.parts)
 
-    @property
-    def has_heads(self) -> bool:
-        return self.parts[0].has_heads
-
     def __str__(self) -> str:
         return f"the sum of {len(self.parts)} maps, the first of them {self.parts[0]}"
 
@@ -183,6 +182,9 @@ class SumSource(SeveralSource):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "SumSource":
         return SumSource(tuple(part.mapped(change) for part in self.parts))
+
+    def told(self, dimensions: Dimensions) -> "SumSource":
+        return SumSource(tuple(part.told(dimensions) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,4 +250,5 @@ def row_sums(source: Source) -> Tensor:
 
 def side_by_side(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:
     """Several sources as one; a single one is laid out anew."""
-    return sources[0].choose(None, layout) if len(sources) == 1 else JoinedSource(tuple(sources), layout)
+    names = Dimensions.unknown(len(layout), UNNAMED)
+    return sources[0].choose(None, layout) if len(sources) == 1 else JoinedSource(tuple(sources), layout, names)

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
-from regard.errors import ArgumentError
+from regard.call.shapes import Dimensions, Rows
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
@@ -38,8 +38,8 @@ class DerivedSource(Source):
         return self.of.has_signs
 
     @property
-    def mixed(self) -> str:
-        return self.of.mixed
+    def dimensions(self) -> Dimensions:
+        return self.of.dimensions
 
     @property
     def has_blocks(self) -> bool:
@@ -55,6 +55,9 @@ class DerivedSource(Source):
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
         return self._of_other(self.of.choose(flat_heads, leading))
+
+    def told(self, dimensions: Dimensions) -> Source:
+        return self._of_other(self.of.told(dimensions))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Source:
         return self._of_other(self.of.mapped(change))
@@ -76,10 +79,6 @@ class SameShapeSource(DerivedSource):
     def width(self) -> int:
         return self.of.width
 
-    @property
-    def has_heads(self) -> bool:
-        return self.of.has_heads
-
 
 @dataclass(frozen=True, eq=False)
 class AverageSource(DerivedSource):
@@ -97,6 +96,14 @@ class AverageSource(DerivedSource):
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.of.leading[:-1], *self.of.shape[-2:]))
+
+    @property
+    def dimensions(self) -> Dimensions:
+        return self.of.dimensions.without(self.of.dimensions.rank - 1)
+
+    def told(self, dimensions: Dimensions) -> "AverageSource":
+        whole = dimensions.named((*dimensions.leading, self.of.dimensions.leading[-1]))
+        return replace(self, of=self.of.told(whole))
 
     @property
     def width(self) -> int:
@@ -163,10 +170,6 @@ class SelectionSource(DerivedSource):
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.of.leading, len(self.rows), len(self.chosen)))
-
-    @property
-    def has_heads(self) -> bool:
-        return self.of.has_heads
 
     @property
     def width(self) -> int:
@@ -299,7 +302,8 @@ class PositiveSource(SameShapeSource):
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))
-    return average(positive, -3, None) if source.has_heads else positive
+    source.require_heads("relevance()")
+    return positive if source.dimensions.head is None else average(positive)
 
 
 def sum_over(of: Source, dim: int) -> AverageSource:
@@ -308,18 +312,19 @@ def sum_over(of: Source, dim: int) -> AverageSource:
     Raises:
         ArgumentError: the dimension is not one of those before queries and keys.
     """
-    place = _leading_place(of, dim, "sum()")
+    place = _leading_place(of, dim)
     return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
 
 
-def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
-    """The mean over a leading dimension. See `AttentionMap.average`.
+def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
+    """The mean over the heads, or over another leading dimension. See `AttentionMap.average`.
 
     Raises:
+        ShapeError: the mean is over the heads, and the source has none, or they are not known.
         ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
             is 0 or not finite.
     """
-    place = _leading_place(of, dim, "average()")
+    place = _head_place(of) if dim is None else _leading_place(of, dim)
     shares = None
     if weights is not None:
         shares, count = torch.as_tensor(weights, dtype=of.dtype, device=of.device), of.leading[place]
@@ -332,8 +337,37 @@ def average(of: Source, dim: int, weights: Tensor | Sequence[float] | None = Non
     return _over(of, place, shares)
 
 
-def _leading_place(of: Source, dim: int, asked: str) -> int:
-    of.require_heads(asked)
+def heads_last(of: Source) -> Source:
+    """The source with its heads before the queries. See `AttentionMap.with_heads`.
+
+    Raises:
+        ShapeError: it is not known which dimension has the heads.
+    """
+    names = of.dimensions
+    of.require_heads("with_heads()")
+    if names.head is None:
+        return of.choose(None, (*of.leading, 1)).told(names.named((*names.leading, "head")))
+    return of if names.has_heads_last else _moved_last(of, names.head)
+
+
+def _moved_last(of: Source, place: int) -> Source:
+    """The source with one leading dimension after the others."""
+    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
+    moved = of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape))
+    return moved.told(of.dimensions.moved_last(place))
+
+
+def _head_place(of: Source) -> int:
+    of.require_heads("average()")
+    if of.dimensions.head is None:
+        raise ShapeError(
+            f"average() is a mean over heads, and a map {tuple(of.shape)} {of.dimensions} has no dimension of heads: "
+            "average(dim) averages over another, and with_heads() makes its one head a dimension"
+        )
+    return of.dimensions.head
+
+
+def _leading_place(of: Source, dim: int) -> int:
     place = dim + len(of.shape) if dim < 0 else dim
     if not 0 <= place < len(of.leading):
         raise ArgumentError(
@@ -343,10 +377,7 @@ def _leading_place(of: Source, dim: int, asked: str) -> int:
 
 
 def _over(of: Source, place: int, shares: Tensor | None) -> AverageSource:
-    if place == len(of.leading) - 1:
-        return AverageSource(of, shares)
-    flat_heads = torch.arange(math.prod(of.leading), device=of.device).view(of.leading).movedim(place, -1)
-    return AverageSource(of.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)), shares)
+    return AverageSource(of if place == len(of.leading) - 1 else _moved_last(of, place), shares)
 
 
 def _spread(x: Tensor, chosen: Rows, length: int) -> Tensor:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.errors import ShapeError
-from regard.maps.sources.source import Part, Piece, Scratch, Source, take_rows
+from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
 
 
-class TensorSource(Source):
+class TensorSource(NamedSource):
     """A source with its weights in a tensor. They may be negative, and need not sum to 1."""
 
     layout: tuple[int, ...]
@@ -67,6 +67,7 @@ class GivenSource(TensorSource):
 
     given: Tensor
     layout: tuple[int, ...]
+    names: Dimensions
 
     @property
     def tensor(self) -> Tensor:
@@ -76,7 +77,8 @@ class GivenSource(TensorSource):
         return "given weights"
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
-        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading)
+        names = Dimensions.unknown(len(leading), UNNAMED)
+        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading, names)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
         return replace(self, given=change(self.given))
@@ -92,4 +94,6 @@ def given_weights(weights: Tensor) -> GivenSource:
         raise ShapeError(
             f"weights are floating-point numbers of shape (..., T, S), got {tuple(weights.shape)} of {weights.dtype}"
         )
-    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), tuple(weights.shape[:-2]))
+    layout = tuple(weights.shape[:-2])
+    names = Dimensions.of_call(max(len(layout) - 1, 0), has_heads=bool(layout))
+    return GivenSource(weights.reshape(-1, *weights.shape[-2:]), layout, names)

@@ -8,14 +8,14 @@ and `refuse`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
-from regard.errors import ArgumentError, ShapeError
+from regard.call.shapes import Dimensions, Rows
+from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
 from regard.maps.statistics.pooling import Grid
@@ -181,23 +181,17 @@ class Source(ABC):
         return False
 
     @property
-    def has_heads(self) -> bool:
-        """Whether the last dimension before queries and keys is that of the heads."""
-        return bool(self.leading)
-
-    @property
-    def mixed(self) -> str:
-        """The reason why the last dimension before queries and keys mixes sequences and heads; else empty."""
-        return ""
+    @abstractmethod
+    def dimensions(self) -> Dimensions:
+        """The names of its dimensions."""
 
     def require_heads(self, asked: str) -> None:
-        """Check for a dimension of heads.
+        """Check that its dimension of heads is known, if it has one.
 
         Raises:
-            ShapeError: sequences and heads are in one dimension, in an unknown order.
+            ShapeError: it is not.
         """
-        if self.mixed:
-            raise ShapeError(f"{asked} needs to know the heads of a map {tuple(self.shape)}: {self.mixed}")
+        self.dimensions.require_heads(asked, self.shape)
 
     @abstractmethod
     def tensors(self) -> Sequence[Tensor]:
@@ -294,11 +288,11 @@ class Source(ABC):
 
     @abstractmethod
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Source":
-        """The source of some flat_heads, or all for None, laid out as `leading`."""
+        """The source of some flat_heads, or all for None, laid out as `leading`, without names for these dimensions."""
 
-    def told_heads(self, has_heads: bool) -> "Source":
-        """The same source, with a given answer of `has_heads`."""
-        return self
+    @abstractmethod
+    def told(self, dimensions: Dimensions) -> "Source":
+        """The same source under other names of its dimensions."""
 
     @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Source":
@@ -309,6 +303,22 @@ class Source(ABC):
         if answer.is_floating_point():
             answer = answer.to(self.answer_dtype)
         return answer.reshape(*self.shape[:-2], *answer.shape[1:])
+
+
+class NamedSource(Source):
+    """A source that holds the names of its dimensions."""
+
+    names: Dimensions | None
+
+    @property
+    def dimensions(self) -> Dimensions:
+        assert self.names is not None, "a source of a call has names by its documentation"
+        return self.names
+
+    def told(self, dimensions: Dimensions) -> Source:
+        this: Any = self
+        made: Source = replace(this, names=dimensions)
+        return made
 
 
 def bytes_by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:

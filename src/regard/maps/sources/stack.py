@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import SeveralSource
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
@@ -41,10 +41,6 @@ class StackSource(SeveralSource):
     @property
     def width(self) -> int:
         return max(step.width for step in self.parts)
-
-    @property
-    def has_heads(self) -> bool:
-        return self.parts[0].has_heads
 
     def __str__(self) -> str:
         return f"{len(self.parts)} steps"
@@ -78,6 +74,9 @@ class StackSource(SeveralSource):
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
         return StackSource(tuple(step.choose(flat_heads, leading) for step in self.parts), self.starts)
+
+    def told(self, dimensions: Dimensions) -> "StackSource":
+        return StackSource(tuple(step.told(dimensions) for step in self.parts), self.starts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
         return StackSource(tuple(step.mapped(change) for step in self.parts), self.starts)

@@ -7,8 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError, NotKeptError
-from regard.maps.sources.source import Part, Scratch, Source, Statistic
+from regard.maps.sources.source import NamedSource, Part, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.by_name import USUAL, Answers, How, by_name, check_names
 from regard.maps.statistics.pooling import Grid
@@ -73,7 +74,7 @@ class Summarize:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SummarySource(Source):
+class SummarySource(NamedSource):
     """The saved statistics of a map, without weights.
 
     It answers the saved statistics; top_keys(k) up to the saved k; top_weight() by top_keys; and pictures on the saved
@@ -85,17 +86,16 @@ class SummarySource(Source):
     number: torch.dtype
     what: Summarize
     named: Mapping[str, Statistic]
+    names: Dimensions
     answers: Answers
     """The answers (flat_heads, ...) of each statistic. Indices of keys are held in 32 bits."""
-    mixed: str = ""
-    """Why the last dimension before queries and keys mixes sequences and heads; empty if it does not."""
 
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
         named = what.statistics(source.queries, source.keys)
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
-        return cls(tuple(source.shape), source.dtype, what, named, answers, source.mixed)
+        return cls(tuple(source.shape), source.dtype, what, named, source.dimensions, answers)
 
     @property
     def shape(self) -> torch.Size:
@@ -180,10 +180,11 @@ class SummarySource(Source):
         self.refuse("a block of weights")
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SummarySource":
+        layout, names = (*leading, *self.layout[-2:]), Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
-            return replace(self, layout=(*leading, *self.layout[-2:]))
+            return replace(self, layout=layout, names=names)
         answers = {s: tuple(t[flat_heads] for t in found) for s, found in self.answers.items()}
-        return replace(self, layout=(*leading, *self.layout[-2:]), answers=answers)
+        return replace(self, layout=layout, names=names, answers=answers)
 
     def of_rows(self, rows: range) -> "SummarySource":
         """The statistics by query, for some queries; sums over all and pictures are left out.
@@ -223,7 +224,7 @@ def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> Summa
         raise NotKeptError(f"the steps were kept by {first.what!r}, none of which can be joined")
     what = Summarize(*named, k=first.what.k, p=first.what.p, how=first.what.how)
     queries = sum(step.queries for step in steps)
-    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, answers, first.mixed)
+    return SummarySource((*first.leading, queries, keys), first.dtype, what, named, first.dimensions, answers)
 
 
 def _common(parts: list[Statistic], steps: Sequence[SummarySource], starts: Sequence[int]) -> Statistic | None:

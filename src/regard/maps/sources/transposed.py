@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.maps.sources.derived import DerivedSource
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
@@ -33,8 +34,11 @@ class TransposedSource(DerivedSource):
         return self.of.width
 
     @property
-    def has_heads(self) -> bool:
-        return self.of.has_heads
+    def dimensions(self) -> Dimensions:
+        return self.of.dimensions.transposed()
+
+    def told(self, dimensions: Dimensions) -> Source:
+        return super().told(dimensions.transposed())
 
     def __str__(self) -> str:
         return f"the transpose of a map {tuple(self.of.shape)}: {self.of}"

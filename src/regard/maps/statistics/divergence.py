@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
+from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
@@ -190,6 +191,9 @@ class Together(SameShapeSource):
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
         return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
+
+    def told(self, dimensions: Dimensions) -> "Together":
+        return Together(self.of.told(dimensions), self.other.told(dimensions))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
         return Together(self.of.mapped(change), self.other.mapped(change))

@@ -37,8 +37,8 @@ def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
 
 
 def sizes_of(source: Source) -> Sizes:
-    """The sizes for binding masks of a map: heads are the last of several leading dimensions, as in a call."""
-    leading, has_heads = source.leading, len(source.leading) > 1
+    """The sizes for binding masks of a map, as in a call."""
+    leading, has_heads = source.leading, source.dimensions.has_heads_last
     heads = leading[-1] if has_heads else 1
     return Sizes(leading[:-1] if has_heads else leading, heads, heads, source.queries, source.keys, has_heads)
 

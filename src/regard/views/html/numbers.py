@@ -74,7 +74,15 @@ def as_heads(name: str, weights: Any) -> AttentionMap:
         weights = AttentionMap(given_weights(_tensor(name, weights)))
     if weights.source.has_blocks and weights.source.has_signs:
         raise ArgumentError(f"map {name!r}: the page shows weights from 0 up; it is {weights.source} with some below 0")
-    return cast(AttentionMap, weights.detach() if len(shape) == 3 else weights.detach().with_heads())
+    heads = weights.detach().with_heads()
+    if heads.ndim == 4 and len(heads) == 1:
+        return cast(AttentionMap, heads[0])
+    if heads.ndim != 3:
+        raise ShapeError(
+            f"map {name!r} is one of several sequences, {tuple(weights.shape)} {weights.dimensions}: choose one of "
+            "them, map[0]"
+        )
+    return heads
 
 
 def _tensor(name: str, weights: Any) -> Tensor:
@@ -131,7 +139,7 @@ def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
         grid = heads.grid(KEPT, KEPT, "mean")
         if not heads.source.keeps(pooled(grid.rows.count, grid.columns.count, queries, keys, "mean")):
             return None
-    return AttentionMap(heads.average().source.choose(None, (1,)))
+    return heads.average().with_heads()
 
 
 def _without_sink(cells: HeadCells, top: Top | None, largest: list[float]) -> list[float]:

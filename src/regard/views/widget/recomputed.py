@@ -67,4 +67,4 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
     changed = replace(
         call, query=call.query.to(wide), key=call.key.to(wide), score=ScaledDot(scale / temperature), mask=chosen
     )
-    return AttentionMap(CallSource(GivenFactors(changed, None), source.layout))
+    return AttentionMap(CallSource(GivenFactors(changed, None), source.layout, names=source.dimensions))

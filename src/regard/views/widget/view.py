@@ -82,7 +82,7 @@ def view(
         ShapeError: no such sequence, or labels that fit no map.
 
     >>> import torch, regard
-    >>> q = torch.randn(4, 8, 16)
+    >>> q = torch.randn(1, 4, 8, 16)
     >>> weights = regard.attention(q, q, q, return_weights=True).weights
     >>> regard.view(weights, "eight words and one head to look at".split())
     View('attention', 1 map: 0 (4 heads, 8 x 8))

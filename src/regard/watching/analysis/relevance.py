@@ -12,7 +12,6 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
-from regard.watching.checks.roles import is_cross
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -49,9 +48,9 @@ def relevance(steps: Steps) -> "Relevance":
 
     Args:
         steps: a `regard.watch(model, values=True, gradients=True)` of one run, after `backward()` on the output to be
-            explained, such as the logit of a class. Module names separate a decoder from its encoder. Or the layers in
-            order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous: each reads
-            the R before them.
+            explained, such as the logit of a class. The origin of its keys tells a decoder from its encoder. Or the
+            layers in order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous:
+            each reads the R before them.
 
     Returns:
         A `Relevance`, read by rows. Nothing is computed yet.
@@ -264,22 +263,19 @@ def _given(steps: Any) -> Layers:
 
 
 def _observed(record: Any) -> Layers:
-    """The layers of a watch, separated by the names of their modules."""
+    """The layers of a watch, in stacks: the decoder has cross-attention."""
     calls = [call for call in record.calls if call.map is not None]
     if len({call.run for call in calls}) > 1:
         raise ArgumentError(
             "relevance() follows one run of the model, and this watch saw several: watch one run, or hand over the "
             "maps of one as a list"
         )
-    crosses = [
-        is_cross(call.name, record.modules.get(call.name)) or call.map.shape[-1] != call.map.shape[-2]
-        for call in calls
-    ]  # fmt: skip
+    crosses = [call.map.shape[-1] != call.map.shape[-2] if call.crosses is None else call.crosses for call in calls]
     stacks = list(dict.fromkeys(_stack(call.name) for call in calls))
     asking = {_stack(call.name) for call, cross in zip(calls, crosses, strict=True) if cross}
     if len(asking) > 1 or len(stacks) > 2 or (len(stacks) == 2 and not asking):
         raise ArgumentError(
-            f"which of the stacks {', '.join(map(repr, stacks))} attends to which cannot be told by names: watch one "
+            f"which of the stacks {', '.join(map(repr, stacks))} attends to which cannot be told: watch one "
             "of them, or hand over the layers as a list of regard.watching.AttentionStep(map, queries, keys)"
         )
     if not asking:
@@ -304,7 +300,8 @@ def _stack(path: str) -> str:
 
 
 def _batch(one: AttentionMap) -> tuple[int, ...]:
-    return one.leading[:-1] if one.source.has_heads else one.leading
+    head = one.dimensions.head
+    return tuple(n for place, n in enumerate(one.leading) if place != head)
 
 
 def _lengths(layers: Layers) -> dict[str, int]:

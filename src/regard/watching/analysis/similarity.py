@@ -80,14 +80,18 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
         ArgumentError: `how` is neither.
 
     >>> import regard
-    >>> q = torch.zeros(2, 2, 1)
-    >>> q[1] = torch.tensor([[20.0], [-20.0]])
-    >>> weights = regard.attention(q, torch.tensor([[1.0], [-1.0]]).expand(2, 2, 1), q, return_weights=True).weights
-    >>> agreement(weights.with_heads()[:, 0]).shape
+    >>> q = torch.zeros(1, 2, 2, 1)
+    >>> q[0, 1] = torch.tensor([[20.0], [-20.0]])
+    >>> weights = regard.attention(q, torch.tensor([[1.0], [-1.0]]).expand(1, 2, 2, 1), q, return_weights=True).weights
+    >>> agreement(weights[0]).shape
     torch.Size([2, 2])
     """
-    if len(of.leading) < 1:
-        raise ShapeError(f"agreement() compares the heads of a map (batch..., H, T, S), got {tuple(of.shape)}")
+    if of.dimensions.head is None:
+        of.source.require_heads("agreement()")
+        raise ShapeError(
+            f"agreement() compares the heads of a map (batch..., H, T, S), got {tuple(of.shape)} {of.dimensions}"
+        )
+    of = of.with_heads()
     if how not in ("cosine", "jensen-shannon"):
         raise ArgumentError(f"how must be 'cosine' or 'jensen-shannon', got {how!r}")
     heads, queries = of.leading[-1], of.shape[-2]

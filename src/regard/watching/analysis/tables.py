@@ -22,11 +22,11 @@ SHOWN = 24
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     """Name each map (batch..., H, T, S): by the path of its module, the caller's name, or an index.
 
-    The dimension before queries and keys counts as heads; a map (T, S) gets one.
+    A map without heads gets one; another order of its dimensions becomes this one.
 
     Raises:
         ArgumentError: there are no maps, or one of them is not a map.
-        ShapeError: a model folded its heads into the batch of a map, in an unknown order.
+        ShapeError: it is not known which dimension of a map has the heads.
     """
     items: Any = getattr(maps, "items", None)
     found: list[tuple[str, Any]]
@@ -46,7 +46,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
         raise ArgumentError(f"this takes what regard.watch saw, or attention maps; got {', '.join(wrong)}")
     for name, one in found:
         one.source.require_heads(f"this, for {name!r},")
-    return [(name, one if one.leading else one.with_heads()) for name, one in found]
+    return [(name, one.with_heads()) for name, one in found]
 
 
 def _name_and_call(key: Any) -> tuple[str, Any]:

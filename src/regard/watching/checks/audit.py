@@ -1,8 +1,8 @@
 """The audit of a watch: the faults of each call."""
 
 import math
-import re
 from collections.abc import Iterator
+from string import digits
 
 import torch
 from torch import Tensor
@@ -10,11 +10,13 @@ from torch import Tensor
 from regard.errors import RegardError, ShapeError
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.finding import Finding, Severity, by_module
-from regard.watching.checks.roles import is_causal, is_cross
+from regard.watching.checks.roles import is_causal
 from regard.watching.observed import Observed, Record
 
 LEAST = 1e-6
 """A share of weight below this is rounding."""
+NUMBERS = str.maketrans("", "", digits)
+"""Leaves out the numbers of layers: the modules of a stack have paths that differ in these alone."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
 """Patterns with a meaning only if query and key are of one sequence."""
 
@@ -27,14 +29,14 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
     found: list[Finding] = []
     known: list[tuple[Observed, Facts]] = []
     for call in record.calls:
-        crosses = is_cross(call.name, record.modules.get(call.name))
+        crosses = call.crosses is True
         try:
             facts = facts_of(call, _fitting(call, keep), crosses=crosses)
         except RegardError as error:
             found.append(Finding("not seen", "info", str(error), call.name, call.index))
             continue
         known.append((call, facts))
-        wanted = is_causal(record.modules, call.name) if causal is None else causal and not crosses
+        wanted = is_causal(record.modules, call.name, call.crosses) if causal is None else causal and not crosses
         found += _of_call(call, facts, crosses=crosses, should_be_causal=wanted, keep=_fitting(call, keep))
     if keep is None:
         found += _unlike_their_like(known)
@@ -132,7 +134,7 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
     stacks: dict[tuple[object, ...], list[tuple[Observed, Facts]]] = {}
     for call, facts in known:
         assert call.map is not None
-        stack = (re.sub(r"\d+", "#", call.name), call.index, call.map.shape)
+        stack = (call.name.translate(NUMBERS), call.index, call.map.shape)
         stacks.setdefault(stack, []).append((call, facts))
     for layers in stacks.values():
         seen = [_keys(facts) for _, facts in layers]

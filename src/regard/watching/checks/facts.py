@@ -18,7 +18,6 @@ from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.mask_kind import MaskKind, kind_of
-from regard.watching.checks.roles import is_cross
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
@@ -201,7 +200,7 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     read = _spread(calls, MOST_CALLS)
     for call in read:
         try:
-            facts = facts_of(call, crosses=is_cross(call.name))
+            facts = facts_of(call, crosses=call.crosses is True)
         except OverwrittenError as error:
             call.notes.append(f"not read: {error}")
             continue

@@ -1,7 +1,5 @@
-"""The role of an attention module: cross-attention or self-attention, and its expected causality. Names mark
-cross-attention; a Hugging Face model's config gives causality."""
+"""The expected causality of an attention module, by the config of a Hugging Face model."""
 
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,40 +8,33 @@ from torch import nn
 
 PREFIXED = ("cpmant",)
 """Model types with a bidirectional prefix as prompt, missing from their configs."""
-_SELF = re.compile(r"self_?att", re.IGNORECASE)
-_CROSS = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn$|src_att|memory_att", re.IGNORECASE)
 
 
-def is_cross(path: str, module: nn.Module | None = None) -> bool:
-    """True if a module attends to another sequence than its own, by its name or its own attribute.
-
-    >>> is_cross("decoder.layers.0.encoder_attn"), is_cross("decoder.cross_layers.0.self_attn")
-    (True, False)
-    >>> is_cross("bert.encoder.layer.1.crossattention.self"), is_cross("bert.encoder.layer.1.attention.self")
-    (True, False)
-    """
-    if getattr(module, "is_cross_attention", False) is True:
-        return True
-    for name in reversed(path.split(".")):
-        if _SELF.search(name):
-            return False
-        if _CROSS.search(name):
-            return True
-    return False
-
-
-def is_causal(modules: Mapping[str, nn.Module], path: str) -> bool:
-    """True if a Hugging Face model's config makes a module's self-attention causal."""
+def is_causal(modules: Mapping[str, nn.Module], path: str, crosses: bool | None = False) -> bool:
+    """True if a Hugging Face model's config makes a module's self-attention causal; `crosses` is True for attention to
+    another sequence, and None if that is unknown."""
     config = config_of(modules, path)
-    if config is None or is_cross(path, modules.get(path)):
+    if config is None or crosses:
         return False
     if is_pair(config):
-        return any(name.startswith("decoder") for name in path.split("."))
+        return crosses is False and _is_of_decoder(modules, path)
     return is_causal_config(config) or (
         has_language_model(config)
         and not sees_both_sides(config)
         and getattr(modules.get(path), "is_causal", None) is True
     )
+
+
+def _is_of_decoder(modules: Mapping[str, nn.Module], path: str) -> bool:
+    """True if a module of a pair is of its decoder, as it or the nearest module around it says."""
+    while path:
+        module = modules.get(path)
+        for owner in (module, getattr(module, "config", None)):
+            said = getattr(owner, "is_decoder", None)
+            if isinstance(said, bool) and (said or owner is module):
+                return said
+        path = path.rpartition(".")[0]
+    return False
 
 
 def is_causal_model(modules: Mapping[str, nn.Module], config: Any) -> bool:

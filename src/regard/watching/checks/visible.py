@@ -74,7 +74,7 @@ def visible(call: Call, even: Tensor | None) -> Visible:
 def visible_in(weights: AttentionMap) -> Visible:
     """Read who saw whom from weights a model computed itself, over all heads together."""
     queries, keys = weights.shape[-2:]
-    heads = weights.shape[-3] if weights.source.has_heads else 1
+    heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1
     alike: list[Tensor] = []
 
     def allowed(rows: range) -> Tensor:

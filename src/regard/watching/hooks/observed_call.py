@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
@@ -13,6 +14,7 @@ from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.readers.provenance import Origins
 
 
 class CallVectors(NamedTuple):
@@ -41,8 +43,8 @@ class Reading:
     """The softmax before the model's changes to the weights, if any."""
     evidence: Evidence | None = None
     """The vectors that identify the next call of a generation."""
-    mixed: str = ""
-    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    dimensions: Dimensions | None = None
+    """The names of the map's dimensions, as far as there is evidence; None for those of the call's documentation."""
     beside: CallValues = field(default_factory=CallValues)
     """The values and the gradient of the output, as far as the watch keeps them."""
     holds_keys: bool = False
@@ -53,7 +55,7 @@ class Reading:
         if self.stored is not None:
             return self.stored
         assert self.factors is not None
-        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, mixed=self.mixed)
+        return CallSource(self.factors, self.factors.sizes.leading, may_be_beside=self.beside, names=self.dimensions)
 
 
 class ObservedCall(ABC):
@@ -63,6 +65,8 @@ class ObservedCall(ABC):
     """True if such a call can be edited before it runs."""
     how: str
     """The observed function or module, for the report."""
+    origins: Origins | None = None
+    """The sequences of its queries and its keys; None if unknown."""
     token: object = None
     """Identifies the call later, should it turn out to be no attention."""
 

@@ -19,6 +19,14 @@ from regard.watching.readers.product_calls import observe_product
 from regard.watching.readers.regard_calls import observe_attention
 from regard.watching.readers.sdpa_calls import observe_sdpa
 from regard.watching.readers.softmax_calls import observe_exponential, observe_quotient, observe_softmax, observe_sum
+from regard.watching.readers.traced_calls import (
+    FOLLOWED,
+    JOINED,
+    WRITTEN,
+    observe_followed,
+    observe_joined,
+    observe_written,
+)
 
 FunctionObserver = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Takes (thread, function, args, kwargs), runs the function for the model, and hands the call to the thread."""
@@ -31,6 +39,9 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("sum", "logsumexp"), observe_sum),
     **dict.fromkeys(("div", "mul", "sub"), observe_quotient),
     **dict.fromkeys(READERS, observe_product),
+    **dict.fromkeys(FOLLOWED, observe_followed),
+    **dict.fromkeys(JOINED, observe_joined),
+    **dict.fromkeys(WRITTEN, observe_written),
 }
 """The observers of the functions of written-out attention, by name."""
 

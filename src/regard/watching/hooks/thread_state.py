@@ -1,7 +1,9 @@
 """The state of each thread: its watches, the stack of running modules, and the calls it hands to the watches."""
 
+import inspect
 import sys
 from collections.abc import Callable
+from inspect import CO_VARARGS
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -130,12 +132,12 @@ class ThreadState:
 
     def path(self, watch: Interceptor) -> str | None:
         """The path of the innermost running module the watch knows; None outside its model. The module is found as the
-        `self` of a running function, so a method (a decoder's step) counts like a call."""
+        first argument of a running method, so a decoder's step counts like a call."""
         if self.meant is not None:
             return watch.paths.get(id(self.meant))
         running: FrameType | None = _frame_of_model(sys._getframe(1))
         while running is not None:
-            if (path := watch.paths.get(id(running.f_locals.get("self")))) is not None:
+            if (path := watch.paths.get(id(_owner(running)))) is not None:
                 return path
             running = running.f_back
         return None
@@ -224,6 +226,19 @@ def _frame_of_model(running: FrameType | None) -> FrameType | None:
     while running is not None and running.f_globals.get("__name__", "").startswith("regard.watching."):
         running = running.f_back
     return running
+
+
+def _owner(running: FrameType) -> object:
+    """The module whose method runs, whatever it calls its first argument, or a function inside of one."""
+    code, given = running.f_code, running.f_locals
+    if "self" in given or not (code.co_argcount or code.co_flags & CO_VARARGS):
+        return given.get("self")
+    first = given.get(code.co_varnames[0 if code.co_argcount else code.co_kwonlyargcount])
+    if not code.co_argcount:
+        first = first[0] if isinstance(first, tuple) and first else None
+    method = inspect.unwrap(getattr(type(first), code.co_name, _owner))
+    is_method = code.co_name == "forward" or getattr(method, "__code__", None) is code
+    return first if is_method else None
 
 
 def is_in_backward() -> bool:

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError
 from regard.maps.sources.combined import ScaledSource
 from regard.maps.sources.given import TensorSource
@@ -21,14 +22,12 @@ class StoredSource(TensorSource):
     layout: tuple[int, ...]
     """(batch..., H)."""
     name: str
-    is_with_heads: bool
-    mixed: str = ""
-    """Why the rows of the batch are sequences and heads in an unknown order; empty if they are sequences."""
+    names: Dimensions
     received: Callable[[], Tensor] | None = None
     """Gives the gradient of the weights (flat_heads, T, S), if a watch waits for it."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        parts = (self.held, self.layout, self.name, self.is_with_heads, self.mixed, read_now(self.received))
+        parts = (self.held, self.layout, self.name, self.names, read_now(self.received))
         return StoredSource, parts
 
     @property
@@ -40,10 +39,6 @@ class StoredSource(TensorSource):
         """The weights (flat_heads, T, S); raises OverwrittenError if the model has written to them."""
         self.held.check()
         return self.held.tensor
-
-    @property
-    def has_heads(self) -> bool:
-        return self.is_with_heads
 
     def __str__(self) -> str:
         return self.name
@@ -74,16 +69,13 @@ class StoredSource(TensorSource):
         return self.received()
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StoredSource":
-        mixed = self.mixed if leading else ""
+        names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
-            return replace(self, layout=leading, mixed=mixed)
+            return replace(self, layout=leading, names=names)
         held = SavedTensor(self.weights[flat_heads], self.held.what)
         return replace(
-            self, held=held, layout=leading, mixed=mixed, received=_then(self.received, lambda t: t[flat_heads])
+            self, held=held, layout=leading, names=names, received=_then(self.received, lambda t: t[flat_heads])
         )
-
-    def told_heads(self, has_heads: bool) -> "StoredSource":
-        return replace(self, is_with_heads=has_heads)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StoredSource":
         held = SavedTensor(change(self.weights), self.held.what)
@@ -95,7 +87,7 @@ def _then(make: Callable[[], Tensor] | None, change: Callable[[Tensor], Tensor])
 
 
 def stored(
-    weights: SavedTensor, name: str, mixed: str = "", received: Callable[[], Tensor] | None = None
+    weights: SavedTensor, name: str, dimensions: Dimensions, received: Callable[[], Tensor] | None = None
 ) -> StoredSource:  # fmt: skip
     """The source of saved weights (batch..., H, T, S), (batch, T, S) or (T, S), with their gradient in that layout."""
     layout = tuple(weights.tensor.shape[:-2])
@@ -103,7 +95,7 @@ def stored(
     # A reshaped copy has memory of its own, and a view has the version of its tensor.
     is_copy = flat_heads.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        SavedTensor(flat_heads, weights.what, None if is_copy else weights.mark), layout, name, len(layout) > 1,
-        mixed,
+        SavedTensor(flat_heads, weights.what, None if is_copy else weights.mark), layout, name,
+        dimensions,
         _then(received, lambda gradient: gradient.reshape(flat_heads.shape)),
     )  # fmt: skip

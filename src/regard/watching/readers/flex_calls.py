@@ -34,6 +34,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.flex_blocks import BlockLists
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.provenance import Origins
 
 MOST_PAIRS = 1 << 22
 """The most pairs of a mask rendered, once, to recognise a causal mask, a window, or padding."""
@@ -108,6 +109,7 @@ class FlexCall(ObservedCall):
     how: str
     blocks: BlockLists | None = None
     """The block lists that decided; None if the function alone did."""
+    origins: Origins | None = None
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         query, key = self.query, self.key
@@ -209,10 +211,12 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
-        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
+        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how,
+        origins=thread.traces.origins(query, key),
     )  # fmt: skip
     if module is not None:
         call.blocks = BlockLists.of(block_mask)
+    thread.traces.follow(output, query)
     if mods == () and _is_identity(score_mod):
         call.score_mod = score_mod
     thread.give(call, module)

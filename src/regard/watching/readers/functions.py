@@ -16,10 +16,13 @@ OWN = frozenset({"aten", "prims", "prim"})
 ALIASES = {
     "__matmul__": "matmul", "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "multiply": "mul",
     "__truediv__": "div", "__itruediv__": "div", "divide": "div", "true_divide": "div",
-    "__sub__": "sub", "__isub__": "sub", "subtract": "sub",
+    "__sub__": "sub", "__isub__": "sub", "subtract": "sub", "__add__": "add", "__radd__": "add", "__iadd__": "add",
     "_softmax": "softmax", "_safe_softmax": "softmax", "special_softmax": "softmax", "softmin": "softmax",
     "_log_softmax": "log_softmax", "special_log_softmax": "log_softmax", "special_logsumexp": "logsumexp",
 }  # fmt: skip
+
+
+IN_PLACE = frozenset({"__imul__", "__itruediv__", "__isub__", "__iadd__"})
 
 
 def name_of(func: Any) -> str:
@@ -38,7 +41,7 @@ def name_of(func: Any) -> str:
 def is_in_place(func: Any) -> bool:
     """True for a function that writes its result over its first argument."""
     name = _plain_name(func)
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__imul__", "__itruediv__", "__isub__")
+    return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE
 
 
 def _plain_name(func: Any) -> str:

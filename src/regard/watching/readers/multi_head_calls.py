@@ -42,6 +42,7 @@ from regard.watching.readers.fused_path import ran_fused
 from regard.watching.readers.fused_rebuilding import FusedRebuilding
 from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
+from regard.watching.readers.provenance import Origins
 from regard.watching.readers.sdpa_calls import kept_lse, masked
 
 
@@ -66,6 +67,7 @@ class Projected(ObservedCall):
     """The true lengths (N,) if the input was nested (it is padded here)."""
     heads: ProjectedHeads | None = None
     """The projected heads, if they were seen; in a fused layer they are projected when the map is read."""
+    origins: Origins | None = None
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -380,6 +382,7 @@ def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: ProjectedHeads | None) -> None:
     called = projected_call(thread, given, output)
     thread.give(called if heads is None else replace(called, heads=heads, is_causal=heads.is_causal))
+    thread.traces.follow(output, given["query"])
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
@@ -387,7 +390,8 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
     module = thread.stack[-1].module if thread.stack else None
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
-    return _projected(_layer_of_call(given), given, output, how=how)
+    origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+    return replace(_projected(_layer_of_call(given), given, output, how=how), origins=origins)
 
 
 def observe_module(
@@ -397,7 +401,9 @@ def observe_module(
     if thread.taken == frame.taken:
         assert isinstance(module, nn.MultiheadAttention)
         given = arguments_by_name(nn.MultiheadAttention.forward, (module, *args), kwargs)
-        thread.give(_of_module(module, given, output[0]))
+        origins = thread.traces.origins_of_inputs(given["query"], given["key"])
+        thread.give(replace(_of_module(module, given, output[0]), origins=origins))
+        thread.traces.follow(output[0], given["query"])
 
 
 def observe_encoder_layer(
@@ -410,6 +416,8 @@ def observe_encoder_layer(
     # A layer that is not fused calls its `self_attn`, whose call was observed unless the layer was changed.
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
-        thread.give(_of_encoder_layer(module, given), module.self_attn)
+        origins = thread.traces.origins_of_inputs(given["src"], given["src"])
+        thread.give(replace(_of_encoder_layer(module, given), origins=origins), module.self_attn)
+        thread.traces.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

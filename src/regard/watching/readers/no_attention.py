@@ -1,16 +1,15 @@
 """Tell attention over positions from its lookalikes: channels, vocabularies, landmarks, expectations."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from types import FrameType
 
 from torch import Tensor, nn
 
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.contractions import Contraction, Labels
+from regard.watching.readers.head_axes import running
 from regard.watching.readers.provenance import Trace, is_learned
 
 
@@ -202,10 +201,4 @@ def _has_width(module: nn.Module | None, channels: int) -> bool:
 
 def _inputs(module: nn.Module) -> list[tuple[int, ...]]:
     """The shapes of the tensor arguments of a module's running forward."""
-    running: FrameType | None = sys._getframe(1)
-    while running is not None:
-        names = running.f_code.co_varnames[: running.f_code.co_argcount]
-        if running.f_code.co_name == "forward" and names and running.f_locals.get(names[0]) is module:
-            return [tuple(v.shape) for name in names if isinstance(v := running.f_locals.get(name), Tensor)]
-        running = running.f_back
-    return []
+    return next(([tuple(one.shape) for one in given] for running_, given in running() if running_ is module), [])

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import ShapeError
-from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
+from regard.call.shapes import UNNAMED, Dimensions
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
-from regard.watching.kept.stored_weights import StoredSource, stored
-from regard.watching.readers.contractions import Contraction, Labels, read_contraction, sum_of_products
-from regard.watching.readers.folded_heads import Folding, find_folding, note_of
+from regard.watching.kept.stored_weights import stored
+from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
+from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.no_attention import ValueProduct, judged
-from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.product_rebuilding import ProductRebuilding
+from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -43,35 +42,33 @@ class WrittenOut(ObservedCall):
     name: str
     how: str
     notes: tuple[str, ...] = ()
+    heads: Heads = AS_DOCUMENTED
+    origins: Origins | None = None
     token: object = field(default_factory=object)
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         product = self.product
         weights, values = product.laid_out(product.weights), product.laid_out_values()
-        softmax, notes, folding = self.softmax, list(self.notes), None
-        if weights.dim() == 3 and values is not None and values.shape[:-1] == (len(weights), weights.shape[-1]):
-            folding = find_folding(values)
-        if folding is not None:
-            notes.append(note_of(folding))
-        shown: Callable[[Tensor], Tensor] = _as_laid_out
-        if isinstance(folding, Folding):
-            if softmax is not None and len(softmax) == len(weights) and softmax.dim() == 3:
-                softmax = folding.unfolded(softmax)
-            weights = folding.unfolded(weights)
-            shown = folding.unfolded
-            values = None if values is None else folding.unfolded(values)
-        mixed = folding if isinstance(folding, str) else ""
+        softmax, notes, layout = self.softmax, [*self.notes, *self.heads.notes], self.heads.layout
+        names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
+        if self.origins is None:
+            names = replace(names, queries="unknown", keys="unknown")
+        shown: Callable[[Tensor], Tensor] = _as_laid_out if layout is None else layout.unfolded
+        if softmax is not None and softmax.shape == weights.shape:
+            softmax = shown(softmax)
+        weights, values = shown(weights), None if values is None else shown(values)
         differs = softmax is not None and not _equal(softmax, weights)
         kept = policy.keep(weights, f"the weights of {name}")
         received = self._gradient(policy, name, shown)
-        source = stored(kept, self.name + (", changed" if differs else ""), mixed, received)
+        source = stored(kept, self.name + (", changed" if differs else ""), names, received)
         beside = None
         if softmax is not None and differs:
-            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, mixed)
+            own = names if softmax.shape == weights.shape else Dimensions.unknown(softmax.dim() - 2, UNNAMED)
+            beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, own)
             notes.append(CHANGED)
         return Reading(
-            None, notes, ProductRebuilding(product, self.result, source, folding), stored=source, softmax=beside,
-            evidence=self._evidence(weights.detach(), values), mixed=mixed,
+            None, notes, ProductRebuilding(product, self.result, source, self.heads.layout), stored=source,
+            softmax=beside, evidence=self._evidence(weights.detach(), values)
         )  # fmt: skip
 
     def query_key_value(self) -> CallVectors:
@@ -96,47 +93,6 @@ class WrittenOut(ObservedCall):
         return Evidence(weights, values, self.product.values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProductRebuilding(Rebuilding):
-    """The result of a product with saved weights, which take the way back from the layout of a map."""
-
-    product: ValueProduct
-    result: Tensor
-    source: StoredSource
-    folding: Folding | str | None
-
-    @property
-    def queries(self) -> int:
-        return self.source.queries
-
-    @property
-    def device(self) -> torch.device:
-        return self.result.device
-
-    def whole(self) -> Rebuilt:
-        return self.some(range(self.queries))
-
-    def some(self, rows: range) -> Rebuilt:
-        source, product, contraction = self.source, self.product, self.product.contraction
-        read = source.laid_out(source.part(range(source.flat_heads))(rows, range(source.keys)).weights)
-        read = product.laid_back(self.folding.folded(read) if isinstance(self.folding, Folding) else read).detach()
-        label, output = product.query_label, contraction.output
-        if label is not None and label not in output:
-            raise ShapeError("the product sums over its queries: its output has no rows to rebuild")
-
-        def of_rows(tensor: Tensor, labels: Labels) -> Tensor:
-            return tensor.narrow(labels.index(label), rows.start, len(rows)) if label in labels else tensor
-
-        operands = [
-            of_rows(t.detach().to(torch.promote_types(t.dtype, source.dtype)), own)
-            for t, own in zip(contraction.operands, contraction.labels, strict=True)
-        ]
-        operands[product.place] = read.to(operands[product.place].dtype)
-        rebuilt = sum_of_products(operands, contraction.labels, output)
-        found = of_rows(contraction.product_of(self.result.detach().to(rebuilt.dtype)), output)
-        return Rebuilt(rebuilt, found, product.values.detach())
-
-
 CHANGED = (
     "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
     "gate, a mix of heads or dropout) is seen.softmax(name)"
@@ -159,24 +115,47 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
     result = func(*args, **kwargs)
     if thread.traces:
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
-    if isinstance(result, Tensor) and any(isinstance(arg, nn.Parameter) for arg in args):
-        thread.traces.projected(result, channels_last=True)
+    if isinstance(result, Tensor):
+        _made(thread, func, args, result)
     return result
+
+
+def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
+    """Record a projection by a parameter, or the scores of two other tensors."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    given = tensors[:1] if func is F.linear else [one for one in tensors if not is_learned(one)]
+    if len(given) < len(tensors):
+        thread.traces.projected(result, channels_last=True, of=given[0] if given else None)
+    elif len(tensors) > 1 and thread.traces.stream(result) is None:
+        thread.traces.compare(result, *tensors[-2:])
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
-    kind = type(module)
-    if isinstance(module, nn.Linear) or (kind.__module__, kind.__name__) == TRANSPOSED_LINEAR:
-        thread.traces.projected(output, channels_last=True)
+    of = args[0] if args else None
+    if _projects(module):
+        thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
-        thread.traces.projected(output, channels_last=False)
+        if isinstance(module, nn.Conv2d) and isinstance(of, Tensor) and thread.traces.stream(of) is None:
+            thread.traces.begin(of, "patches")
+        thread.traces.projected(output, channels_last=False, of=of)
+    else:
+        thread.traces.follow(output, of)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):
         thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)
     else:
-        thread.try_to(trace_results, thread, _Named(type(module).__name__), args, {}, output)
+        name = "Identity" if isinstance(module, nn.Identity) else f"{type(module).__name__}()"
+        thread.try_to(trace_results, thread, _Named(name), args, {}, output)
+
+
+def _projects(module: nn.Module) -> bool:
+    """True for a linear layer, whichever way its weight stands."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        return isinstance(module, nn.Linear)
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.dim() == 2
 
 
 class _Named:
@@ -184,25 +163,6 @@ class _Named:
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
-
-
-def observe_sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
-    """Weights times values were summed over the keys: that is a product too."""
-    weights, values = trace.of
-    if trace.key not in dims or len(dims) > 1:
-        return
-    dim = total.dim()
-    tensors, labels = [], []
-    for one, beside in ((weights, values), (values, weights)):
-        # An axis of size 1 was only there to be broadcast.
-        sizes = {dim - beside.dim() + n: size for n, size in enumerate(beside.shape)}
-        axes = {dim - one.dim() + n: size for n, size in enumerate(one.shape)}
-        kept = [axis for axis, size in axes.items() if size > 1 or sizes.get(axis, 1) == 1]
-        tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
-        labels.append(tuple(kept))
-    output = tuple(axis for axis in range(dim) if axis not in dims)
-    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
-    _attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
 
 
 def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
@@ -247,7 +207,7 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
     others = [m for m, own in enumerate(contraction.labels) if m != n and label in own]
     if label not in contraction.output:
         if others:
-            _attended(thread, contraction, n, trace, label, result)
+            attended(thread, contraction, n, trace, label, result)
         return
     across = None if trace.other is None else labels[trace.other]
     values = [m for m, own in enumerate(contraction.labels) if m != n and across is not None and across in own]
@@ -255,7 +215,7 @@ def _one(thread: ThreadState, contraction: Contraction, n: int, trace: Trace, re
         operand = contraction.operands[values[0]]
         is_new = any(own not in labels and own in contraction.output for own in contraction.labels[values[0]])
         if is_new and not is_learned(operand) and _is_pair(trace):
-            _attended(thread, contraction, n, trace, across, result, across=True)
+            attended(thread, contraction, n, trace, across, result, across=True)
             return
     # A sum over any other axis mixes heads: the result is still made of weights.
     key = contraction.output.index(label)
@@ -275,7 +235,7 @@ PRODUCT = (
 )
 
 
-def _attended(
+def attended(
     thread: ThreadState,
     contraction: Contraction,
     n: int,
@@ -305,18 +265,31 @@ def _attended(
     if _size(origin) > product.weights.numel() and product.keys >= origin.keys:
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
+        origin.is_of_slots = True
         notes.append("the softmax ran over the queries: the columns of its weights sum to 1, not the rows")
-    call = WrittenOut(product, result, softmax, origin.how, f"{origin.how}, T x S weights kept", tuple(notes))
+    how, origins = f"{origin.how}, T x S weights kept", origin.sequences()
+    call = WrittenOut(product, result, softmax, origin.how, how, tuple(notes), _heads_of(thread, product), origins)
     thread.give(call)
     for one in trace.origins:
         one.is_taken = True
         one.calls.append(call.token)
+    if origins is not None:
+        thread.traces.carry(result, origins.queries)
     query = product.query_label
     if query is not None and query in contraction.output:
         certain = not origin.is_projection and product.queries == product.keys
         key = contraction.output.index(query)
         made = Trace("output", trace.origins, key, of=(call.token, certain), depth=len(thread.stack))
         thread.traces.put(result, made)
+
+
+def _heads_of(thread: ThreadState, product: ValueProduct) -> Heads:
+    weights, values = product.laid_out(product.weights), product.laid_out_values()
+    leading = weights.shape[:-2]
+    if len(leading) > 1:
+        return found_heads(thread, () if values is None else (values,), leading)
+    is_alike = len(leading) == 1 and values is not None and values.shape[:-1] == (*leading, weights.shape[-1])
+    return folded_heads(values) if is_alike and values is not None else AS_DOCUMENTED
 
 
 def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, thread: ThreadState) -> bool:

@@ -10,10 +10,32 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from regard.call.shapes import Sort
 from regard.tensors.torch_private import counted_version, viewed
 from regard.watching.readers.axes import AxisNumber
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
+
+
+class Stream:
+    """A sequence of positions, which tensors have in common from an input to queries and keys."""
+
+    __slots__ = ("sort",)
+
+    def __init__(self, sort: Sort) -> None:
+        self.sort = sort
+
+
+class Origins(NamedTuple):
+    """The sequences that the queries and the keys of a call were made of."""
+
+    queries: Stream
+    keys: Stream
+
+    @property
+    def crosses(self) -> bool:
+        """True if the keys are made of another sequence than the queries."""
+        return self.queries is not self.keys
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +55,12 @@ class SoftmaxOrigin:
     """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
     depth: int = 0
     module: nn.Module | None = None
+    streams: "Stream | Origins | None" = None
+    """The streams of the queries and of the keys, if known."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
+    is_of_slots: bool = False
+    """True if its weights were divided by their sums over another axis: its queries compete for each key, as slots."""
     is_taken: bool = False
     """True after any product, attention or not."""
     is_refused: bool = False
@@ -45,6 +71,12 @@ class SoftmaxOrigin:
     def keys(self) -> int:
         """How many weights sum to 1."""
         return self.shape[self.axis]
+
+    def sequences(self) -> Origins | None:
+        """The sequences of queries and keys, if known."""
+        if not isinstance(self.streams, Origins):
+            return None
+        return self.streams._replace(queries=Stream("slots")) if self.is_of_slots else self.streams
 
     @property
     def softmax(self) -> Tensor | None:
@@ -84,7 +116,8 @@ class Traces:
     def __init__(self) -> None:
         self.alive: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}
         """The traces by the ids of their tensors, read at each function."""
-        self._projections: dict[int, _Projection] = {}
+        self._made: dict[int, _Made] = {}
+        self._most = MOST_MADE
 
     def __len__(self) -> int:
         return len(self.alive)
@@ -124,49 +157,120 @@ class Traces:
 
     def clear(self) -> None:
         self.alive.clear()
-        self._projections.clear()
+        self._made.clear()
 
     # -- projections -------------------------------------------------------------------------------------
 
-    def projected(self, output: Tensor, *, channels_last: bool) -> None:
-        """Record that a tensor is the output of a projection, with channels on its last axis or its second."""
-        if len(self._projections) > MOST_PROJECTIONS:
-            self._projections = {n: one for n, one in self._projections.items() if not one.is_gone()}
-        base = base_of(output)
-        if base.is_inference():
-            shape = tuple(base.shape) if base.is_contiguous() else None
-            one = _Projection(StorageWeakRef(base.untyped_storage()), channels_last, shape)
-        else:
-            one = _Projection(weakref.ref(base), channels_last)
-        self._projections[_number(base)] = one
+    def projected(self, output: Tensor, *, channels_last: bool, of: object = None) -> None:
+        """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
+        second."""
+        stream = self._continued(of) if isinstance(of, Tensor) and of.is_floating_point() else None
+        self._put(base_of(output), stream, channels_last)
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
         projection's output and for its views, by strides."""
-        base = base_of(tensor)
-        projection = self._projections.get(_number(base))
-        if projection is None or projection.is_gone() or tensor.shape[axis] < 2:
+        made = self._found(tensor)
+        if made is None or made.channels_last is None or tensor.shape[axis] < 2 or not tensor.stride(axis):
             return None
-        return projection.is_channel(base, tensor.stride(axis))
+        return made.is_channel(base_of(tensor), tensor.stride(axis), tensor.shape[axis])
+
+    def _found(self, tensor: Tensor) -> "_Made | None":
+        base = viewed(tensor)
+        base = tensor if base is None else base
+        made = self._made.get(id(base) if not base.is_inference() else _number(base))
+        return None if made is None or made.is_gone() else made
+
+    def _put(self, base: Tensor, stream: "Stream | Origins | None", channels_last: bool | None = None) -> None:
+        if len(self._made) > self._most:
+            self._made = {n: one for n, one in self._made.items() if not one.is_gone()}
+            self._most = max(MOST_MADE, 2 * len(self._made))
+        if not base.is_inference():
+            self._made[id(base)] = _Made(weakref.ref(base), None, channels_last, stream)
+        else:
+            shape = tuple(base.shape) if channels_last is not None and base.is_contiguous() else None
+            self._made[_number(base)] = _Made(StorageWeakRef(base.untyped_storage()), shape, channels_last, stream)
+
+    # -- streams -----------------------------------------------------------------------------------------
+
+    def stream(self, tensor: Tensor) -> "Stream | Origins | None":
+        """The sequence whose positions a tensor has; of scores, the pair of those of its queries and keys. None if
+        unknown."""
+        made = self._found(tensor)
+        return None if made is None else made.stream
+
+    def follow(self, result: object, *sources: object) -> None:
+        """Record that a tensor has the positions of another: of the first source with a known stream, else of the first
+        that is not learned."""
+        if not isinstance(result, Tensor):
+            return
+        # (Some tens of functions of each layer come here.)
+        unknown = []
+        for one in sources:
+            if isinstance(one, Tensor):
+                made = self._found(one)
+                if made is not None and made.stream is not None:
+                    self.carry(result, made.stream)
+                    return
+                unknown.append(one)
+        # Ids and masks have no vectors: those that are made of them begin a stream.
+        unknown = [one for one in unknown if one.is_floating_point()]
+        if unknown:
+            self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
+
+    def carry(self, result: Tensor, stream: Stream | Origins) -> None:
+        """Record the stream of a tensor."""
+        made = self._found(result)
+        if made is None or made.stream is not stream:
+            self._put(base_of(result), stream, None if made is None else made.channels_last)
+
+    def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
+        """Record that a tensor has the scores of queries and keys."""
+        if (origins := self.origins(query, key)) is not None:
+            self.carry(scores, origins)
+
+    def origins(self, query: Tensor, key: Tensor) -> Origins | None:
+        """The streams of queries and keys; None if one is unknown."""
+        of_queries, of_keys = self.stream(query), self.stream(key)
+        are_known = isinstance(of_queries, Stream) and isinstance(of_keys, Stream)
+        return Origins(of_queries, of_keys) if are_known else None  # type: ignore[arg-type]
+
+    def origins_of_inputs(self, query: Tensor, key: Tensor) -> Origins | None:
+        """The same for the inputs of the projections of queries and keys; those without a known stream begin one."""
+        self._continued(query), self._continued(key)
+        return self.origins(query, key)
+
+    def _continued(self, tensor: Tensor) -> "Stream | Origins":
+        """The stream of a tensor, begun by it if there is none."""
+        if (stream := self.stream(tensor)) is None:
+            self.carry(tensor, stream := Stream("slots" if is_learned(tensor) else "positions"))
+        return stream
+
+    def begin(self, tensor: object, sort: Sort) -> None:
+        """Record that a tensor begins a stream."""
+        if isinstance(tensor, Tensor):
+            self.carry(tensor, Stream(sort))
 
 
-class _Projection(NamedTuple):
-    """The output of a projection, and the axis of its channels."""
+class _Made(NamedTuple):
+    """The origin of the memory of a tensor."""
 
     reference: Any
-    channels_last: bool
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None
     """The shape of an inference tensor, which its views cannot name; None if it is not contiguous."""
+    channels_last: bool | None = None
+    """The axis of the channels of a projection's output; None for other tensors."""
+    stream: Stream | Origins | None = None
 
-    def is_channel(self, base: Tensor, stride: int) -> bool | None:
-        """True if an axis with this stride, of the output or of its view, runs over the channels."""
+    def is_channel(self, base: Tensor, stride: int, size: int) -> bool | None:
+        """True if an axis with this stride and size, of the output or of its view, runs over the channels; None if it
+        runs beyond them."""
         shape = self.shape if base.is_inference() else base.shape if base.is_contiguous() else None
-        if shape is None:
+        if shape is None or (len(shape) < 3 and not self.channels_last):
             return None
-        if self.channels_last:
-            return stride < shape[-1]
-        places = prod(shape[2:])
-        return places <= stride < places * shape[1] if len(shape) > 2 else None
+        step = 1 if self.channels_last else prod(shape[2:])
+        whole = step * shape[-1 if self.channels_last else 1]
+        return None if step <= stride < whole < stride * size else step <= stride < whole
 
     def is_gone(self) -> bool:
         """True if its memory may belong to another tensor by now."""
@@ -175,8 +279,8 @@ class _Projection(NamedTuple):
         return self.reference() is None
 
 
-MOST_PROJECTIONS = 4096
-"""The most recorded projections before dead ones are cleared."""
+MOST_MADE = 4096
+"""The fewest recorded tensors before dead ones are cleared."""
 
 
 def base_of(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.provenance import Origins
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class RegardCall(ObservedCall):
     is_editable: ClassVar[bool] = True
     attended: Attended
     vectors: tuple[Tensor, Tensor, Tensor]
+    origins: Origins | None = None
     how: str = "regard.attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -70,5 +72,7 @@ def observe_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwarg
     """Run `regard.attention` with its weights, and hand these to the thread's watches."""
     # A call that also returns the weights runs in the same kernel and gives the same bits.
     attended = attention(*args, **{**kwargs, "return_weights": True})
-    thread.give(RegardCall(attended, args[:3]))
+    # (The first three can be given by name only where a model does not call it so.)
+    thread.give(RegardCall(attended, args[:3], thread.traces.origins(*args[:2])))
+    thread.traces.follow(attended.output, args[0])
     return attended if kwargs.get("return_weights") else attended.output

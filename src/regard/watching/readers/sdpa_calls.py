@@ -27,9 +27,10 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.decided_masks import decided
-from regard.watching.readers.folded_heads import Folding, find_folding, inferred_heads, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+from regard.watching.readers.provenance import Origins
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +49,11 @@ class Sdpa(ObservedCall):
     output: Tensor | None
     """None before it ran."""
     kernel: KernelLse
-    folding: Folding | str | None = None
-    """How the heads were folded into the batch, if they were; they no longer are."""
+    heads: Heads = AS_DOCUMENTED
+    """The dimensions, and how the model lays out its heads; here they are before the queries."""
     raw: Tensor | None = None
     """The output as the model got it, if `output` is laid out in another way."""
+    origins: Origins | None = None
     how: str = "F.scaled_dot_product_attention"
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
@@ -64,7 +66,6 @@ class Sdpa(ObservedCall):
                 return deferred
         call = _call_of(kept[0].tensor, kept[1].tensor, self.scale, is_checked=dtype is None)
         vectors = call.query, call.key
-        mixed = self.folding if isinstance(self.folding, str) else ""
         given, mask, is_causal = NOTHING_GIVEN, self.attn_mask, self.is_causal
         if is_causal and mask is not None and mask.is_floating_point():
             # The keys hidden by the lowest element depend on the other keys of the row, some of them invisible here.
@@ -76,11 +77,9 @@ class Sdpa(ObservedCall):
         queries = kept[0] if given.even is None else SavedTensor(call.query, kept[0].what)
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
         evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
-        notes = [note_of(self.folding)] if self.folding else []
-        state, held = (
-            kept_lse(self.kernel, call, given, policy, is_causal=self.is_causal),
-            [queries, kept[1], *given.kept],
-        )
+        notes = self.heads.notes
+        state = kept_lse(self.kernel, call, given, policy, is_causal=self.is_causal)
+        held = [queries, kept[1], *given.kept]
         factors = Factors(
             call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
             graph=policy.graph,
@@ -91,14 +90,17 @@ class Sdpa(ObservedCall):
                 policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
             )
         return Reading(
-            factors, notes, self._rebuilding(call, factors), evidence=evidence, mixed=mixed, beside=beside,
+            factors, notes, self._rebuilding(call, factors), evidence=evidence, dimensions=self.heads.dimensions,
+            beside=beside,
             holds_keys=not policy.graph,
         )  # fmt: skip
 
     def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
         """The same for copied queries and nothing else: no tensor is made before it is read. None for other calls."""
         lse, scale = self.kernel.lse, self.scale
-        known = _known_of(self.query, self.key, scale) if self.folding is None and not policy.keeps_more else None
+        known = (
+            _known_of(self.query, self.key, scale) if self.heads is AS_DOCUMENTED and not policy.keeps_more else None
+        )
         if known is None or type(lse) is not Tensor or not lse.is_cpu or lse.shape != self.query.shape[:-1]:
             return None
         mask = FROM_THE_FIRST if self.is_causal else None
@@ -122,11 +124,10 @@ class Sdpa(ObservedCall):
         return ValuesOf(lambda: _laid_out_value(kept.tensor, sizes, rank).to(dtype), [kept])
 
     def _output(self, sizes: Sizes) -> OutputOf:
-        rows, folding = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.folding
+        rows, layout = (sizes.flat_batch, sizes.heads, sizes.queries, -1), self.heads.layout
 
         def laid_out(gradient: Tensor) -> Tensor:
-            unfolded = folding.unfolded(gradient) if isinstance(folding, Folding) else gradient
-            return unfolded.reshape(rows)
+            return (gradient if layout is None else layout.unfolded(gradient)).reshape(rows)
 
         return OutputOf(self.output if self.raw is None else self.raw, laid_out, self.dropout_p)
 
@@ -271,25 +272,34 @@ def laid_out_by_heads(
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
     call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
-    return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
+    call.origins = thread.traces.origins(call.query, call.key)
+    if output is not None:
+        thread.traces.follow(output, call.query)
+    return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 
-def _unfolded(call: Sdpa) -> Sdpa:
-    """Undo the folding of heads into the batch, (B * H, T, D)."""
+def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:
+    """Lay a call out by its heads: folded into the batch, (B * H, T, D), or before windows, (B, H, windows, T, D)."""
     rows = (call.query, call.key, call.value)
-    if any(t.is_nested or t.dim() != 3 for t in rows) or len({len(t) for t in rows}) > 1:
+    rank = rows[0].dim()
+    if any(t.is_nested or t.dim() != rank for t in rows) or rank < 3:
         return call
-    folding = find_folding(call.value)
-    if not isinstance(folding, Folding):
-        return replace(call, folding=folding)
-    query, key, value = (folding.unfolded(t) for t in rows)
+    if rank > 3:
+        heads = documented_heads(thread, rows[::-1])
+    else:
+        heads = folded_heads(call.value) if len({len(t) for t in rows}) == 1 else AS_DOCUMENTED
+    if (layout := heads.layout) is None:
+        return call if heads.dimensions is None else replace(call, heads=heads)
+    query, key, value = (layout.unfolded(t) for t in rows)
     mask = call.attn_mask
-    if mask is not None and mask.dim() == 3:
-        mask = folding.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
+    if mask is not None and rank > 3:
+        mask = layout.unfolded(mask[(None,) * (rank - mask.dim())])
+    elif mask is not None and mask.dim() == 3:
+        mask = layout.unfolded(mask) if len(mask) > 1 else mask.unsqueeze(0)
     # The kernel's row state has the order of the folded rows.
     return replace(
-        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), folding=folding, raw=call.output,
-        output=None if call.output is None else folding.unfolded(call.output),
+        call, query=query, key=key, value=value, attn_mask=mask, kernel=KernelLse(), heads=heads, raw=call.output,
+        output=None if call.output is None else layout.unfolded(call.output),
     )  # fmt: skip
 
 

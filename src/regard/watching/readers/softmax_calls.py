@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.tensors.torch_private import counted_version
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import reduced_dims
+from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.product_calls import observe_sum_of_spread
+from regard.watching.readers.product_calls import attended
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
@@ -57,11 +58,12 @@ def begin(
     """Begin to trace weights that sum to 1 along an axis."""
     axis = dim % result.dim()
     channel = None if scores is None or scores.shape != result.shape else thread.traces.is_channel(scores, axis)
+    streams = None if scores is None else thread.traces.stream(scores)
     frame = thread.innermost()
     is_weights = kind == "weights"
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
-                    len(thread.stack), thread.innermost_module())  # fmt: skip
+                    len(thread.stack), thread.innermost_module(), streams)  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
     thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
@@ -90,7 +92,7 @@ def _exponential(thread: ThreadState, args: Args, result: Tensor) -> None:
     # The logarithms were not the weights yet: the weights begin here.
     origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result),
                     counted_version(result),
-                    before.is_projected, before.is_projection, before.depth, before.module)  # fmt: skip
+                    before.is_projected, before.is_projection, before.depth, before.module, before.streams)  # fmt: skip
     if trace.key is None:
         return
     thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))
@@ -119,7 +121,7 @@ def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Te
     dims = reduced_dims(args, kwargs, args[0].dim())
     trace = thread.traces.of(args[0])
     if trace is not None and trace.kind == "spread" and dims is not None:
-        observe_sum_of_spread(thread, trace, dims, result, args[0])
+        _sum_of_spread(thread, trace, dims, result, args[0])
         return
     if dims is None or len(dims) > 1 or not result.is_floating_point():
         return
@@ -129,13 +131,35 @@ def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Te
     thread.traces.put(result, Trace("sums", key=dims.pop(), of=of, beside=beside, depth=len(thread.stack)))
 
 
+def _sum_of_spread(thread: ThreadState, trace: Trace, dims: set[int], result: Tensor, total: Tensor) -> None:
+    """Weights times values were summed over the keys: that is a product too."""
+    weights, values = trace.of
+    if trace.key not in dims or len(dims) > 1:
+        return
+    dim = total.dim()
+    tensors, labels = [], []
+    for one, beside in ((weights, values), (values, weights)):
+        # An axis of size 1 was only there to be broadcast.
+        sizes = {dim - beside.dim() + n: size for n, size in enumerate(beside.shape)}
+        axes = {dim - one.dim() + n: size for n, size in enumerate(one.shape)}
+        kept = [axis for axis, size in axes.items() if size > 1 or sizes.get(axis, 1) == 1]
+        tensors.append(one.squeeze([axis - dim for axis in axes if axis not in kept]))
+        labels.append(tuple(kept))
+    output = tuple(axis for axis in range(dim) if axis not in dims)
+    product = result.squeeze(trace.key) if result.dim() == dim and trace.key is not None else result
+    attended(thread, Contraction(tuple(tensors), tuple(labels), output), 0, trace, trace.key, product)
+
+
 def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        thread.traces.follow(result, *args)
+        return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
+    thread.traces.follow(result, *args)
     if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
@@ -164,6 +188,8 @@ def _quotient(
 def _again(thread: ThreadState, trace: Trace, axis: int, result: Tensor) -> None:
     """Weights divided by their sum over an axis (in slot attention another than that of the softmax)."""
     other = trace.key if trace.key != axis else trace.other
+    for origin in trace.origins:
+        origin.is_of_slots |= trace.key != axis
     thread.traces.put(
         result, Trace("weights", trace.origins, axis, other, True, trace.is_product, depth=len(thread.stack))
     )  # fmt: skip

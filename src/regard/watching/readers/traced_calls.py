@@ -11,6 +11,13 @@ from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, follow
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.readers.provenance import Trace
 
+FOLLOWED = frozenset({
+    "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
+    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "pad", "roll", "index_select", "gather",
+})  # fmt: skip
+"""Functions that make new memory of the same positions, between an input and its queries and keys."""
+JOINED = frozenset({"cat", "concat", "concatenate"})
+WRITTEN = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""
 
@@ -20,6 +27,28 @@ def observe_traced(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     result = func(*args, **kwargs)
     if result is None or isinstance(result, Tensor | tuple | list):
         thread.try_to(trace_results, thread, func, args, kwargs, result)
+    return result
+
+
+def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a function whose result has the positions of its argument, and follow these."""
+    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+    thread.try_to(thread.traces.follow, result, *args)
+    return result
+
+
+def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """The same for tensors in a row: a cache puts the new keys last."""
+    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+    if args and isinstance(args[0], tuple | list):
+        thread.try_to(thread.traces.follow, result, *reversed(args[0]))
+    return result
+
+
+def observe_written(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """The same for a write into a part of a tensor, as of new keys into the buffer of a cache."""
+    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+    thread.try_to(thread.traces.follow, args[0] if result is None else result, *reversed(args))
     return result
 
 

@@ -1,0 +1,197 @@
+"""Cross-attention is known by the origin of its keys, whatever its module is called, and edits follow it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.edits import AddBias, Knockout, ReplaceWeights, ScaleHeads
+from regard.errors import ArgumentError
+from regard.watching import relevance
+
+C, H, T, S = 8, 2, 3, 5
+
+
+class Attention(nn.Module):
+    def __init__(self, how: str = "sdpa") -> None:
+        super().__init__()
+        self.how = how
+        self.one, self.two, self.three, self.out = (nn.Linear(C, C) for _ in range(4))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        parts = zip((self.one, self.two, self.three), (query, key, value), strict=True)
+        q, k, v = (layer(x).unflatten(-1, (H, -1)).transpose(1, 2) for layer, x in parts)
+        q, k = self.turned(q), self.turned(k)
+        if self.how == "sdpa":
+            heads = F.scaled_dot_product_attention(q, k, v)
+        elif self.how == "regard":
+            heads = regard.attention(q, k, v)
+        else:
+            heads = (q @ k.mT / 2 + torch.zeros(1)).softmax(-1) @ v
+        return self.out(heads.transpose(1, 2).reshape(query.shape))
+
+    def turned(self, x: Tensor) -> Tensor:
+        """As rotary positions make new memory."""
+        return x * 0.5 + torch.cat([-x[..., 2:], x[..., :2]], -1) * 0.5
+
+
+class TwoWay(nn.Module):
+    """As SAM's mask decoder: two streams ask each other in turn, and both come to hold something of both.
+
+    The names are those of the wrong kinds.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.cross_attn, self.self_attn, self.encoder_self_attention = (Attention(how) for _ in range(3))
+        self.norm = nn.LayerNorm(C)
+
+    def forward(self, tokens: Tensor, image: Tensor, place: Tensor) -> Tensor:
+        start = tokens
+        for _ in range(2):
+            asking = tokens + start
+            tokens = self.norm(tokens + self.cross_attn(asking, asking, tokens))
+            tokens = self.norm(tokens + self.self_attn(tokens + start, image + place, image))
+            image = self.norm(self.encoder_self_attention(image + place, tokens + start, tokens) + image)
+        return tokens
+
+
+def two_way() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(1, T, C), torch.randn(1, S, C), torch.randn(1, S, C)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("how", ["sdpa", "softmax", "regard"])
+def test_the_origin_of_the_keys_tells_cross_attention(how: str, mode: Callable[[], Any]) -> None:
+    with mode(), regard.watch(TwoWay(how)) as seen:
+        seen.modules[""](*two_way())
+    found = {call.name: call.crosses for call in seen.calls}
+    assert found == {"cross_attn": False, "self_attn": True, "encoder_self_attention": True}
+    assert len(seen.calls) == 6
+
+
+@pytest.mark.parametrize("how", ["sdpa", "regard"])
+def test_an_edit_finds_the_queries_of_cross_attention(how: str) -> None:
+    """The third query of fewer queries than keys, which a cached step would have at the end of its keys."""
+    model, given = TwoWay(how), two_way()
+    with torch.no_grad():
+        with regard.watch(model) as plain:
+            model(*given)
+        with regard.watch(model) as edited, regard.edit(model, {("self_attn", 0): Knockout(keys=1, queries=2)}):
+            model(*given)
+    one, other = (seen["self_attn", 0].dense()[0, 0] for seen in (plain, edited))
+    assert torch.equal(one[:2], other[:2])
+    assert other[2, 1] == 0 < one[2, 1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ScaleHeads(None, 0.0, queries=slice(7, 9)),
+        Knockout(keys=slice(7, 9)),
+        Knockout(keys=0, queries=slice(7, 9)),
+        Knockout(edges=lambda b, h, i, j: i == j, heads=slice(5, 7)),
+        AddBias(1.0, keys=0, heads=slice(5, 7)),
+        AddBias(1.0, keys=0, batch=torch.tensor([False])),
+        ReplaceWeights(torch.full((T, T), 1 / T), batch=slice(4, 5)),
+    ],
+)
+def test_an_edit_whose_positions_reach_nothing_is_an_error(edit: Any) -> None:
+    model, given = TwoWay("sdpa"), two_way()
+    run = regard.edit(model, {"cross_attn": edit})
+    with torch.no_grad(), pytest.raises(ArgumentError, match=f"reach nothing, {type(edit).__name__}"), run:
+        model(*given)
+    assert "reach nothing" in str(run.report())
+
+
+def test_an_edit_that_reaches_some_call_or_leaves_numbers_as_they_are_is_none() -> None:
+    model, given = TwoWay("sdpa"), two_way()
+    edits: dict[Any, Any] = {"cross_attn": [ScaleHeads(0, 1.0), AddBias(0.0, keys=0)], "*": Knockout(keys=slice(T, S))}
+    with torch.no_grad(), regard.edit(model, edits) as run:
+        model(*given)
+    assert "reach nothing" not in str(run.report())
+
+
+def test_steps_of_a_cache_are_self_attention_and_memory_is_not() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.buffer = nn.Linear(C, C), nn.Linear(C, C), torch.zeros(1, H, T, C // H)
+
+        def heads(self, x: Tensor) -> Tensor:
+            return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+        def forward(self, kind: str) -> None:
+            held = self.heads(self.k(torch.randn(1, S, C)))
+            for n in range(T):
+                x = torch.randn(1, 1, C)
+                q, k = self.heads(self.q(x)), self.heads(self.k(x))
+                if kind == "appended":
+                    held = torch.cat([held, k], 2)
+                if kind == "written":
+                    held = self.buffer.index_copy_(2, torch.tensor([n]), k)
+                if kind == "assigned":
+                    self.buffer[:, :, n : n + 1] = k
+                    held = self.buffer
+                F.scaled_dot_product_attention(q, held, held)
+
+    for kind, crosses in (("appended", False), ("written", False), ("assigned", False), ("memory", True)):
+        with torch.no_grad(), regard.watch(Steps()) as seen:
+            seen.modules[""](kind)
+        assert {call.crosses for call in seen.calls} == {crosses}, kind
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_torchs_module_with_positions_in_its_queries_and_keys(batch_first: bool, grad: bool) -> None:
+    """DETR adds positions to queries and keys, and none to values: that is no other sequence."""
+    layer, x = nn.MultiheadAttention(C, H, batch_first=batch_first).eval(), torch.randn(T, T, C)
+    placed = x + 1
+    with torch.set_grad_enabled(grad), regard.watch(layer) as seen:
+        layer(placed, placed, x)
+        layer(x + 1, x + 2, x)
+        layer(x, torch.randn(T, T, C), x)
+    assert [call.crosses for call in seen.calls] == [False, False, True]
+    edit = regard.edit(layer, {"": Knockout(keys=0, queries=T - 1)})
+    with torch.no_grad(), edit:
+        layer(placed, placed, x)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_layers_of_torch(grad: bool) -> None:
+    model = nn.Transformer(C, H, 2, 2, C, batch_first=True).eval()
+    with torch.set_grad_enabled(grad), regard.watch(model) as seen:
+        model(torch.randn(1, T, C), torch.randn(1, T, C))
+    assert [call.crosses for call in seen.calls] == [False, False, False, True, False, True]
+
+
+def test_the_models_of_the_library() -> None:
+    from regard.models import Transformer, TransformerConfig
+
+    config = TransformerConfig(dim=8, num_heads=2, encoder_layers=1, decoder_layers=1)
+    model = Transformer(config, source_vocab_size=11, target_vocab_size=13).eval()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), regard.watch(model) as seen:
+            model(torch.randint(4, 11, (2, 5)), torch.tensor([5, 3]), torch.randint(4, 13, (2, 5)))
+        found = {call.name.rpartition(".")[2]: call.crosses for call in seen.calls}
+        assert found == {"self_attention": False, "cross_attention": True}
+
+
+def test_relevance_goes_by_the_origin_of_the_keys() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.ModuleList([Attention()]) for _ in range(2))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x = x + self.first[0](x, x, x)
+            return self.second[0](y, x, x)
+
+    model, inputs = Both(), (torch.randn(1, T, C), torch.randn(1, T, C))
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(*inputs).sum().backward()
+    assert relevance(seen).lengths == {"encoder": T, "decoder": T}

@@ -142,6 +142,8 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
+    if thread.taken == frame.taken and (how := "recurrence" if isinstance(module, nn.RNNBase) else frame.mixes):
+        thread.mixed(module, how)
     if frame.pending or frame.is_in_blocks or thread.traces:
         thread.try_to(close, thread, frame)
 

@@ -13,7 +13,7 @@ from regard.errors import FunctionError
 from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
 from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.module_kinds import looks_like_attention, may_run_fused
+from regard.watching.hooks.module_kinds import may_run_fused
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.kept.sequences import Moment
 from regard.watching.readers.provenance import SoftmaxOrigin, Traces
@@ -22,7 +22,7 @@ from regard.watching.readers.provenance import SoftmaxOrigin, Traces
 class RunningModule:
     """A module whose forward is running."""
 
-    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
+    __slots__ = ("compares", "is_in_blocks", "is_recomputed", "mixes", "module", "pending", "taken", "was_hidden")
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
@@ -34,6 +34,10 @@ class RunningModule:
         """True if our mode is on for this module alone, recomputed by a backward pass."""
         self.is_in_blocks = False
         """True if the module multiplied values with parts of a softmax."""
+        self.compares = False
+        """True if it multiplied activations with activations, as queries with keys."""
+        self.mixes = ""
+        """How the module's own functions mix positions, as far as they were seen to."""
 
 
 class ThreadState:
@@ -216,7 +220,14 @@ class ThreadState:
         return None if frame is None else frame.module
 
     def is_in_attention(self) -> bool:
-        return any(looks_like_attention(frame.module) for frame in self.stack)
+        """True if a running module multiplied activations with activations, as queries with keys."""
+        return any(frame.compares for frame in self.stack)
+
+    def mixed(self, module: nn.Module, how: str, positions: int | None = None) -> None:
+        """Notify every watch of a module that mixes positions without an observed call."""
+        for watch in self.watches:
+            if (path := watch.paths.get(id(module))) is not None:
+                watch.mixed(path, how, positions)
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:

@@ -23,6 +23,7 @@ from regard.watching.kept.stored_weights import StoredSource, stored
 from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
 from regard.watching.readers.folded_heads import Folding, find_folding, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
+from regard.watching.readers.mixing import note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
@@ -132,6 +133,8 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
     if isinstance(result, Tensor) and any(isinstance(arg, nn.Parameter) for arg in args):
         thread.traces.projected(result, channels_last=True)
+    elif (frame := thread.innermost()) is not None and not frame.mixes:
+        thread.try_to(note_product, thread, frame, read_contraction(name_of(func), args, kwargs))
     return result
 
 
@@ -142,6 +145,7 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
         thread.traces.projected(output, channels_last=True)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.traces.projected(output, channels_last=False)
+        thread.try_to(note_convolution, thread, module, args[0] if args else None, module.kernel_size, module.stride)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return
     if isinstance(module, nn.Linear):

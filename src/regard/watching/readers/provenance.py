@@ -33,6 +33,8 @@ class SoftmaxOrigin:
     """and True if its scores are the outputs of one projection at all, not products of queries and keys."""
     depth: int = 0
     module: nn.Module | None = None
+    is_compared: bool = False
+    """True if a running module had multiplied activations with activations, as queries with keys, by then."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
     is_taken: bool = False

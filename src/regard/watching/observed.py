@@ -95,6 +95,8 @@ class Record(Interceptor):
         """The modules that ran, but for torch's plain ones."""
         self.mixes: dict[str, tuple[str, int | None]] = {}
         """How each module without an observed call mixes positions, and how many, if that is known."""
+        self.measured: set[str] = set()
+        """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
         """The number of each module's calls in backward passes, which are not saved again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()

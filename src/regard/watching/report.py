@@ -129,10 +129,10 @@ def mixers_in(record: Record) -> dict[str, str]:
     found = {path: how for path, (how, positions) in record.mixes.items()
              if positions is None or not lengths or positions in lengths}  # fmt: skip
     for layer, kind in _typed_layers(record.modules):
-        if layer in record.ran and not any(_inside(other, layer) for other in found):
+        if layer in record.ran - record.measured and not any(is_inside(other, layer) for other in found):
             found[layer] = f"{kind!r} by its configuration"
-    read = {path for path in found if any(_inside(other, path) for other in known)}
-    inner = {path for path in found if any(path != other and _inside(path, other) for other in found.keys() - read)}
+    read = {path for path in found if any(is_inside(other, path) for other in known)}
+    inner = {path for path in found if any(path != other and is_inside(path, other) for other in found.keys() - read)}
     return {path: how for path, how in found.items() if path not in read | inner and record.wanted(path)}
 
 
@@ -149,12 +149,13 @@ def _typed_layers(modules: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:
 def _scripted(record: Record) -> list[str]:
     found: list[str] = []
     for path, module in record.modules.items():
-        if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):
+        if isinstance(module, torch.jit.ScriptModule) and not any(is_inside(path, other) for other in found):
             found.append(path)
     return [path for path in found if record.wanted(path)]
 
 
-def _inside(path: str, other: str) -> bool:
+def is_inside(path: str, other: str) -> bool:
+    """True if a path is that of another module, or of a part of it."""
     return not other or path == other or path.startswith(f"{other}.")
 
 

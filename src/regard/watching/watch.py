@@ -268,9 +268,7 @@ class Seen:
         """Report the seen calls, the memory they hold, and the missed calls with reasons; print it."""
         return report(self.record)
 
-    def audit(
-        self, *, causal: bool | None = None, padding: Tensor | None = None, skip: Names = ()
-    ) -> "list[Finding]":
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None, skip: Names = ()) -> "list[Finding]":
         """Look for faults of the masks at the kernels: lost, turned or upside down.
 
         Args:

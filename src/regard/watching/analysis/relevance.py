@@ -1,4 +1,4 @@
-"""Relevance of tokens through layers of attention, by the rules of Chefer et al. for encoders, decoders and both together."""
+"""Relevance of tokens through attention, by the rules of Chefer et al. for encoders, decoders and both together."""
 
 import math
 from collections.abc import Iterable, Sequence

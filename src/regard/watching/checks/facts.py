@@ -88,7 +88,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     return Facts(
         mask=kind,
         later=later,
-        padding=rows.on_padding(keep) if keep is not None else None if kind.padding is None else 0.0,
+        padding=0.0 if keep is None and kind.padding and not kind.is_unknown else rows.on_padding(keep),
         first=rows.on_first(),
         no_key=int(no_key.sum()) * (batch // len(no_key)),
         rows=batch * no_key.shape[1],
@@ -137,7 +137,9 @@ class _Counted:
                 return self.mean(found)
         return self.mean(_later_by_rows(self.weights, offset))
 
-    def on_padding(self, keep: Tensor) -> float | None:
+    def on_padding(self, keep: Tensor | None) -> float | None:
+        if keep is None:
+            return None
         dropped = ~keep.to(self.weights.device)
         if not bool(dropped.any()):
             return None
@@ -159,15 +161,15 @@ class _Counted:
 
 
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
-    r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
-    None if the weights are not a softmax, or rows were lowered."""
+    r"""The share on later keys as $\exp(\mathrm{lse}_\mathrm{later} - \mathrm{lse})$, from one pass over scores. None
+    if the weights are not a softmax, or rows were lowered."""
     call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
     factors = () if call.mask is None else call.mask.factors()
     with undisturbed():
-        earlier = row_state(replace(call, mask=And((*factors, Causal(offset)))))
-        return 1 - torch.exp(earlier - whole.masked_fill(whole == -torch.inf, torch.inf))
+        later = row_state(replace(call, normalization=Softmax(), mask=And((*factors, ~Causal(offset)))))
+        return torch.exp(later - whole.masked_fill(whole == -torch.inf, torch.inf))
 
 
 def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:

@@ -48,6 +48,11 @@ class MaskKind:
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
 
+    @property
+    def is_unknown(self) -> bool:
+        """True for a pattern without a name: keys hidden from every row need be no padding, as an indexer's."""
+        return self.pattern == "dense of no known kind"
+
     def __str__(self) -> str:
         """The kind in a few words.
 
@@ -60,7 +65,7 @@ class MaskKind:
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
         if self.padding is not None:
             keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
-            what = "hidden" if self.of_one_query else "padding"
+            what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
         return said

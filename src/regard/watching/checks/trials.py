@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RegardError
+from regard.watching.analysis.mixing import measure_mixing
 from regard.watching.checks.differences import Judge, Measure, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
@@ -199,6 +200,8 @@ class Trials:
         """Findings of the watched calls, separately or as the location of a fault in the results."""
         shown = {finding.reason for finding in self.found}
         self.tried.append("what the kernels got")
+        with self._trying("one token changed, module by module"):
+            measure_mixing(self.seen[0][0], lambda: _run(self.subject, [self.subject.rows.long]))
         for seen, keep in self.seen:
             for finding in seen.audit(causal=self.subject.causal or None, padding=keep, skip="*"):
                 is_place = finding.reason in shown and finding.reason in ("future", "padding")

@@ -20,7 +20,7 @@ CONVOLUTION = "a convolution"
 MIXING = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), CONVOLUTION),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), "a running sum"),
-    **dict.fromkeys(("fft", "fft2", "fftn", "rfft", "rfft2", "rfftn", "irfft"), "a Fourier transform"),
+    **dict.fromkeys(("fft_fft", "fft_fft2", "fft_fftn", "fft_rfft", "fft_rfft2", "fft_rfftn"), "a Fourier transform"),
     "cdist": "distances of all pairs",
     "pad": "a shift",
 }

@@ -299,3 +299,18 @@ def test_names_of_cross_attention() -> None:
     assert is_cross("decoder.block.0.layer.1.EncDecAttention")
     assert not is_cross("decoder.block.0.layer.0.SelfAttention")
     assert not is_cross("model.layers.0.attn")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 0.0), (-10000.0, 0.0)])
+def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: float, high: float) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.ones(T, T, dtype=torch.bool).tril()
+            return sdpa(x, x, x, attn_mask=torch.where(keep, high, low))
+
+    with regard.watch(model := Model()) as seen:
+        model(torch.randn(1, 2, T, 4))
+    assert f"mask: none; {low:g} and {high:g} are added to the scores; weight: " in str(seen.report())
+    if low > -10:
+        (finding,) = seen.audit(causal=True)
+        assert f"the mask that arrived is none; {low:g} and {high:g} are added to the scores" in finding.says

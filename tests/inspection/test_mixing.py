@@ -206,12 +206,14 @@ def test_a_layer_of_a_configuration_is_known_by_its_type() -> None:
 
 
 def test_a_measurement_needs_tokens_and_leaves_the_model_as_it_was() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(LENGTH), Attend(), nn.Dropout(0.5)).train()
+    norm = nn.BatchNorm1d(LENGTH)
+    model = nn.Sequential(norm, Attend(), nn.Dropout(0.5)).train()
     seen, x = run(model)
-    before, mean = torch.get_rng_state(), model[0].running_mean.clone()
+    assert norm.running_mean is not None
+    before, mean = torch.get_rng_state(), norm.running_mean.clone()
     assert measure_mixing(seen, lambda: model(x)) == {}
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(mean, model[0].running_mean)
+    assert torch.equal(mean, norm.running_mean)
     assert all(module.training and not module._forward_hooks for module in model.modules())
     with regard.watch(model) as unread:
         pass

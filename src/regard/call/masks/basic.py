@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.call.masks.base import AXES, Mask
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
 from regard.errors import ArgumentError, ShapeError
+from regard.tensors.causal_bias import offset_and_shape
 from regard.tensors.guards import can_look
 
 
@@ -82,7 +83,7 @@ def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> M
 
 
 def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
-    """The caller's mask as a `Mask`: a `Mask`, a bool tensor (True = keep) or None.
+    """The caller's mask as a `Mask`: a `Mask`, a bool tensor (True = keep), torch's `CausalBias` or None.
 
     Raises:
         ShapeError: a float tensor, which is a bias.
@@ -91,6 +92,8 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         return DenseMask(mask)
+    if (torchs := offset_and_shape(mask)) is not None:
+        return _SizedCausal(*torchs)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
     raise ShapeError(
         f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
@@ -204,6 +207,21 @@ class Causal(Mask):
 
     def __str__(self) -> str:
         return "causal"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _SizedCausal(Causal):
+    """A causal mask that was made for (T, S), as torch's is."""
+
+    shape: tuple[int, ...] = ()
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        if self.shape != (sizes.queries, sizes.keys):
+            raise ShapeError(
+                f"this causal mask is for (T, S) = {self.shape}, and the call has {(sizes.queries, sizes.keys)}: "
+                "make it anew, or pass regard.causal(), which fits every call"
+            )
+        return Causal(self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.call.biases.base import Bias, DenseBias
 from regard.call.masks.base import And
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
@@ -21,7 +22,7 @@ from regard.watching.checks.mask_kind import MaskKind, kind_of
 from regard.watching.checks.roles import is_cross
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 
 
@@ -80,7 +81,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
-    kind = kind_of(seen)
+    kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     rows = _Counted(call, seen, _real_queries(call, keep))
     later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
@@ -94,6 +95,14 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         rows=batch * no_key.shape[1],
         seen=seen,
     )
+
+
+def _two_numbers(bias: Bias | None) -> str:
+    """The numbers of a tensor of two, such as a bool mask that is added: it hides no key."""
+    tensor = bias.tensor.detach() if isinstance(bias, DenseBias) else torch.zeros(1)
+    low, high = tensor.where(tensor > HIDDEN, torch.inf).min(), tensor.max()
+    is_of_two = bool(((tensor == low) | (tensor == high) | (tensor <= HIDDEN)).all()) and low < high
+    return f"{float(low):g} and {float(high):g}" if is_of_two else ""
 
 
 def _is_known(call: Observed, kind: MaskKind) -> bool:

@@ -45,6 +45,8 @@ class MaskKind:
     """How many keys are hidden from every row, at most, in a sequence."""
     of_weights: bool = False
     """True if it was read from weights, not from a mask."""
+    added: str = ""
+    """The two numbers that a tensor adds to the scores in place of hiding keys; empty for other biases."""
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
 
@@ -68,7 +70,7 @@ class MaskKind:
             what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
-        return said
+        return f"{said}; {self.added} are added to the scores" if self.added else said
 
 
 def kind_of(seen: Visible) -> MaskKind:

@@ -129,6 +129,34 @@ def test_patches_pixels_and_products_with_weights_are_not_accused() -> None:
     assert seen.report().mixers == ()
 
 
+def test_attention_in_parts_is_attention_and_scores_alone_mix_nothing() -> None:
+    """As SqueezeBERT's, whose products are modules; and an indexer beside it, which only chooses keys."""
+
+    class Times(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x @ y
+
+    class Indexer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).topk(3).indices
+
+    class InParts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores, self.values, self.index = Times(), Times(), Indexer()
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            hidden = torch.ones(2, LENGTH, LENGTH).scatter(-1, self.index(x), 0).bool()
+            found: Tensor = self.values(self.scores(q, k.mT).masked_fill(hidden, -torch.inf).softmax(-1), v)
+            return found
+
+    seen, _ = run(nn.Sequential(Attend(), InParts()))
+    assert [name for name, _ in seen] == ["0", "1.values"]
+    assert seen.report().mixers == ()
+
+
 def test_answers_about_the_whole_refuse_a_part() -> None:
     model = nn.Sequential(Attend(), Mixer("linear attention"), Attend())
     seen, _ = run(model, values=True, gradients=True)
@@ -193,7 +221,9 @@ def test_a_layer_of_a_configuration_is_known_by_its_type() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([Layer(), Dense(), Attend()])
-            self.config = type("Config", (), {"layer_types": ["linear_attention", "mlp", "full_attention"]})()
+            self.config = type(
+                "Config", (), {"layer_types": ["linear_attention", "mlp", "full_attention"], "num_hidden_layers": 3}
+            )()
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:

@@ -139,7 +139,10 @@ def mixers_in(record: Record) -> dict[str, str]:
 def _typed_layers(modules: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:
     """The layers of which a configuration says how each of them mixes positions."""
     for path, module in modules.items():
-        kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+        config = getattr(module, "config", None)
+        kinds = getattr(config, "layer_types", None) or ()
+        if getattr(config, "num_hidden_layers", None) != len(kinds):
+            continue
         for name, layers in module.named_children():
             if isinstance(layers, nn.ModuleList) and len(layers) == len(kinds):
                 where = f"{path}.{name}" if path else name

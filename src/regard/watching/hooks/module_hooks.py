@@ -122,6 +122,8 @@ def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> Any:
             _finish(thread, frame, args, *rest)
     finally:
         thread.stack.pop()
+        if frame.compares and thread.stack:
+            thread.stack[-1].holds_comparison = True
         if frame.was_hidden != thread.hidden:
             thread.hide(frame.was_hidden)
         if frame.is_recomputed:

@@ -22,7 +22,18 @@ from regard.watching.readers.provenance import SoftmaxOrigin, Traces
 class RunningModule:
     """A module whose forward is running."""
 
-    __slots__ = ("compares", "is_in_blocks", "is_recomputed", "mixes", "module", "pending", "taken", "was_hidden")
+    __slots__ = (
+        "compares",
+        "has_pairs",
+        "holds_comparison",
+        "is_in_blocks",
+        "is_recomputed",
+        "mixes",
+        "module",
+        "pending",
+        "taken",
+        "was_hidden",
+    )
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
@@ -34,8 +45,10 @@ class RunningModule:
         """True if our mode is on for this module alone, recomputed by a backward pass."""
         self.is_in_blocks = False
         """True if the module multiplied values with parts of a softmax."""
-        self.compares = False
-        """True if it multiplied activations with activations, as queries with keys."""
+        self.compares = self.holds_comparison = False
+        """True if it, or a part of it, multiplied activations with activations, as queries with keys."""
+        self.has_pairs = False
+        """True if such a product gave a number for each pair of positions; another one then mixes these."""
         self.mixes = ""
         """How the module's own functions mix positions, as far as they were seen to."""
 
@@ -218,6 +231,11 @@ class ThreadState:
     def innermost_module(self) -> nn.Module | None:
         frame = self.innermost()
         return None if frame is None else frame.module
+
+    def has_compared(self) -> bool:
+        """True if the running module or a part of it compared, or a module around it by its own functions."""
+        frame = self.innermost()
+        return self.is_in_attention() or (frame is not None and frame.holds_comparison)
 
     def is_in_attention(self) -> bool:
         """True if a running module multiplied activations with activations, as queries with keys."""

@@ -16,10 +16,10 @@ from regard.watching.readers.provenance import base_of, is_learned
 from regard.watching.readers.traced_calls import observe_traced
 
 PRODUCTS = "products of activations with each other"
-CONVOLUTION = "a convolution"
+CONVOLUTION, SUM = "a convolution", "a running sum"
 MIXING = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), CONVOLUTION),
-    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), "a running sum"),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), SUM),
     **dict.fromkeys(("fft_fft", "fft_fft2", "fft_fftn", "fft_rfft", "fft_rfft2", "fft_rfftn"), "a Fourier transform"),
     "cdist": "distances of all pairs",
     "pad": "a shift",
@@ -41,8 +41,8 @@ def _note(thread: ThreadState, frame: RunningModule, name: str, given: Args, str
         return
     if how == CONVOLUTION:
         note_convolution(thread, frame.module, x, tuple(given[1].shape[2:]), stride)
-    elif name != "pad" or min(given[1]) < 0:
-        frame.mixes = how
+    elif not (name == "pad" and min(given[1]) >= 0) and not (how == SUM and bool(((x == 0) | (x == 1)).all())):
+        frame.mixes = how  # (Sums over a mask count positions.)
 
 
 def note_convolution(thread: ThreadState, module: nn.Module, x: Any, kernel: tuple[int, ...], stride: Any) -> None:
@@ -71,4 +71,5 @@ def note_product(thread: ThreadState, frame: RunningModule, contraction: Contrac
         return
     frame.compares = True
     if all(any(sizes[label] > 1 for label in set(own) - shared) for own in (left, right)):
-        frame.mixes = PRODUCTS
+        # One product alone gives scores, as an indexer's or a classifier's; a second one mixes by them.
+        frame.mixes, frame.has_pairs = PRODUCTS if frame.has_pairs else "", True

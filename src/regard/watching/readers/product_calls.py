@@ -399,7 +399,7 @@ def close(thread: ThreadState, frame: RunningModule) -> None:
 
 def _report(thread: ThreadState, origin: SoftmaxOrigin) -> None:
     origin.tensor = None
-    if thread.is_in_attention():
+    if thread.is_in_attention() or (origin.is_projection and not origin.is_projected):
         after = f"; it went into {origin.went_into}" if origin.went_into else ""
         thread.unread(f"a softmax {tuple(origin.shape)} that no product with values took up{after}", origin.module)
     else:

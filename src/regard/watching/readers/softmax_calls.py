@@ -61,7 +61,7 @@ def begin(
     is_weights = kind == "weights"
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
-                    len(thread.stack), thread.innermost_module(), thread.is_in_attention())  # fmt: skip
+                    len(thread.stack), thread.innermost_module(), thread.has_compared())  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
     thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))

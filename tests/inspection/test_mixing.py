@@ -110,7 +110,9 @@ def test_layers_of_single_positions_are_not_accused() -> None:
 def test_patches_pixels_and_products_with_weights_are_not_accused() -> None:
     class Rotate(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x * (torch.arange(9.0)[None, :, None].expand(2, -1, -1) @ torch.rand(2, 1, WIDTH))
+            for _ in range(2):
+                x = x * (torch.arange(9.0)[None, :, None].expand(2, -1, -1) @ torch.rand(2, 1, WIDTH))
+            return x
 
     class Patches(nn.Module):
         def __init__(self) -> None:

@@ -121,9 +121,9 @@ def test_lines_are_scored_to_the_last_token(gpt2: Path, call: Call, tmp_path: Pa
 
 
 def test_a_text_is_evaluated_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "text.txt").write_text("!!\n#!\n")
+    (data := tmp_path / "text.txt").write_text('!!\n#"!\n')
     status, out, _ = call("evaluate", str(gpt2), "--data", str(data), "--device", "cpu")
-    ((expected, tokens),) = of_lines(gpt2, ["!!\n#!\n"])
+    ((expected, tokens),) = of_lines(gpt2, ['!!\n#"!\n'])
     assert status == 0
     assert int(table(out)["tokens"]) == tokens
     assert float(table(out)["loss"]) == pytest.approx(-expected / tokens, abs=1e-4)
@@ -160,9 +160,12 @@ def test_a_vocabulary_without_padding_counts_the_end_mark(bart: Path, tmp_path: 
     from regard.tasks.translation.translator import Translator
 
     folder = Path(shutil.copytree(bart, tmp_path / "without"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
-    found = list(Translator.load(folder, device="cpu").score(PAIRS))
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**config, "pad_token_id": None}))
+    translator = Translator.load(folder, device="cpu")
+    assert translator.target_tokenizer.marks.pad_id == translator.target_tokenizer.marks.end_id
+    found = list(translator.score(PAIRS))
     expected = of_pairs(bart, PAIRS)
     assert [one.tokens for one in found] == [tokens for _, tokens in expected]
     assert [one.log_probability for one in found] == pytest.approx([log for log, _ in expected], abs=2e-4)

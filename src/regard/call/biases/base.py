@@ -15,8 +15,7 @@ from torch import Tensor
 from regard.call.block_gradient import pull_through_graph
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.errors import ShapeError
-from regard.tensors.causal_bias import offset_and_shape
-from regard.tensors.guards import can_look
+from regard.tensors.guards import can_look, offset_and_shape
 
 BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
 """From the gradient of a block of the bias to the gradients of the block's queries and keys; None if it reads neither.

@@ -10,8 +10,7 @@ from torch import Tensor
 from regard.call.masks.base import AXES, Mask
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
 from regard.errors import ArgumentError, ShapeError
-from regard.tensors.causal_bias import offset_and_shape
-from regard.tensors.guards import can_look
+from regard.tensors.guards import can_look, offset_and_shape
 
 
 def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:

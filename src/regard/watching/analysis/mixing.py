@@ -51,7 +51,7 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     """
     record, modules = seen.record, seen.modules
     with evaluated(modules[""]):
-        first = _Run()
+        first = _RecordedRun()
         with first.through(modules):
             run()
         lengths = {n for one in seen.maps for n in one.shape[-2:]} or first.lengths
@@ -73,18 +73,18 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     return mixers_in(record)
 
 
-Call = tuple[str, int]
+NumberedCall = tuple[str, int]
 """A module's path and the number of its call."""
 
 
-class _Run:
+class _RecordedRun:
     """A run of a model, and the tensors that its modules get and give."""
 
     def __init__(self) -> None:
-        self.given: dict[Call, tuple[list[Tensor], list[Tensor]]] = {}
+        self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
         self.lengths: set[int] = set()
         """The lengths of the model's inputs, after the batch."""
-        self._running: list[Call] = []
+        self._running: list[NumberedCall] = []
         self._counts: Counter[str] = Counter()
 
     @contextmanager
@@ -110,29 +110,29 @@ class _Run:
     def _end(self, _: nn.Module, args: Any, output: Any) -> None:
         self.left(self._running.pop(), _floats(output))
 
-    def entered(self, call: Call, inputs: Any) -> Any:
+    def entered(self, call: NumberedCall, inputs: Any) -> Any:
         self.given[call] = [t.detach().clone() for t in _floats(inputs)], []
         if not call[0]:
             self.lengths |= {x.shape[1] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 1}
 
-    def left(self, call: Call, outputs: list[Tensor]) -> None:
+    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
         self.given[call][1].extend(t.detach().clone() for t in outputs)
 
 
-class _ChangedRun(_Run):
+class _ChangedRun(_RecordedRun):
     """A run in which each followed module gets its inputs of another run, with one token changed."""
 
-    def __init__(self, given: dict[Call, tuple[list[Tensor], list[Tensor]]], lengths: set[int]) -> None:
+    def __init__(self, given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]], lengths: set[int]) -> None:
         super().__init__()
         self.given, self.lengths = given, lengths
         self.mixes: dict[str, bool] = {}
         """Whether each module mixes positions, as far as its outputs tell."""
 
-    def entered(self, call: Call, inputs: Any) -> Any:
+    def entered(self, call: NumberedCall, inputs: Any) -> Any:
         kept = iter(self.given.get(call, ((), ()))[0])
         return tree_map(lambda x: self._changed(next(kept, x)) if _is_float(x) else x, inputs)
 
-    def left(self, call: Call, outputs: list[Tensor]) -> None:
+    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
         inputs, before = self.given.get(call, ([], []))
         sizes = {x.shape[axis] for x in inputs for axis in self._axes(x)[:1]}
         reached = [self._reaches_others(one, other, sizes) for one, other in zip(before, outputs, strict=False)]

@@ -10,7 +10,7 @@
     ├── FileError (OSError)             a file cannot be written; names it and the reason
     ├── RunFolderError (ValueError)     a run folder or checkpoint is absent, foreign, cut short or does not fit
     ├── NotSeenError (KeyError)         a watch saw no attention of that name
-    ├── OverwrittenError (RuntimeError) a watched model has overwritten the tensors that a map is computed from
+    ├── OverwrittenError (RuntimeError) a part of a call has changed before it was read again
     ├── GradientError (RuntimeError)    no backward pass has handed over the gradient that is asked for
     ├── NotKeptError (ValueError)       a summary does not hold the requested result
     ├── FunctionError (RuntimeError)    a function that was handed in raised, or handed back what cannot be used
@@ -77,7 +77,7 @@ class NotSeenError(RegardError, KeyError):
 
 
 class OverwrittenError(RegardError, RuntimeError):
-    """The tensors behind a map have been written to since: by a watched model, or by their owner."""
+    """A part of a call has changed since, before its map or its backward pass read it again: the message names it."""
 
 
 class GradientError(RegardError, RuntimeError):

@@ -24,7 +24,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.call_factors import GivenFactors, Unwritten, needs_gradient, tensors_of_call
+from regard.maps.sources.call_factors import GivenFactors, needs_gradient, tensors_of_call
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
@@ -181,19 +181,28 @@ def run_call(
         plain = as_sdpa(call, values)
         if plain is not None:
             return restore(plain, call.sizes)
+    if (return_weights or at.is_recorded) and not at.is_compiling:
+        call = _settled(call)
     output, rows = run(chosen, call, values)
     if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
         output = restore(output, call.sizes)
     if not return_weights:
         return output
-    tensors = tensors_of_call(call)
-    if not at.is_recorded and not at.is_compiling and needs_gradient(tensors):
+    if not at.is_recorded and not at.is_compiling and needs_gradient(tensors_of_call(call)):
         # The row state has no graph here. With a graph for the scores alone, gradients would be wrong.
         call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
-        tensors = tensors_of_call(call)
-    factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None, Unwritten(tensors))
+    factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
     weights = AttentionMap(CallSource(factors, call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
+
+
+def _settled(call: Call) -> Call:
+    """The call with its own copies, or fingerprints, of the parts that it reads again."""
+    if call.is_plain:
+        return call
+    from regard.kernels.held import settled
+
+    return settled(call)
 
 
 def make_call(
@@ -344,6 +353,7 @@ def map_of(
     call, _ = make_call(
         query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
     )  # fmt: skip
+    call = _settled(call)
     if lse is None:
         with without_autocast(query):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))

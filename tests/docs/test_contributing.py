@@ -12,6 +12,7 @@ from unittest.mock import patch
 import hypothesis
 import pytest
 
+from regard.errors import OverwrittenError
 from regard.kernels import BACKENDS
 from tests.core import random_calls
 
@@ -98,7 +99,8 @@ def test_a_fault_in_a_recipe_is_caught(fault: str) -> None:
     recipe, sound, faulty = FAULTS[fault]
     code = "\n".join(code_of(recipe))
     assert code.count(sound) == 1, f"{sound!r} is not in the recipe once"
-    with pytest.raises(AssertionError):
+    # A map that does not fit the kernel's log-sum-exp refuses to be read.
+    with pytest.raises((AssertionError, OverwrittenError)):
         run(code.replace(sound, faulty))
 
 

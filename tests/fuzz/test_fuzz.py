@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import Predicate
 from regard.call.masks.patterns import Window
 from regard.call.normalizations import Softmax
 from regard.maps import indexing
 from regard.maps.statistics.of_softmax import DotSoftmax
+from regard.tensors.fingerprint import Fingerprint
+from regard.tensors.torch_private import counted_version
 from tests import ROOT
 from tests.fuzz.grounds import GROUNDS
 from tests.fuzz.search import search
@@ -31,7 +35,15 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("ground", "seed", "cases"), [("core", 0, 40), ("maps", 0, 40), ("watch", 1, 10), ("files", 0, 12)]
+    ("ground", "seed", "cases"),
+    [
+        ("core", 0, 40),
+        ("maps", 0, 40),
+        ("watch", 1, 10),
+        ("paths", 0, 60),
+        ("lifetimes", 0, 60),
+        ("files", 0, 12),
+    ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:
     assert found(ground, range(seed, seed + 1), cases) is None
@@ -86,6 +98,15 @@ def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.watching.observed.Record.after", after)
 
 
+def _flag_before_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.multi_head_calls.ran_fused", lambda module, given: False)
+    monkeypatch.setattr("regard.watching.observed.prove", lambda rebuilding, choose: None)
+
+
+def _modes_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.kernel_lse._choice", lambda arguments: None)
+
+
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def none(path: object) -> Iterator[None]:
@@ -98,6 +119,24 @@ def _unchecked_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.files.untrusted._refusing", lambda what: contextlib.nullcontext())
 
 
+def _versions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Fingerprint.differs
+
+    def differs(self: Fingerprint, now: Any) -> bool | Tensor:
+        return real(self, now) if counted_version(now) != self._version else False
+
+    monkeypatch.setattr(Fingerprint, "differs", differs)
+
+
+def _lengths_that_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.call.masks.basic.counted", lambda numbers, device=None: numbers.to(device or "cpu"))
+
+
+def _predicates_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Predicate, "bind", Mask.bind)
+    monkeypatch.setattr("regard.kernels.base.Call.require_same", lambda *arguments: None)
+
+
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a window of one key more": ("core", _wide_window),
     "a gradient of softmax without its inner product": ("core", _no_inner_product),
@@ -105,6 +144,11 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "negative rows that are row 0": ("maps", _clamped_positions),
     "weights that are turned": ("watch", _turned_weights),
     "a watch that draws a random number": ("watch", _disturbed_model),
+    "the flag where the mask counts": ("paths", _flag_before_mask),
+    "a dispatch mode around every kernel": ("paths", _modes_for_all),
+    "versions without elements": ("lifetimes", _versions_alone),
+    "lengths that the caller writes to": ("lifetimes", _lengths_that_are_shared),
+    "predicates that are evaluated again": ("lifetimes", _predicates_evaluated_again),
     "errors of safetensors as they come": ("files", _raw_errors),
     "errors of JSON as they come": ("files", _unchecked_json),
 }
@@ -116,7 +160,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ground, plant = FAULTS[name]
     plant(monkeypatch)
-    assert found(ground, range(12)) is not None
+    assert found(ground, range(60)) is not None
 
 
 @pytest.mark.slow

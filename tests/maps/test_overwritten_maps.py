@@ -1,4 +1,4 @@
-"""A map holds the caller's queries and keys: whoever writes to them is told so when the map is read."""
+"""A map holds the caller's queries and keys, and copies or fingerprints of the rest: it notices writes."""
 
 import copy
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.errors import OverwrittenError
+from regard.errors import GradientError, OverwrittenError
 
 CALLS: dict[str, dict[str, Any]] = {
     "fused": {"mask": regard.causal()},
@@ -62,14 +62,88 @@ OTHERS: dict[str, Callable[[], tuple[torch.Tensor, dict[str, Any]]]] = {
 @torch.no_grad()
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("name", OTHERS)
-def test_masks_biases_and_parameters_that_were_written_to(name: str, times: int) -> None:
+def test_small_masks_and_biases_that_were_written_to_are_those_of_the_call(name: str, times: int) -> None:
     for _ in range(times):
         written, options = OTHERS[name]()
         q, k = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+        expected = regard.attention(q, k, k, return_weights=True, **options).weights.dense()
         weights = regard.attention(q, k, k, return_weights=True, **options).weights
     written.fill_(1)
-    with pytest.raises(OverwrittenError, match=r"mask, the bias or the score .* written to since"):
+    torch.testing.assert_close(weights.dense(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b.detach().mul_(2), lambda b: b.data.mul_(2)], ids=["counted", "not counted"]
+)
+@pytest.mark.parametrize("takes_gradient", [True, False])
+def test_a_large_or_learned_bias_that_was_written_to_is_not_read(takes_gradient: bool, change: Any) -> None:
+    bias = torch.randn(1, 1, 128, 140, requires_grad=takes_gradient)
+    q, k = torch.randn(2, 3, 128, 4), torch.randn(2, 3, 140, 4)
+    weights = regard.attention(q, k, k, bias=bias, return_weights=True).weights
+    change(bias)
+    with pytest.raises(
+        OverwrittenError, match=r"`bias.tensor` \(1, 1, 128, 140\) has changed since the attention call"
+    ):
         weights.dense()
+    assert "cannot be read: the " in repr(weights)
+
+
+def test_a_leaf_that_a_fused_optimizer_stepped_is_not_read() -> None:
+    q, k = torch.randn(1, 2, 5, 4, requires_grad=True), torch.randn(1, 2, 7, 4)
+    output, weights = regard.attention(q, k, k, return_weights=True)
+    output.sum().backward()
+    torch.optim.AdamW([q], lr=1.0, fused=True).step()
+    with pytest.raises(OverwrittenError, match=r"the queries .* written to since its call"):
+        weights.dense()
+
+
+def test_a_view_of_a_packed_projection_that_was_written_to_is_not_read() -> None:
+    packed = torch.randn(1, 2, 5, 12)
+    q, k, v = packed.chunk(3, -1)
+    weights = regard.attention(q, k, v, return_weights=True).weights
+    q.mul_(2)
+    with pytest.raises(OverwrittenError, match="the queries"):
+        weights.dense()
+
+
+def test_a_part_of_a_cache_that_was_written_to_is_not_read() -> None:
+    cache, q = torch.zeros(2, 3, 20, 4), torch.randn(2, 3, 1, 4)
+    cache[:, :, :7] = torch.randn(2, 3, 7, 4)
+    weights = regard.attention(q, cache[:, :, :7], cache[:, :, :7], return_weights=True).weights
+    cache[:, :, 3] = 1.0
+    with pytest.raises(OverwrittenError, match="the keys"):
+        weights.dense()
+
+
+def test_queries_that_take_a_gradient_after_the_call_have_all_of_it() -> None:
+    q, k = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.randn(1, 2, 7, 4, dtype=torch.float64)
+    weights = regard.attention(q, k, k, return_weights=True).weights
+    assert not weights.entropy().requires_grad
+    q.requires_grad_()
+    reads: list[Callable[[Any], torch.Tensor]] = [lambda w: w.entropy(), lambda w: w.dense().square(), lambda w: w @ k]
+    for read in reads:
+        (found,) = torch.autograd.grad(read(weights).sum(), q, retain_graph=True)
+        (right,) = torch.autograd.grad(read(regard.attention(q, k, k, return_weights=True).weights).sum(), q)
+        torch.testing.assert_close(found, right)
+
+
+def test_a_view_made_before_its_base_took_a_gradient_is_refused() -> None:
+    q, k = torch.randn(2, 5, 4), torch.randn(2, 7, 4)  # The map holds views of four dimensions.
+    weights = regard.attention(q, k, k, return_weights=True).weights
+    q.requires_grad_()
+    with pytest.raises(GradientError, match=r"the queries .* took no gradient when the call ran, and take one now"):
+        weights.dense()
+    with torch.no_grad():
+        assert weights.dense().shape == (2, 5, 7)
+
+
+def test_a_given_log_sum_exp_has_a_graph_where_it_is_read_with_one() -> None:
+    q, k = torch.randn(1, 2, 5, 4, requires_grad=True), torch.randn(1, 2, 7, 4)
+    with torch.no_grad():
+        weights = regard.map_of(q, k, lse=(q @ k.mT / 2).logsumexp(-1))
+    (found,) = torch.autograd.grad(weights.dense().square().sum(), q)
+    (right,) = torch.autograd.grad((q @ k.mT / 2).softmax(-1).square().sum(), q)
+    torch.testing.assert_close(found, right)
 
 
 @torch.no_grad()
@@ -83,8 +157,13 @@ def test_a_cache_with_room_for_more_keys_may_be_filled() -> None:
     torch.testing.assert_close(weights.dense(), expected)
 
 
-def test_tensors_of_inference_mode_are_read_as_they_are() -> None:
+def test_tensors_of_inference_mode_are_read_until_they_are_written_to() -> None:
     with torch.inference_mode():
         q = torch.randn(2, 3, 5, 4)
         weights = regard.attention(q, q, q, return_weights=True).weights
-    assert weights.dense().shape == (2, 3, 5, 5)
+        read = weights.dense()
+    torch.testing.assert_close(weights.dense(), read)
+    with torch.inference_mode():
+        q.mul_(2)
+    with pytest.raises(OverwrittenError, match="the queries"):
+        weights.dense()

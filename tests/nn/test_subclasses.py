@@ -35,18 +35,59 @@ class Doubled(nn.Linear):
 
 @pytest.mark.parametrize("kind", [Projects, Attends, TurnsHeads])
 @pytest.mark.parametrize("grad", [False, True])
-def test_attention_with_a_method_of_its_own(kind: type[MultiHeadAttention], grad: bool) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_with_a_method_of_its_own(kind: type[MultiHeadAttention], grad: bool, training: bool) -> None:
     x, y = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-    plain = MultiHeadAttention(16, 4, bias=False).eval()
-    own = kind(16, 4, bias=False).eval()
+    plain = MultiHeadAttention(16, 4, bias=False).train(training)
+    own = kind(16, 4, bias=False).train(training)
     own.load_state_dict(plain.state_dict())
     with torch.set_grad_enabled(grad):
         for mask in (None, regard.lengths(torch.tensor([5, 3]))):
+            first = own(x, y, mask=mask)
             for _ in range(3):
                 expected = plain(x, y, mask=mask)
-                assert not torch.allclose(own(x, y, mask=mask), expected)
-                if kind is TurnsHeads:
+                torch.testing.assert_close(own(x, y, mask=mask), first)
+                if kind is TurnsHeads:  # Queries and keys too are twice as large.
                     assert not torch.allclose(own(x, mask=mask), plain(x, mask=mask))
+                    assert not torch.allclose(first, expected)
+                else:
+                    torch.testing.assert_close(first, 2 * expected)
+
+
+class Given(MultiheadAttention):
+    """Torch's module, with values that are twice as large."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any) -> Any:
+        return super().forward(query, key, 2 * value, *arguments, **options)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_drop_in_with_a_method_of_its_own(grad: bool, training: bool) -> None:
+    x = torch.randn(2, 5, 16)
+    plain = MultiheadAttention(16, 4, batch_first=True, bias=False).train(training)
+    own = Given(16, 4, batch_first=True, bias=False).train(training)
+    own.load_state_dict(plain.state_dict())
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            torch.testing.assert_close(own(x, x, x)[0], 2 * plain(x, x, x)[0])
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_heads_of_two_numbers_that_are_turned_are_read_at_their_strides(length: int) -> None:
+    """The result of `Rotary(2)` lies in memory as an image whose channels come last."""
+    made, x = MultiHeadAttention(8, 4, rotary=regard.Rotary(2)).double(), torch.randn(2, length, 8).double()
+    q, k = (regard.Rotary(2).rotate(heads.contiguous()) for heads in made.project_heads(x, 0, 1))
+    (v,) = made.project_heads(x, 2)
+    right = made.out(((q @ k.mT / 2**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)).detach()
+    for training in (True, False):
+        made.train(training)
+        torch.testing.assert_close(made(x).detach(), right)
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(made(x), right)
+                torch.testing.assert_close(made.float()(x.float()).double(), right, rtol=1e-4, atol=1e-5)
+                made.double()
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.call.masks.base import Mask
@@ -17,7 +17,7 @@ class Packed:
     """Sequences concatenated in one row, with their offsets."""
 
     values: Float[Tensor, " total *rest"]
-    offsets: Int[Tensor, " documents_plus_one"]
+    offsets: Integer[Tensor, " documents_plus_one"]
     """0, n_1, n_1 + n_2, ..., the total."""
 
     @property
@@ -26,9 +26,10 @@ class Packed:
         return documents(offsets=self.offsets)
 
     @property
-    def positions(self) -> Int[Tensor, " total"]:
+    def positions(self) -> Integer[Tensor, " total"]:
         """The position of each token in its own document."""
-        starts = self.offsets[:-1].repeat_interleave(self.offsets.diff())
+        offsets = self.offsets.long()
+        starts = offsets[:-1].repeat_interleave(offsets.diff())
         return torch.arange(len(self.values), device=self.values.device) - starts
 
     def unpack(self, values: Tensor | None = None, *, dim: int = 0) -> list[Tensor]:
@@ -41,7 +42,7 @@ class Packed:
         total = int(self.offsets[-1])
         if values.shape[dim] != total:
             raise ShapeError(f"dimension {dim} must hold the {total} packed tokens, got {tuple(values.shape)}")
-        return list(values.split(self.offsets.diff().tolist(), dim=dim))
+        return list(values.split(self.offsets.long().diff().tolist(), dim=dim))
 
 
 def pack(sequences: Sequence[Tensor]) -> Packed:

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import ArgumentError
@@ -21,7 +21,7 @@ def require_even(dim: int) -> None:
 
 
 def sinusoidal(
-    positions: Int[Tensor, "*shape"], dim: int, *, base: float = 10_000.0, dtype: torch.dtype = torch.float32
+    positions: Integer[Tensor, "*shape"], dim: int, *, base: float = 10_000.0, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*shape dim"]:
     r"""$PE_{p,2i} = \sin(p / base^{2i/d})$ and $PE_{p,2i+1} = \cos(p / base^{2i/d})$.
 
@@ -45,5 +45,6 @@ def sinusoidal(
     device = positions.device
     wide = widest_dtype(device)
     frequencies = torch.exp(torch.arange(0, dim, 2, device=device, dtype=wide) * (-math.log(base) / dim))
-    angles = positions[..., None] * frequencies
+    # Narrow integers may have no product with floating-point numbers.
+    angles = positions.to(wide)[..., None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

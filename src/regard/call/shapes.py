@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.tensors.guards import State, autocast_dtype, is_autocasting, look
+from regard.tensors.guards import State, autocast_dtype, is_autocasting, is_compiling, look
 
 Dims = tuple[int, ...]
 Rows = range | Tensor
@@ -277,6 +277,25 @@ def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.device == key.device == value.device:
         devices = ", ".join(f"{name} {t.device}" for name, t in tensors.items())
         raise ShapeError(f"query, key and value must be on one device, got {devices}")
+
+
+MOST_COPIED = 1 << 20
+"""The most elements of a mask that is copied or rendered for a call, whose backward pass and map read it again."""
+
+
+def counted(numbers: Tensor, device: torch.device | None = None) -> Tensor:
+    """Lengths, ids or positions as a call's own int64 tensor: narrow integers would wrap, and the caller may write on.
+
+    >>> counted(torch.tensor([200], dtype=torch.uint8)) + 100
+    tensor([300])
+    """
+    dtype = numbers.dtype if numbers.is_floating_point() else torch.int64
+    return numbers.to(numbers.device if device is None else device, dtype, copy=not is_compiling())
+
+
+def owned(flags: Tensor, device: torch.device) -> Tensor:
+    """The flags of a mask on a device: a copy, unless they are many."""
+    return flags.to(device, copy=flags.numel() <= MOST_COPIED and not is_compiling())
 
 
 def index_tensor(where: Rows, device: torch.device) -> Tensor:

@@ -29,10 +29,14 @@ def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
     """The same, with None for a row state neither returned by the kernel nor needed by the output."""
     if not call.normalization.has_base:
-        return backend.run(call, value)
-    call_ = replace(call, normalization=call.normalization.base)
-    output, state = backend.run(call_, value)
-    return call.normalization.finish(output, row_state(call_) if state is None else state)
+        output, state = backend.run(call, value)
+    else:
+        call_ = replace(call, normalization=call.normalization.base)
+        output, state = backend.run(call_, value)
+        output, state = call.normalization.finish(output, row_state(call_) if state is None else state)
+    if call.held is not None:
+        call.guard(output, state)
+    return output, state
 
 
 def row_state(call: Call) -> Tensor:

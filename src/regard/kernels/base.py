@@ -1,20 +1,51 @@
 """The frozen call, and the interface of all backends."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask, render
+from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
-from regard.call.normalizations import Normalization
-from regard.call.scores.base import Score
+from regard.call.normalizations import Normalization, Softmax
+from regard.call.scores.base import ScaledDot, Score
 from regard.call.shapes import Sizes, take
-from regard.errors import BackendError, ShapeError
-from regard.tensors.guards import State
+from regard.errors import BackendError, OverwrittenError, ShapeError
+from regard.tensors.guards import State, has_values, is_transformed
+from regard.tensors.tensor_tree import UNSAVED
+
+if TYPE_CHECKING:
+    from regard.tensors.captures import Captures
+
+BACKWARD = "its backward pass"
+OWN_TENSORS = (Causal, Lengths)
+"""Masks that own their tensors when bound, of whatever size."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The parts of a call that others may change: large tensors, functions, foreign classes."""
+
+    captures: "Captures"
+    has_code: bool
+    """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
+
+    def require_unchanged(self, reader: str) -> None:
+        """Check the tensors and values that were held when the call ran.
+
+        Raises:
+            OverwrittenError: one has changed.
+        """
+        changed = self.captures.changed()
+        if changed is not None:
+            raise OverwrittenError(
+                f"{changed} has changed since the attention call, and {reader} reads it again: use it before the "
+                "change, or hand the call a copy (a clone(), a function with values of its own)"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,6 +64,8 @@ class Call:
     bias: Bias | None
     dropout: float
     sizes: Sizes
+    held: Held | None = field(default=None, metadata=UNSAVED)
+    """The parts of it that others may change; None if there are none, or if nothing reads them again."""
 
     @property
     def group(self) -> int:
@@ -140,10 +173,62 @@ class Call:
             sizes=replace(self.sizes, batch=(len(flat_heads),), heads=1, kv_heads=1, has_heads=False),
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it holds nothing that others may change but its queries and keys."""
+        is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
+        return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
+
+    def require_same(self, reader: str, state: Tensor | None) -> None:
+        """Check the parts of others before they are read again: what they hold, and two rows where they have code.
+
+        Args:
+            reader: what reads them, for the message.
+            state: the call's row state (B, H, T), if it is known.
+
+        Raises:
+            OverwrittenError: a tensor or value has changed, or a row is not the same.
+        """
+        if self.held is None:
+            return
+        self.held.require_unchanged(reader)
+        if self.held.has_code and state is not None and has_values(state) and not is_transformed():
+            rows = torch.tensor(sorted({self.sizes.queries // 2, self.sizes.queries - 1}), device=state.device)
+            with torch.no_grad():
+                weights, anew = self.normalization.base.normalize(self.scores(rows, range(self.sizes.keys)))
+                if self.normalization.has_base:
+                    anew = self.normalization.finish(weights, anew)[1]
+            require_same_rows(anew, state[..., rows], reader)
+
+    def guard(self, *results: Tensor | None) -> None:
+        """Check what the parts of others hold before the backward pass of these results."""
+        held = self.held
+        for result in results if held is not None and not is_transformed() else ():
+            if held is not None and result is not None and result.requires_grad:
+                result.register_hook(lambda grad: held.require_unchanged(BACKWARD))
+
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors besides query, key and value with a gradient: those of the score, then those of the bias."""
         bias = () if self.bias is None else self.bias.learned()
         return tuple(t for t in (*self.score.learned(), *bias) if t.requires_grad)
+
+
+def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:
+    """Check that a row state computed again is that of the call.
+
+    Raises:
+        OverwrittenError: it is another.
+    """
+    anew, state = anew.detach(), state.detach().to(anew.dtype)
+    rounding = torch.finfo(anew.dtype).eps ** 0.5
+    if torch.allclose(anew, state, rtol=rounding, atol=rounding, equal_nan=True):
+        return
+    place = (anew - state).nan_to_num(nan=torch.inf).abs().argmax()
+    raise OverwrittenError(
+        f"a mask, a bias or a score of the attention call answers otherwise than when it ran: a row has the "
+        f"normalizer {anew.flatten()[place]:.6g} in place of {state.flatten()[place]:.6g}, and {reader} needs the "
+        "same: give the function its own values, and no random numbers"
+    )
 
 
 def _is_covered(mask: Mask, rows: range | Tensor, columns: range | Tensor) -> bool:

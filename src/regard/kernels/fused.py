@@ -14,7 +14,7 @@ from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.kernels.additive_masks import NOTHING_ADDED, Buffer
-from regard.kernels.base import Backend, Call
+from regard.kernels.base import BACKWARD, Backend, Call, Held
 from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
@@ -88,8 +88,9 @@ class Fused(Backend):
         if needs_gradient:
             if kernel is CPU_FLASH and why_not_vectors(call.query, call.key) is None:
                 kernel = SHORT_SEQUENCES
-            if self._second is not None and not is_compiling():
-                again = Again(self._second, scale, call.normalization, call.mask, call.bias, call.sizes)
+            if not is_compiling() and (self._second is not None or call.held is not None):
+                parts = call.normalization, call.mask, call.bias, call.sizes, call.held
+                again = Again(self._second, scale, *parts)
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
             is_bare = len(whole.factors) == 0 and covering.bias is None
@@ -123,28 +124,41 @@ _WITH_SECOND = Fused(Tiled())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Again:
-    """A call with gradients by another backend, differentiable again.
+    """A call for its backward pass, with gradients by another backend that are differentiable again.
 
     It holds neither query nor key: autograd saves them.
     """
 
-    backend: Backend
+    backend: Backend | None
+    """None to refuse second derivatives."""
     scale: float
     normalization: Normalization
     mask: Mask | None
     bias: Bias | None
     sizes: Sizes
+    held: Held | None
+
+    def call(self, query: Tensor, key: Tensor) -> Call:
+        return Call(
+            query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
+            bias=self.bias, dropout=0.0, sizes=self.sizes, held=self.held,
+        )  # fmt: skip
+
+    def require_same(self, vectors: Sequence[Tensor], lse: Tensor) -> None:
+        """Check the parts of others, if there are any, before they are read again."""
+        if self.held is not None:
+            self.call(*vectors).require_same(BACKWARD, lse)
 
     def gradients(
         self, vectors: Sequence[Tensor], grad_output: Tensor, grad_lse: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        if self.backend is None:
+            raise BackendError(NO_SECOND)
         query, key, value = vectors
-        call = Call(
-            query=query, key=key, score=ScaledDot(self.scale), normalization=self.normalization, mask=self.mask,
-            bias=self.bias, dropout=0.0, sizes=self.sizes,
-        )  # fmt: skip
+        call = self.call(query, key)
         output, lse = self.backend.run(call, value)
         assert lse is not None, "it has a row state"
+        call.guard(output, lse)
         outputs, grads = ((output,), (grad_output,)) if grad_lse is None else ((output, lse), (grad_output, grad_lse))
         inputs = [t for t in vectors if t.requires_grad]
         found = iter(torch.autograd.grad(outputs, inputs, grads, create_graph=True, allow_unused=True))
@@ -178,6 +192,7 @@ class _WholeCall(torch.autograd.Function):
         if is_recorded():
             if ctx.again is None:
                 raise BackendError(NO_SECOND)
+            ctx.again.require_same(saved[:2], saved[4])
             return None, None, *ctx.again.gradients(saved[:3], grad_output, grad_lse)
         (grad_output,) = ctx.block.kernel.laid_out(grad_output)
         return None, None, *ctx.block.backward(saved, ctx.extras, grad_output, grad_lse)
@@ -208,6 +223,9 @@ class _FusedBlocks(torch.autograd.Function):
         if is_recorded() and ctx.again is None:
             raise BackendError(NO_SECOND)
         query, key, value, output, lse = ctx.saved_tensors
+        if ctx.again is not None:
+            per_row = ctx.covering.per_row
+            ctx.again.require_same((query, key), lse if per_row is None else lse + per_row.to(lse.dtype))
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         if is_recorded() or _lost_sums(ctx, lse):
@@ -243,7 +261,8 @@ def _lost_sums(ctx: Any, lse: Tensor) -> bool:
     The kernels compute the weights of the backward pass from it, and torch's own gradients are wrong there. Only CPU
     tensors are checked: a GPU would synchronise.
     """
-    return ctx.again is not None and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
+    can = ctx.again is not None and ctx.again.backend is not None
+    return can and ctx.covering.bias is not None and can_look(lse) and any_coarse(lse)
 
 
 def _without(

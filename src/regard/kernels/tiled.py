@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.call.normalizations import Softmax, any_coarse
-from regard.kernels.base import Backend, Call
+from regard.kernels.base import BACKWARD, Backend, Call, require_same_rows
 from regard.kernels.counter_rng import kept_at
 from regard.tensors.guards import (
     State,
@@ -25,6 +25,7 @@ from regard.tensors.guards import (
     is_compiling,
     is_exporting,
     is_recorded,
+    is_transformed,
 )
 from regard.tensors.tile_sizes import fitting, ranges, tile_shape
 from regard.tensors.torch_private import CHECKPOINTS_IN_TRANSFORMS
@@ -169,11 +170,19 @@ class Tiling:
         return kept.to(weights.dtype) / (1.0 - dropout)
 
     def forward(
-        self, tile: Tile, query: Tensor, key: Tensor, value: Tensor, part: Call | None = None
+        self,
+        tile: Tile,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        part: Call | None = None,
+        proof: "Proof | None" = None,
     ) -> tuple[Tensor, Tensor]:
         """The output (flat_heads, t, E) and the row state (flat_heads, t) of a tile, from the vectors of the tile."""
         part = self.part(tile.flat_heads) if part is None else part
         weights, state = part.normalization.normalize(part.scores_of(query, key, tile.rows, tile.columns))
+        if proof is not None:
+            proof.compare(state)
         kept = self.kept(tile, weights)
         weights = weights if kept is None else weights * kept
         return (weights @ value).squeeze(1), state.squeeze(1)
@@ -195,10 +204,32 @@ class Tiling:
             run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
         for tile in self.tiles():
             vectors = tile.take(query, key, value)
-            output, state = run(tile, *vectors)
+            proof = None if self.call.held is None or is_compiling() else Proof(self.call)
+            output, state = run(tile, *vectors, None, proof)
             outputs.append((tile, output))
             states.append((tile, state))
         return self.assemble(outputs), self.assemble(states)
+
+
+class Proof:
+    """The row state of a checkpointed tile, which the backward pass computes again."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._state: Tensor | None = None
+
+    def compare(self, state: Tensor) -> None:
+        """Take the first row state, and compare each later one with it.
+
+        Raises:
+            OverwrittenError: a part of the call has changed, or the row state is another.
+        """
+        if self._state is None:
+            self._state = state.detach()
+            return
+        self._call.require_same(BACKWARD, None)
+        if has_values(state) and not is_transformed():
+            require_same_rows(state, self._state, BACKWARD)
 
 
 class _Tiles(torch.autograd.Function):
@@ -276,6 +307,9 @@ class Back:
             )
             scores += added
         scores = part.masked_(scores, tile.rows, tile.columns)
+        if part.held is not None and part.held.has_code:
+            last = self.state[flat_heads, None, rows][..., -1:]
+            require_same_rows(part.normalization.normalize(scores[..., -1:, :])[1], last, BACKWARD)
         if self.is_coarse:
             weights = part.normalization.normalize(scores)[0]
         else:

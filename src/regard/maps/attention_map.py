@@ -329,8 +329,8 @@ class AttentionMap(TensorLike):
         Memory on disk is linear in T and S. Nothing is pickled.
 
         Raises:
-            ArgumentError: a part of it cannot be saved, such as a custom predicate or score function; or the map is not
-                from one call.
+            ArgumentError: a part of it cannot be saved, such as a score function, or a predicate of over a million
+                pairs; or the map is not from one call.
             NotKeptError: it has statistics only; `regard.maps.save_summary` writes these.
         """
         files.save(path, source_of_call(self.source, "save()"))

@@ -25,7 +25,7 @@ from regard.kernels.base import Call
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics import of_softmax as fused_statistics
 from regard.maps.statistics import pooling
-from regard.tensors.tensor_tree import rebuilt
+from regard.tensors.tensor_tree import UNSAVED, rebuilt
 
 NAMED: tuple[ModuleType, ...] = (
     *(alibi, relative, shaw, t5, transformer_xl, biases),
@@ -89,7 +89,7 @@ def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> A
             f"this map cannot be saved: {tree} is a {type(tree).__name__}, a function or a class of one's own, which "
             "no file can hold; render it as a bool tensor (mask=) or a float tensor (bias=) before the call"
         )
-    return {"kind": kind, "fields": {f.name: _written(getattr(tree, f.name), names, tensors) for f in fields(tree)}}
+    return {"kind": kind, "fields": {n: _written(getattr(tree, n), names, tensors) for n in _saved_fields(tree)}}
 
 
 def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
@@ -104,7 +104,7 @@ def _read(tree: Any, kinds: dict[str, type], tensors: dict[str, Tensor]) -> Any:
     kind = kinds[tree["kind"]]
     found = {name: _read(value, kinds, tensors) for name, value in tree["fields"].items()}
     check_fields(kind, found)
-    made = rebuilt(kind, found)
+    made = rebuilt(kind, {f.name: f.default for f in fields(kind)} | found)
     # Recompute the extents from the ids: others would show keys of other documents.
     return made.placed() if isinstance(made, patterns.Documents) and made.places is not None else made
 
@@ -122,7 +122,11 @@ def check_fields(kind: Any, values: dict[str, Any]) -> None:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return hints if issubclass(kind, tuple) else {field.name: hints[field.name] for field in fields(kind)}
+    return hints if issubclass(kind, tuple) else {name: hints[name] for name in _saved_fields(kind)}
+
+
+def _saved_fields(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind) if field.metadata != UNSAVED]
 
 
 def _is(value: Any, hint: Any) -> bool:

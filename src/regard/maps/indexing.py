@@ -86,7 +86,7 @@ def _as_entry(entry: Any) -> Any:
     if found.is_floating_point() or found.is_complex():
         raise ShapeError(f"an index tensor has integers or bools, got {tuple(found.shape)} {found.dtype}")
     # torch takes tensors of uint8 as masks too.
-    return found.bool() if found.dtype == torch.uint8 else found
+    return found.bool() if found.dtype in (torch.uint8, torch.bool) else found.long()
 
 
 def as_index(given: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -143,6 +143,7 @@ def positions(index: Any, length: int, name: str, device: torch.device) -> range
             f"a {name} index must be an integer, a slice, or a 1-D tensor of integers or of {length} bools; "
             f"got {tuple(index.shape)} {index.dtype}"
         )
+    index = index.long()
     if index.numel() and has_values(index) and not (-length <= int(index.min()) and int(index.max()) < length):
         raise ShapeError(f"a {name} index must be in [-{length}, {length}), got {index.tolist()}")
-    return index.long().to(device) % length
+    return index.to(device) % length

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.call.masks.base import Mask
@@ -24,9 +24,9 @@ class DecoderOnlyState:
 
     caches: tuple[KeyValue | None, ...]
     """Keys and values of the text so far, one entry per layer."""
-    position: int | Int[Tensor, " N"]
+    position: int | Integer[Tensor, " N"]
     """The position of the next token; a single integer if all prompts have the same length."""
-    seen: tuple[Int[Tensor, " N"], int] | None
+    seen: tuple[Integer[Tensor, " N"], int] | None
     """The lengths and the padded width of padded prompts; else None."""
 
 
@@ -60,7 +60,7 @@ class DecoderOnly(OneStack):
         self.config = config
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], *, loss: OutputLoss | None = None
+        self, tokens: Integer[Tensor, "B T"], *, loss: OutputLoss | None = None
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of the token after each token. Padding at the end has logits too, and does not change other logits.
 
@@ -72,13 +72,13 @@ class DecoderOnly(OneStack):
         """
         return self.read_out(self.run(tokens, causal(), None, "decoder"), loss)
 
-    def attend(self, tokens: Int[Tensor, "B T"]) -> dict[str, AttentionMap]:
+    def attend(self, tokens: Integer[Tensor, "B T"]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
         self.run(tokens, causal(), maps.__setitem__, "decoder")
         return maps
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> DecoderOnlyState:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> DecoderOnlyState:
         """Read all but the last tokens of the prompts. The first step reads the last tokens.
 
         Args:
@@ -88,7 +88,7 @@ class DecoderOnly(OneStack):
         Raises:
             ArgumentError: a length is not in 0..S, or a text is longer than the learned positions.
         """
-        width = source.shape[1]
+        width, source_lengths = source.shape[1], source_lengths.long()
         if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
             raise ArgumentError(f"every text needs 0 to {width} tokens, as the batch is wide; got {source_lengths}")
         caches: tuple[KeyValue | None, ...] = (None,) * len(self.layers)
@@ -98,13 +98,14 @@ class DecoderOnly(OneStack):
             return DecoderOnlyState(caches, width, None)
         return DecoderOnlyState(caches, source_lengths, (source_lengths, width))
 
-    def step(self, state: DecoderOnlyState, tokens: Int[Tensor, " N"]) -> Step:
+    def step(self, state: DecoderOnlyState, tokens: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token."""
         caches, x = self._extend(tokens[:, None], state.caches, _mask(state), state.position)
         return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
 
-    def reorder(self, state: DecoderOnlyState, index: Int[Tensor, " N"]) -> DecoderOnlyState:
+    def reorder(self, state: DecoderOnlyState, index: Integer[Tensor, " N"]) -> DecoderOnlyState:
         """The state of the sequences `index`, in that order."""
+        index = index.long()  # An index of uint8 would be a mask.
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         if state.seen is None:
             return replace(state, caches=caches)

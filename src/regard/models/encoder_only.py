@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
@@ -38,9 +38,9 @@ class EncoderOnly(OneStack):
 
     def forward(
         self,
-        tokens: Int[Tensor, "B T"],
-        token_lengths: Int[Tensor, " B"],
-        segments: Int[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"],
+        token_lengths: Integer[Tensor, " B"],
+        segments: Integer[Tensor, "B T"] | None = None,
         *,
         loss: OutputLoss | None = None,
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
@@ -59,18 +59,18 @@ class EncoderOnly(OneStack):
 
     def encode(
         self,
-        tokens: Int[Tensor, "B T"],
-        token_lengths: Int[Tensor, " B"],
-        segments: Int[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"],
+        token_lengths: Integer[Tensor, " B"],
+        segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The vector of each token after the last layer; see `forward`."""
         return self.final_norm(self.run(tokens, padding_mask(token_lengths, tokens), None, "encoder", segments))
 
     def attend(
         self,
-        tokens: Int[Tensor, "B T"],
-        token_lengths: Int[Tensor, " B"],
-        segments: Int[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"],
+        token_lengths: Integer[Tensor, " B"],
+        segments: Integer[Tensor, "B T"] | None = None,
     ) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}

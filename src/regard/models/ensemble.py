@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
@@ -64,28 +64,34 @@ class Ensemble(nn.Module):
         return next(self._models()).alignment_names
 
     def forward(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> Float[Tensor, "B T V"]:
         """The logarithm of the mean probability of each next token, teacher forced."""
         return log_mean([member(source, source_lengths, target_input) for member in self._models()])
 
     def attend(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> dict[str, AttentionMap]:
         """Every attention map of the first member."""
         return next(self._models()).attend(source, source_lengths, target_input)
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> tuple[Any, ...]:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> tuple[Any, ...]:
         """The states of all members before the first step."""
         return tuple(member.start(source, source_lengths) for member in self._models())
 
-    def step(self, state: tuple[Any, ...], tokens: Int[Tensor, " N"]) -> Step:
+    def step(self, state: tuple[Any, ...], tokens: Integer[Tensor, " N"]) -> Step:
         """One step of all members; the alignment is the first member's."""
         taken = [member.step(one, tokens) for member, one in zip(self._models(), state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 
-    def reorder(self, state: tuple[Any, ...], index: Int[Tensor, " N"]) -> tuple[Any, ...]:
+    def reorder(self, state: tuple[Any, ...], index: Integer[Tensor, " N"]) -> tuple[Any, ...]:
         """The states of the sequences `index`."""
         return tuple(member.reorder(one, index) for member, one in zip(self._models(), state, strict=True))
 

@@ -7,7 +7,7 @@ nearest neighbor search, section IV); the centres are those of Lloyd's algorithm
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import ShapeError
@@ -31,11 +31,11 @@ class KeyLists(NamedTuple):
     """L lists of keys, one after the other."""
 
     centres: Float[Tensor, "L D"]
-    sizes: Int[Tensor, " L"]
+    sizes: Integer[Tensor, " L"]
     """The keys of each list, at least 1; their sum is E."""
 
 
-def listed(keys: Float[Tensor, "E D"], *, seed: int = 0) -> tuple[Int[Tensor, " E"], KeyLists]:
+def listed(keys: Float[Tensor, "E D"], *, seed: int = 0) -> tuple[Integer[Tensor, " E"], KeyLists]:
     """Sort keys into lists by their nearest centre.
 
     Returns:
@@ -78,7 +78,7 @@ def nearest_in_lists(
     count: int,
     *,
     looked_at: int = LOOKED_AT,
-) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
+) -> tuple[Float[Tensor, "N K"], Integer[Tensor, "N K"]]:
     """The keys with the largest q . k - |k|^2 / 2 in the lists read for a query, and these values.
 
     Args:

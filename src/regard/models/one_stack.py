@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
@@ -39,12 +39,13 @@ class OneStack(nn.Module):
             self.output.weight = self.embedding.weight
 
     def embed(
-        self, tokens: Int[Tensor, "B T"], offset: int | Tensor = 0, segments: Int[Tensor, "B T"] | None = None
+        self, tokens: Integer[Tensor, "B T"], offset: int | Tensor = 0, segments: Integer[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         """The input of the first layer. Without `segments`, all tokens belong to the first segment."""
+        tokens = tokens.long()
         x = self.embedding(tokens)
         if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments.long())
         return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
@@ -54,11 +55,11 @@ class OneStack(nn.Module):
 
     def run(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Integer[Tensor, "B T"],
         mask: Mask | None,
         record: RecordMap | None,
         name: str,
-        segments: Int[Tensor, "B T"] | None = None,
+        segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The output of the last layer. The maps of the pass are named `name`.n."""
         x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)

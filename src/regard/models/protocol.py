@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
@@ -43,23 +43,29 @@ class Seq2Seq(Protocol):
     """The longest source or target; None for no limit."""
 
     def __call__(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> Float[Tensor, "B T V"]: ...
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
         ...
 
-    def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Step:
+    def step(self, state: Any, tokens: Integer[Tensor, " N"]) -> Step:
         """Read one token for each sequence. The step may reuse the buffers of the given state."""
         ...
 
-    def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
+    def reorder(self, state: Any, index: Integer[Tensor, " N"]) -> Any:
         """The state of the sequences `index`, in that order; an index may occur several times."""
         ...
 
     def attend(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> dict[str, AttentionMap]:
         """Every attention map of a teacher-forced pass, by name, each (B, H, T or S, S or T)."""
         ...

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
@@ -60,8 +60,8 @@ class RNNState:
     """Luong's attentional vector of the last step; zero at first, and unused without input feeding."""
     annotations: Float[Tensor, "N S annotation"]
     projected: Float[Tensor, "N S A"]
-    source_lengths: Int[Tensor, " N"]
-    sources: Int[Tensor, " N"]
+    source_lengths: Integer[Tensor, " N"]
+    sources: Integer[Tensor, " N"]
     """The index of each sequence's source, in the order of `start`. Hypotheses of one source share annotations."""
 
 
@@ -166,9 +166,9 @@ class RNNSeq2Seq(nn.Module):
 
     def forward(
         self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target_input: Int[Tensor, "B T"],
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
         record: RecordMap | None = None,
@@ -183,7 +183,7 @@ class RNNSeq2Seq(nn.Module):
     def _run(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor, RNNState]:
         """Features and attention queries of every target position, (B, T, ...), and the last state."""
         state = self.start(source, source_lengths)
-        words = self.dropout(self.target_embedding(target))
+        words = self.dropout(self.target_embedding(target.long()))
         features, queries = [], []
         for word in words.unbind(1):
             feature, query, state, _ = self.decoder.step(state, word, self.aligner)
@@ -191,18 +191,19 @@ class RNNSeq2Seq(nn.Module):
             queries.append(query)
         return torch.stack(features, 1), torch.stack(queries, 1), state
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> RNNState:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> RNNState:
         """Annotations of the source, their keys, and $s_0 = \\tanh(W_s \\overleftarrow{h}_1)$ (section A.2.2).
 
         Raises:
             ArgumentError: a length is not in 1..S.
         """
+        source_lengths = source_lengths.long()
         counts = source_lengths.cpu()
         if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= source.shape[1]:
             raise ArgumentError(
                 f"every source needs 1 to {source.shape[1]} tokens, as the batch is wide; got lengths {counts.tolist()}"
             )
-        words = self.dropout(self.source_embedding(source))
+        words = self.dropout(self.source_embedding(source.long()))
         packed = nn.utils.rnn.pack_padded_sequence(words, counts, batch_first=True, enforce_sorted=False)
         outputs, last = self.encoder(packed)
         annotations, _ = nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])
@@ -212,13 +213,14 @@ class RNNSeq2Seq(nn.Module):
         sources = torch.arange(len(source), device=source.device)
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
-    def step(self, state: RNNState, tokens: Int[Tensor, " N"]) -> Step:
+    def step(self, state: RNNState, tokens: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token, and the attention of the step."""
-        features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens), self.aligner)
+        features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens.long()), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
-    def reorder(self, state: RNNState, index: Int[Tensor, " N"]) -> RNNState:
+    def reorder(self, state: RNNState, index: Integer[Tensor, " N"]) -> RNNState:
         """The state of the sequences `index`. For unchanged sources, no annotation is copied."""
+        index = index.long()  # An index of uint8 would be a mask.
         hidden, fed, sources = (t.index_select(0, index) for t in (state.hidden, state.fed, state.sources))
         if torch.equal(sources, state.sources):
             return replace(state, hidden=hidden, fed=fed)
@@ -226,7 +228,10 @@ class RNNSeq2Seq(nn.Module):
         return RNNState(hidden, fed, annotations, projected, state.source_lengths[index], sources)
 
     def attend(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> dict[str, AttentionMap]:
         """The alignment of a teacher-forced pass, as one map (B, 1, T, S) named decoder.cross."""
         _, queries, state = self._run(source, source_lengths, target_input)

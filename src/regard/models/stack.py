@@ -5,7 +5,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor, nn
 
 from regard.call.biases.base import Bias
@@ -140,12 +140,13 @@ def recorded_attention(
     return attended.output
 
 
-def padding_mask(valid: Int[Tensor, " B"], sequences: Tensor, record: RecordMap | None = None) -> Mask | None:
+def padding_mask(valid: Integer[Tensor, " B"], sequences: Tensor, record: RecordMap | None = None) -> Mask | None:
     """`lengths(valid)` for sequences (B, S, ...), or None without padding: computed once for all layers.
 
     The check takes as long as one layer's would. With gradients recorded, or with observers of the mask, the mask
     stays.
     """
+    valid = valid.long()
     is_looked_at = record is not None or is_recorded() or is_function_observed()
     return None if not is_looked_at and _are_whole(valid, sequences) else lengths(valid)
 

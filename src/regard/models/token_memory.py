@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, ShapeError
@@ -76,8 +76,8 @@ class TokenMemory(nn.Module):
     def __init__(
         self,
         keys: Float[Tensor, "E D"],
-        tokens: Int[Tensor, " E"],
-        pairs: Int[Tensor, " E"],
+        tokens: Integer[Tensor, " E"],
+        pairs: Integer[Tensor, " E"],
         texts: Sequence[tuple[str, str]] = (),
         lists: KeyLists | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class TokenMemory(nn.Module):
     def lists(self) -> KeyLists | None:
         return None if self.centres is None or self.sizes is None else KeyLists(self.centres, self.sizes)
 
-    def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Int[Tensor, "N K"]]:
+    def nearest(self, query: Float[Tensor, "N D"], count: int) -> tuple[Float[Tensor, "N K"], Integer[Tensor, "N K"]]:
         """The squared distances to the nearest keys, the nearest first, and their indices. K is `count`, or E if less.
 
         Without lists, and on a GPU, the search is exact. With lists it reads those with the nearest centres, and finds
@@ -219,7 +219,7 @@ class RememberingOutput(nn.Module):
         p = p.scatter_add(-1, self.memory.tokens[places], weights * self.vote.share)
         return p.log().view_as(logits)
 
-    def voters(self, x: Float[Tensor, "N D"]) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
+    def voters(self, x: Float[Tensor, "N D"]) -> tuple[Integer[Tensor, "N K"], Float[Tensor, "N K"]]:
         """The voting keys in the memory, and the weight a of each; rows sum to 1."""
         distances, places = self.memory.nearest(x, self.vote.count)
         return places, (-distances / self.vote.temperature).softmax(-1)

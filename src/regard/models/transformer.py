@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.call.biases.base import Bias
@@ -107,9 +107,9 @@ class TransformerState:
     """Keys and values of the target so far, one entry per layer."""
     memory: tuple[KeyValue, ...]
     """Keys and values of A sources, one entry per layer."""
-    source_lengths: Int[Tensor, " A"] | None
+    source_lengths: Integer[Tensor, " A"] | None
     """None without padded sources."""
-    sources: Int[Tensor, " N"]
+    sources: Integer[Tensor, " N"]
     """The source of each sequence, from 0 to A - 1. The sequences of a source are adjacent, N / A of each."""
     position: int
 
@@ -169,9 +169,9 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        source: Int[Tensor, "B S"],
-        source_lengths: Int[Tensor, " B"],
-        target_input: Int[Tensor, "B T"],
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
         *,
         loss: OutputLoss | None = None,
         record: RecordMap | None = None,
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], record: RecordMap | None = None
+        self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"], record: RecordMap | None = None
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
@@ -204,9 +204,9 @@ class Transformer(nn.Module):
 
     def decode(
         self,
-        target_input: Int[Tensor, "B T"],
+        target_input: Integer[Tensor, "B T"],
         memory: Float[Tensor, "B S D"],
-        source_lengths: Int[Tensor, " B"],
+        source_lengths: Integer[Tensor, " B"],
         record: RecordMap | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of each next target token, given the encoder's output."""
@@ -222,7 +222,10 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)
 
     def attend(
-        self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"], target_input: Int[Tensor, "B T"]
+        self,
+        source: Integer[Tensor, "B S"],
+        source_lengths: Integer[Tensor, " B"],
+        target_input: Integer[Tensor, "B T"],
     ) -> dict[str, AttentionMap]:
         """Every attention map of a teacher-forced pass: encoder.n, decoder.n.self and decoder.n.cross."""
         maps: dict[str, AttentionMap] = {}
@@ -235,15 +238,15 @@ class Transformer(nn.Module):
         """The names of the decoder's attention to the source, first layer first."""
         return [f"decoder.{number}.cross" for number in range(len(self.decoder))]
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> TransformerState:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
         """Encode the source, and project its keys and values once for each decoder layer."""
         encoded = self.encode(source, source_lengths)
         memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())
         sources = torch.arange(len(source), device=source.device)
-        padded = None if padding_mask(source_lengths, encoded) is None else source_lengths
+        padded = None if padding_mask(source_lengths, encoded) is None else source_lengths.long()
         return TransformerState((None,) * len(memory), memory, padded, sources, 0)
 
-    def step(self, state: TransformerState, tokens: Int[Tensor, " N"]) -> Step:
+    def step(self, state: TransformerState, tokens: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token; the alignment is the last layer's.
 
         Without recorded gradients, the caches are written in place: the given state must not be used again.
@@ -263,8 +266,9 @@ class Transformer(nn.Module):
     def _decoder_layers(self) -> Iterator[DecoderLayer]:
         return (cast(DecoderLayer, layer) for layer in self.decoder)
 
-    def reorder(self, state: TransformerState, index: Int[Tensor, " N"]) -> TransformerState:
+    def reorder(self, state: TransformerState, index: Integer[Tensor, " N"]) -> TransformerState:
         """The state of the sequences `index`. For unchanged sources, no memory is copied."""
+        index = index.long()  # An index of uint8 would be a mask.
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
         sources = state.sources[index]
         if torch.equal(sources, state.sources):

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.call.biases.t5 import T5Bias
@@ -16,7 +16,7 @@ from regard.tensors.ranges import require_above
 
 MOST_KEPT = 1 << 20
 """The most elements of a cached table of sinusoidal positions: 4 MiB in float32."""
-Offset = int | Int[Tensor, "*batch"]
+Offset = int | Integer[Tensor, "*batch"]
 """The position of a sequence's first vector: one for all sequences, or one for each."""
 
 
@@ -68,8 +68,8 @@ class TokenEmbedding(nn.Module):
             with torch.no_grad():
                 self.weight[self.pad_id].zero_()
 
-    def forward(self, tokens: Int[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
-        return nn.functional.embedding(tokens, self.weight, padding_idx=self.pad_id) * self.scale
+    def forward(self, tokens: Integer[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
+        return nn.functional.embedding(tokens.long(), self.weight, padding_idx=self.pad_id) * self.scale
 
 
 class SinusoidalPositions(nn.Module):
@@ -107,7 +107,7 @@ class SinusoidalPositions(nn.Module):
         return x + _waves(_positions(x, offset), self.dim, self.layout, x.dtype)
 
 
-def _waves(positions: Int[Tensor, "*shape"], dim: int, layout: Layout, dtype: torch.dtype) -> Tensor:
+def _waves(positions: Integer[Tensor, "*shape"], dim: int, layout: Layout, dtype: torch.dtype) -> Tensor:
     return layout.join(*Interleaved().split(sinusoidal(positions, dim, dtype=dtype)))
 
 
@@ -190,7 +190,7 @@ class LearnedPositions(nn.Module):
         Raises:
             ArgumentError: a position is `max_length` or more.
         """
-        last = offset if isinstance(offset, int) else int(offset.max())
+        last = offset if isinstance(offset, int) else int(offset.long().max())
         end = last + x.shape[-2]
         if end > self.max_length:
             raise ArgumentError(
@@ -200,6 +200,6 @@ class LearnedPositions(nn.Module):
         return x + (self.weight[offset:end] if isinstance(offset, int) else self.weight[_positions(x, offset)])
 
 
-def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Int[Tensor, "*batch T"] | Int[Tensor, " T"]:
+def _positions(x: Float[Tensor, "*batch T D"], offset: Offset) -> Integer[Tensor, "*batch T"] | Integer[Tensor, " T"]:
     steps = torch.arange(x.shape[-2], device=x.device)
-    return steps + (offset if isinstance(offset, int) else offset[..., None])
+    return steps + (offset if isinstance(offset, int) else offset.long()[..., None])

@@ -3,7 +3,7 @@
 from typing import Literal, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -251,7 +251,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
         bias: Bias | Tensor | None = None,
-        offset: int | Int[Tensor, "*batch"] | None = None,
+        offset: int | Integer[Tensor, "*batch"] | None = None,
         backend: str | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of the positions after those of a cache.

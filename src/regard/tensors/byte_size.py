@@ -1,4 +1,16 @@
-"""Byte counts as text."""
+"""Bytes of tensors, and byte counts as text."""
+
+from torch import Tensor
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Whether the tensor's memory holds more than its elements: a cache with room for more keys.
+
+    >>> import torch
+    >>> is_part(torch.zeros(4, 2)[:2]), is_part(torch.zeros(4, 2))
+    (True, False)
+    """
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def human(size: float) -> str:

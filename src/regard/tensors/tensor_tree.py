@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+UNSAVED = {"is_saved": False}
+"""The metadata of a field that no file holds: a loaded object has its default."""
+
 
 def tensors_mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A tree of tuples and dataclasses with every tensor changed."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.call.biases.base import Bias
@@ -14,8 +14,8 @@ from regard.errors import ArgumentError
 
 
 def t5_bucket(
-    distance: Int[Tensor, "*shape"], *, num_buckets: int, bidirectional: bool = True, max_distance: int = 128
-) -> Int[Tensor, "*shape"]:
+    distance: Integer[Tensor, "*shape"], *, num_buckets: int, bidirectional: bool = True, max_distance: int = 128
+) -> Integer[Tensor, "*shape"]:
     r"""The bucket of T5 for a signed distance j - i.
 
     Of the n buckets on one side, the first n/2 hold one distance each. The others hold logarithmic ranges:
@@ -34,6 +34,7 @@ def t5_bucket(
     >>> t5_bucket(torch.tensor([-200, -9, -8, -1, 0, 1, 8]), num_buckets=32)
     tensor([15,  8,  8,  1,  0, 17, 24])
     """
+    distance = distance.long()
     side = num_buckets // 2 if bidirectional else num_buckets
     away = distance.abs() if bidirectional else (-distance).clamp(min=0)
     exact = side // 2

@@ -1,19 +1,30 @@
 """The usual masks: lengths, padding, causality, a tensor, any predicate."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from regard.call.masks.base import AXES, Mask
-from regard.call.shapes import Rows, Sizes, canonical_pairwise, canonical_per_sequence, index_tensor
+from regard.call.shapes import (
+    MOST_COPIED,
+    Rows,
+    Sizes,
+    canonical_pairwise,
+    canonical_per_sequence,
+    counted,
+    index_tensor,
+    owned,
+    take_pairs,
+)
 from regard.errors import ArgumentError, ShapeError
-from regard.tensors.guards import can_look, offset_and_shape
+from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
 
 
-def lengths(valid: Int[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
+def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
     """Attend to the first n keys: True where key < n.
 
     Args:
@@ -49,13 +60,13 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     tensor([ True,  True, False])
     """
     if pad_id is not None:
-        return Padding(tokens != pad_id)
+        return Padding(counted(tokens) != pad_id)
     if tokens.dtype != torch.bool:
         raise ShapeError(f"padding() takes a bool tensor (True = keep) or ids with pad_id=, got {tokens.dtype}")
     return Padding(tokens)
 
 
-def causal(offset: int | Int[Tensor, " B"] | None = None) -> Mask:
+def causal(offset: int | Integer[Tensor, " B"] | None = None) -> Mask:
     """Attend to the present and the past: True where key <= query + offset.
 
     Args:
@@ -107,7 +118,7 @@ class Lengths(Mask):
     per_query: bool = False
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        valid, per_query = self.valid.to(device), self.per_query or self.valid.dim() == len(sizes.batch) + 1
+        valid, per_query = counted(self.valid, device), self.per_query or self.valid.dim() == len(sizes.batch) + 1
         trailing = (sizes.queries,) if per_query else ()
         if valid.dim() == 0 and not trailing:
             valid = valid.expand(sizes.batch)
@@ -152,7 +163,7 @@ class Padding(Mask):
     keep: Tensor
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        keep = self.keep.to(device)
+        keep = owned(self.keep, device)
         if keep.dim() == 1 and sizes.batch:
             keep = keep.expand(*sizes.batch, keep.shape[0])
         return Padding(canonical_per_sequence(keep, sizes, sizes.keys, name="padding"))
@@ -181,7 +192,7 @@ class Causal(Mask):
             return Causal(sizes.keys - sizes.queries)
         if isinstance(self.offset, int):
             return Causal(self.offset)
-        offset = self.offset.to(device)
+        offset = counted(self.offset, device)
         return Causal(canonical_per_sequence(offset, sizes, name="causal's offset"))
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -225,9 +236,22 @@ class _SizedCausal(Causal):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Predicate(Mask):
-    """A function given by the caller. See `predicate`."""
+    """A function given by the caller, which a call evaluates once where its pairs are few. See `predicate`."""
 
     function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        if is_compiling() or device.type == "meta":
+            return self
+        whole = sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys
+        if math.prod(whole) > MOST_COPIED:
+            # Two queries and two keys tell on which of them it depends.
+            corner = self.block(range(min(2, sizes.queries)), range(min(2, sizes.keys)), sizes=sizes, device=device)
+            if math.prod(full for n, full in zip(corner.shape, whole, strict=True) if n > 1) > MOST_COPIED:
+                return self
+        allowed = self.block(range(sizes.queries), range(sizes.keys), sizes=sizes, device=device)
+        # It may return a tensor that it holds.
+        return Rendered(allowed.clone(), str(self)) if has_values(allowed) else self
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         answer = self.function(batch, head, query, key)
@@ -246,7 +270,12 @@ class DenseMask(Mask):
     tensor: Tensor
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return DenseMask(canonical_pairwise(self.tensor.to(device), sizes, "mask"))
+        return DenseMask(canonical_pairwise(owned(self.tensor, device), sizes, "mask"))
+
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
+        if self.tensor.dim() != 4:
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return take_pairs(self.tensor, rows, columns)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         index = (batch, head, query, key)
@@ -261,3 +290,13 @@ class DenseMask(Mask):
 
     def __str__(self) -> str:
         return "a dense mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Rendered(DenseMask):
+    """The answers of a predicate, of the call for which they were made."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name

@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal, lengths
-from regard.call.shapes import Sizes, canonical_per_sequence
+from regard.call.shapes import Sizes, canonical_per_sequence, counted, owned
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look, has_values, in_transform
 
@@ -51,7 +51,7 @@ def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset
     return Window(before, after, offset)
 
 
-def prefix(size: int | Int[Tensor, "..."]) -> Mask:
+def prefix(size: int | Integer[Tensor, "..."]) -> Mask:
     """Causal, but every query sees the first `size` keys: the mask of a prefix language model.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), figure 4 ("causal with prefix").
@@ -65,10 +65,10 @@ def prefix(size: int | Int[Tensor, "..."]) -> Mask:
 
 
 def documents(
-    ids: Int[Tensor, "..."] | None = None,
+    ids: Integer[Tensor, "..."] | None = None,
     *,
-    key_ids: Int[Tensor, "..."] | None = None,
-    offsets: Int[Tensor, " N"] | None = None,
+    key_ids: Integer[Tensor, "..."] | None = None,
+    offsets: Integer[Tensor, " N"] | None = None,
 ) -> Mask:
     """Attend within the query's own document, when several documents are packed into one sequence.
 
@@ -90,6 +90,7 @@ def documents(
         raise ArgumentError("documents takes either ids or offsets")
     if ids is None:
         assert offsets is not None
+        offsets = counted(offsets)
         steps = offsets.diff()
         if offsets.dim() != 1 or len(offsets) < 2 or int(offsets[0]) != 0 or bool((steps < 0).any()):
             raise ArgumentError(f"offsets must rise from 0 to the whole length, got {offsets.tolist()}")
@@ -253,7 +254,7 @@ class Blocks(Mask):
                 f"a pattern {tuple(self.pattern.shape)} of blocks of {self.size} does not cover "
                 f"{sizes.heads} heads, {sizes.queries} queries and {sizes.keys} keys"
             )
-        return Blocks(self.pattern.to(device), self.size)
+        return Blocks(owned(self.pattern, device), self.size)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         head = head if len(self.pattern) > 1 else torch.zeros_like(head)
@@ -296,7 +297,7 @@ def _clip(start: int, stop: int, length: int) -> range:
 def _per_sequence(ids: Tensor, sizes: Sizes, length: int, name: str, device: torch.device) -> Tensor:
     if ids.dim() == 1 and sizes.batch:
         ids = ids.expand(*sizes.batch, ids.shape[0])
-    return canonical_per_sequence(ids.to(device), sizes, length, name=name)
+    return canonical_per_sequence(counted(ids, device), sizes, length, name=name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

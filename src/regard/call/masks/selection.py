@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -20,6 +21,11 @@ class SelectedMask(Mask):
         if {"batch", "head"} & self.mask.depends_on():
             batch, head = self.batches[batch], self.heads[batch]
         return self.mask.allowed(batch, head, query, key)
+
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
+        if {"batch", "head"} & self.mask.depends_on():
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return self.mask.block(rows, columns, sizes=sizes, device=device)
 
     def depends_on(self) -> frozenset[str]:
         inner = self.mask.depends_on()

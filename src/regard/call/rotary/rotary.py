@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.call.rotary.layouts import Half, Layout
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
+from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import KeptPlace, where_kept
 
@@ -74,7 +75,9 @@ class Rotary:
             return plain_frequencies(self.base, self.rotated, torch.device(device))
         return self.scaling.frequencies(self.base, self.rotated, torch.as_tensor(length, device=device))
 
-    def cos_sin(self, positions: Int[Tensor, "*shape"], length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def cos_sin(
+        self, positions: Integer[Tensor, "*shape"], length: int | Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Cosine and sine (..., R / 2) of the angles at some positions, multiplied by the scaling's magnitude.
 
         Args:
@@ -84,6 +87,7 @@ class Rotary:
         If many layers use the same positions, compute them once and `turn` the query and key of each layer. The angles
         are float64 if the device has it: in float32 their relative error would be 6e-8.
         """
+        positions = positions if positions.is_floating_point() else positions.long()
         if length is None:
             length = positions.max() + 1 if self.scaling is not None and positions.numel() else 1
         angles = positions[..., None] * self.frequencies(length, positions.device)
@@ -110,9 +114,9 @@ class Rotary:
     def rotate(
         self,
         x: Float[Tensor, "*shape T D"],
-        offset: int | Int[Tensor, "*batch"] = 0,
+        offset: int | Integer[Tensor, "*batch"] = 0,
         *,
-        positions: Int[Tensor, "*batch T"] | None = None,
+        positions: Integer[Tensor, "*batch T"] | None = None,
         length: int | Tensor | None = None,
     ) -> Float[Tensor, "*shape T D"]:
         """Rotate queries or keys, each by its position.
@@ -186,7 +190,7 @@ class Rotary:
             raise ShapeError(
                 f"offset must be a number or have the batch's shape {tuple(batch)}, got {tuple(offset.shape)}"
             )
-        return offset.to(x.device)[..., None] + steps_of
+        return counted(offset, x.device)[..., None] + steps_of
 
 
 @lru_cache(maxsize=8)

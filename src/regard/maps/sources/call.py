@@ -65,15 +65,15 @@ class CallSource(Source):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.factors.call.compute_dtype
+        return self.factors.form.compute_dtype
 
     @property
     def device(self) -> torch.device:
-        return self.factors.call.query.device
+        return self.factors.form.query.device
 
     @property
     def width(self) -> int:
-        call = self.factors.call
+        call = self.factors.form
         return call.score.pair_width(call.query.shape[-1])
 
     @property
@@ -145,7 +145,8 @@ class CallSource(Source):
         return call.normalization.weights(scores[..., None], state[..., rows]).squeeze(-1).flatten(0, 1)
 
     def points(self, flat_heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        call, heads = self.call, self.call.sizes.heads
+        call, state = self.factors.reading
+        heads = call.sizes.heads
         if call.bias is not None:
             return Source.points(self, flat_heads, rows, columns)
         batch, head = flat_heads // heads, flat_heads % heads
@@ -155,13 +156,14 @@ class CallSource(Source):
         scores = score.block(query[:, None, None].to(self.dtype), key[:, None, None].to(self.dtype))
         if call.mask is not None:
             scores = scores.masked_fill(~call.mask.allowed(batch, head, rows, columns)[:, None, None, None], -torch.inf)
-        state = self.state[batch, head, rows][:, None, None]
+        state = state[batch, head, rows][:, None, None]
         return call.normalization.select(owners).weights(scores, state).flatten()
 
     def row_anew(self, row: Rows) -> Tensor:
         """The weights of one query (flat_heads, S), normalised without the stored row state."""
-        normalization = self.call.normalization
-        weights, state = normalization.base.normalize(self.call.scores(row, range(self.keys)))
+        call = self.call
+        normalization = call.normalization
+        weights, state = normalization.base.normalize(call.scores(row, range(self.keys)))
         return normalization.finish(weights, state)[0].flatten(0, 1).squeeze(1)
 
     def product(self, x: Tensor) -> Tensor:

@@ -1,19 +1,23 @@
 """The factors of a call that a map reads: queries, keys and the state of each row."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
-from regard.errors import OverwrittenError
+from regard.errors import GradientError, OverwrittenError
 from regard.kernels import row_state
 from regard.kernels.base import Call
 from regard.maps.sources.row_shift import RowShift
-from regard.tensors.guards import is_compiling
+from regard.tensors.byte_size import is_part
+from regard.tensors.guards import is_compiling, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped, tensors_of_tree
-from regard.tensors.torch_private import counted_version, version_counter
+from regard.tensors.torch_private import DisableTorchFunction, counted_version, version_counter, viewed
+
+if TYPE_CHECKING:
+    from regard.tensors.fingerprint import Fingerprint
 
 
 class CallFactors(Protocol):
@@ -26,6 +30,10 @@ class CallFactors(Protocol):
     @property
     def call(self) -> Call:
         """The call, checked at each access; do not hold it."""
+
+    @property
+    def form(self) -> Call:
+        """The call, not checked: for its shapes, dtypes and devices."""
 
     @property
     def state(self) -> Tensor:
@@ -53,33 +61,58 @@ class CallFactors(Protocol):
 
 
 class Unwritten:
-    """The tensors of a call, with their versions when it ran: a map holds the caller's tensors, not copies."""
+    """The queries and keys of a call when it ran: a map holds the caller's tensors, not copies.
 
-    __slots__ = ("_tensors", "_versions")
+    A version shows most writes. It does not show those of torch's fused optimizers to a leaf, those to an inference
+    tensor, and whether a write to a cache with room for more keys was to these: such tensors leave a fingerprint.
+    """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    __slots__ = ("_marks", "_tensors")
+
+    def __init__(self, *tensors: Tensor) -> None:
         self._tensors = tensors
-        # While compiling there are no versions, and an inference tensor has none.
-        self._versions = () if is_compiling() else (*map(counted_version, tensors),)
+        # While compiling there are no versions.
+        self._marks = () if is_compiling() else (*map(_mark, tensors),)
 
     def check(self) -> None:
         """Check that the tensors are unchanged since then.
 
-        A part of something larger passes, because the rest may have been written to: a cache with room for more keys.
-
         Raises:
             OverwrittenError: one was written to.
         """
-        for place, (tensor, version) in enumerate(zip(self._tensors, self._versions, strict=False)):
-            if version is not None and version_counter(tensor) != version and not _is_part(tensor):
-                name = NAMES[place] if place < len(NAMES) else "tensors of the mask, the bias or the score"
-                raise OverwrittenError(
-                    f"the {name} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
-                    f"holds them, not a copy: hand the call a clone(), or read the map before"
-                )
+        marked = [*zip(NAMES, self._tensors, self._marks, strict=False)]
+        changed = [n for n, tensor, mark in marked if isinstance(mark, int) and version_counter(tensor) != mark]
+        if not changed:
+            taken = {n: (mark, tensor) for n, tensor, mark in marked if not isinstance(mark, int)}
+            changed = _differing(taken)
+        if changed:
+            tensor = self._tensors[NAMES.index(changed[0])]
+            raise OverwrittenError(
+                f"the {changed[0]} {tuple(tensor.shape)} of this map have been written to since its call, and a map "
+                f"holds them, not a copy: hand the call a clone(), or read the map before"
+            )
 
 
 NAMES = ("queries", "keys")
+
+
+def _mark(tensor: Tensor) -> "int | Fingerprint":
+    version = counted_version(tensor)
+    if version is None or (version and is_part(tensor)) or (tensor.requires_grad and tensor.is_leaf):
+        from regard.tensors.fingerprint import Fingerprint
+
+        with DisableTorchFunction():
+            return Fingerprint(tensor)
+    return version
+
+
+def _differing(taken: "dict[str, tuple[Fingerprint, Tensor]]") -> list[str]:
+    if not taken:
+        return []
+    from regard.tensors.fingerprint import first_changed
+
+    place = first_changed(list(taken.values()))
+    return [] if place is None else [list(taken)[place]]
 
 
 def needs_gradient(tensors: Sequence[Tensor]) -> bool:
@@ -92,22 +125,16 @@ def tensors_of_call(call: Call) -> list[Tensor]:
     return tensors_of_tree(call.query, call.key, call.score, call.normalization, call.mask, call.bias)
 
 
-def _is_part(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-
-
 class GivenFactors:
     """A given call and its row state, computed at the first read if the kernel has no exact one."""
 
     __slots__ = ("__weakref__", "_call", "_row_shift", "_state", "_unwritten")
 
-    def __init__(self, call: Call, state: Tensor | None, unwritten: Unwritten | None = None) -> None:
+    def __init__(self, call: Call, state: Tensor | None) -> None:
         self._call = call
         self._state = state
         self._row_shift = None if call.bias is None else RowShift()
-        if unwritten is None:
-            unwritten = Unwritten(tensors_of_call(call))
-        self._unwritten = unwritten
+        self._unwritten = Unwritten(call.query, call.key)
 
     def __reduce__(self) -> tuple[object, ...]:
         return GivenFactors, (self.call, self.known_state)
@@ -124,15 +151,36 @@ class GivenFactors:
             OverwrittenError: one of its tensors was written to.
         """
         self._unwritten.check()
+        self._call.require_same("a map", self._state)
+        return self._call
+
+    @property
+    def form(self) -> Call:
         return self._call
 
     @property
     def state(self) -> Tensor:
-        if self._state is None:
+        if self._state is None or (not self._state.requires_grad and self._needs_graph()):
             # The first read may need no gradient, and a later one may.
             with torch.enable_grad():
                 self._state = row_state(self.call)
         return self._state
+
+    def _needs_graph(self) -> bool:
+        """Whether a tensor takes a gradient that took none when the call ran.
+
+        Raises:
+            GradientError: it is the base of a view of that time, which has no graph.
+        """
+        if not is_recorded():
+            return False
+        for name, tensor in zip(NAMES, (self._call.query, self._call.key), strict=True):
+            if tensor.requires_grad and tensor.grad_fn is None and viewed(tensor) is not None:
+                raise GradientError(
+                    f"the {name} {tuple(tensor.shape)} of this map took no gradient when the call ran, and take one "
+                    "now: call requires_grad_() before, or read the map under torch.no_grad()"
+                )
+        return needs_gradient(tensors_of_call(self._call))
 
     @property
     def reading(self) -> tuple[Call, Tensor]:
@@ -153,4 +201,9 @@ class GivenFactors:
         return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
-        return GivenFactors(*tensors_mapped((self.call, self._state), change))
+        call, state = tensors_mapped((self.call, self._state), change)
+        if call.held is not None:
+            from regard.kernels.held import held_anew
+
+            call = held_anew(call)
+        return GivenFactors(call, state)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.tasks.generation.config import Beam
@@ -24,10 +24,10 @@ from regard.tensors.topk import largest_of_groups
 @torch.no_grad()
 def beam_search(
     model: Decodable,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
+    source: Integer[Tensor, "B S"],
+    source_lengths: Integer[Tensor, " B"],
     *,
-    bos_id: int | Int[Tensor, " B"],
+    bos_id: int | Integer[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     beam: Beam = Beam(),
@@ -94,8 +94,8 @@ class _Trace(NamedTuple):
     """One step: the alignment of its N rows, the tokens of the M next rows, and the indices of their parents."""
 
     alignment: Float[Tensor, "N S"] | None
-    tokens: Int[Tensor, " M"]
-    parents: Int[Tensor, " M"]
+    tokens: Integer[Tensor, " M"]
+    parents: Integer[Tensor, " M"]
 
 
 class _Hypotheses:
@@ -184,7 +184,7 @@ class _Hypotheses:
         return torch.stack(attended) if attended else None
 
 
-def _filled_up(scores: Float[Tensor, "A C"], index: Int[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
+def _filled_up(scores: Float[Tensor, "A C"], index: Integer[Tensor, "A C"], count: int) -> tuple[Tensor, Tensor]:
     missing = count - scores.shape[1]
     if not missing:
         return scores, index

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from regard.errors import ArgumentError
@@ -20,11 +20,11 @@ from regard.errors import ArgumentError
 class Progress(NamedTuple):
     """The state of N unfinished texts."""
 
-    sources: Int[Tensor, " N"]
+    sources: Integer[Tensor, " N"]
     """The index of each text's source, in the order of the call."""
-    tokens: Int[Tensor, "N t"]
+    tokens: Integer[Tensor, "N t"]
     """The t tokens chosen so far."""
-    before: Int[Tensor, "N P"] | None = None
+    before: Integer[Tensor, "N P"] | None = None
     """The tokens before them if these have the same vocabulary: the prompts of a language model."""
 
 

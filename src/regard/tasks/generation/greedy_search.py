@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Integer
 from torch import Tensor
 
 from regard.tasks.generation.filters import Constraint, Progress
@@ -22,10 +22,10 @@ from regard.tensors.topk import largest
 @torch.no_grad()
 def greedy(
     model: Decodable,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
+    source: Integer[Tensor, "B S"],
+    source_lengths: Integer[Tensor, " B"],
     *,
-    bos_id: int | Int[Tensor, " B"],
+    bos_id: int | Integer[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     constraints: Sequence[Constraint] = (),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import ArgumentError
@@ -16,17 +16,17 @@ from regard.tasks.generation.filters import Constraint, Progress, constrain
 class Decodable(Protocol):
     """The methods a search needs. The state keeps the sequences in order."""
 
-    def start(self, source: Int[Tensor, "B S"], source_lengths: Int[Tensor, " B"]) -> Any:
+    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
         ...
 
-    def step(self, state: Any, tokens: Int[Tensor, " N"]) -> Any:
+    def step(self, state: Any, tokens: Integer[Tensor, " N"]) -> Any:
         """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
         method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
         use its buffers."""
         ...
 
-    def reorder(self, state: Any, index: Int[Tensor, " N"]) -> Any:
+    def reorder(self, state: Any, index: Integer[Tensor, " N"]) -> Any:
         """Return the state of the sequences `index`, in that order. Indices may repeat or be missing. The given state
         must not be used again, as in `step`."""
         ...
@@ -64,9 +64,9 @@ def precise(logits: Tensor) -> Tensor:
     return logits if logits.dtype == dtype else logits.to(dtype)
 
 
-def first_tokens(rows: Int[Tensor, " N"], bos_id: int | Int[Tensor, " B"]) -> Int[Tensor, " N"]:
+def first_tokens(rows: Integer[Tensor, " N"], bos_id: int | Integer[Tensor, " B"]) -> Integer[Tensor, " N"]:
     """The first token of each row; row number n belongs to source n of `bos_id`."""
-    return torch.full_like(rows, bos_id) if isinstance(bos_id, int) else bos_id[rows]
+    return torch.full_like(rows, bos_id) if isinstance(bos_id, int) else bos_id.long()[rows]
 
 
 def mean_over_heads(alignment: Any) -> Float[Tensor, "N S"]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import NonFiniteError
@@ -16,14 +16,16 @@ from regard.tasks.generation.steps import steps
 class Sampled(NamedTuple):
     """One step of sampling, for the N unfinished texts."""
 
-    rows: Int[Tensor, " N"]
+    rows: Integer[Tensor, " N"]
     """The indices of the texts."""
-    tokens: Int[Tensor, " N"]
+    tokens: Integer[Tensor, " N"]
     gains: Float[Tensor, " N"]
     """The model's own log-probability of each token."""
 
 
-def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator | None = None) -> Int[Tensor, "N 1"]:
+def draw_tokens(
+    probabilities: Float[Tensor, "N V"], generator: torch.Generator | None = None
+) -> Integer[Tensor, "N 1"]:
     """Draw one token for each row, by one random value for each.
 
     It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
@@ -50,15 +52,15 @@ def draw_tokens(probabilities: Float[Tensor, "N V"], generator: torch.Generator 
 @torch.no_grad()
 def sample_steps(
     model: Decodable,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
+    source: Integer[Tensor, "B S"],
+    source_lengths: Integer[Tensor, " B"],
     *,
-    bos_id: int | Int[Tensor, " B"],
+    bos_id: int | Integer[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     filters: Sequence[Filter] = (),
     constraints: Sequence[Constraint] = (),
-    before: Int[Tensor, "B P"] | None = None,
+    before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Sampled]:
     """Do the same as `sample`, but yield each token as soon as it is drawn. The caller may stop at any step.
@@ -91,15 +93,15 @@ def sample_steps(
 
 def sample(
     model: Decodable,
-    source: Int[Tensor, "B S"],
-    source_lengths: Int[Tensor, " B"],
+    source: Integer[Tensor, "B S"],
+    source_lengths: Integer[Tensor, " B"],
     *,
-    bos_id: int | Int[Tensor, " B"],
+    bos_id: int | Integer[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     filters: Sequence[Filter] = (),
     constraints: Sequence[Constraint] = (),
-    before: Int[Tensor, "B P"] | None = None,
+    before: Integer[Tensor, "B P"] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
     """Draw tokens from the model's distribution, as changed by the filters, until the end mark or `max_steps`.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from regard.tasks.generation.filters import Progress
@@ -17,9 +17,9 @@ Choose = Callable[[Tensor, Progress], tuple[Tensor, Tensor]]
 class TextStep(NamedTuple):
     """One step of N texts."""
 
-    rows: Int[Tensor, " N"]
+    rows: Integer[Tensor, " N"]
     """The indices of the texts."""
-    tokens: Int[Tensor, " N"]
+    tokens: Integer[Tensor, " N"]
     gains: Float[Tensor, " N"]
     """The model's own log-probability of each token."""
     ended: Bool[Tensor, " N"]
@@ -31,14 +31,14 @@ class TextStep(NamedTuple):
 def steps(
     model: Decodable,
     state: Any,
-    source: Int[Tensor, "B S"],
+    source: Integer[Tensor, "B S"],
     *,
-    bos_id: int | Int[Tensor, " B"],
+    bos_id: int | Integer[Tensor, " B"],
     eos_id: int,
     max_steps: int,
     choose: Choose,
     is_worth_leaving: Callable[[int, int], bool],
-    before: Int[Tensor, "B P"] | None = None,
+    before: Integer[Tensor, "B P"] | None = None,
 ) -> Iterator[TextStep]:
     """The steps until every text has its end mark, at most `max_steps`. The caller may stop earlier.
 

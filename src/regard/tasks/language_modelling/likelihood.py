@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.tasks.text.codec import UNPREDICTED
@@ -20,12 +20,13 @@ class Likelihood(NamedTuple):
     """How many are in the sum."""
 
 
-def likelihoods(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"]) -> list[Likelihood]:
+def likelihoods(logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"]) -> list[Likelihood]:
     """The likelihood of each row's targets, but for those that are UNPREDICTED.
 
     >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, UNPREDICTED]]))[1].tokens
     1
     """
+    targets = targets.long()
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     counted = targets != UNPREDICTED
     own = precise.gather(-1, targets.where(counted, 0)[..., None])[..., 0] - precise.logsumexp(-1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 import regard.call  # noqa: F401 (so that the first exponential is made by one thread)
@@ -20,7 +20,7 @@ class LossSum:
 
 def cross_entropy(
     logits: Float[Tensor, "... V"],
-    targets: Int[Tensor, "..."],
+    targets: Integer[Tensor, "..."],
     *,
     ignore_index: int,
     label_smoothing: float = 0.0,
@@ -54,7 +54,7 @@ def cross_entropy(
         raise ShapeError(
             f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}: one target a row of logits needed"
         )
-    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    rows, flat = logits.reshape(-1, logits.shape[-1]), targets.long().reshape(-1)
     total = nn.functional.cross_entropy(
         rows.to(torch.promote_types(rows.dtype, torch.float32)), flat,
         ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum",

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -21,7 +21,7 @@ def output_cross_entropy(
     hidden: Float[Tensor, "... D"],
     output: nn.Linear,
     *,
-    targets: Int[Tensor, "..."],
+    targets: Integer[Tensor, "..."],
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
@@ -60,6 +60,7 @@ def output_cross_entropy(
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"
         )
+    targets = targets.long()
     if is_compiling():  # the number of rows with a target depends on values, opaque to a graph
         loss = cross_entropy(output(hidden), targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
         return loss.total, loss.count
@@ -72,7 +73,7 @@ def output_cross_entropy(
 
 
 def loss_of_rows(
-    hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Int[Tensor, " N"], smoothing: float
+    hidden: Float[Tensor, "N D"], output: nn.Linear, targets: Integer[Tensor, " N"], smoothing: float
 ) -> Tensor:
     """The summed loss of rows through the output layer, with its gradients, 512 rows of logits at a time."""
     tensors = (hidden, output.weight, output.bias)

@@ -1,0 +1,70 @@
+"""The parts of a call that others may change before its backward pass or its map reads them again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.call.shapes import MOST_COPIED
+from regard.kernels.base import Call, Held
+from regard.tensors.captures import Captures
+from regard.tensors.tensor_tree import tensors_mapped
+
+MOST_ELEMENTS = 1 << 14
+"""The most elements of a tensor of a bias, score or normalization that is copied for a call."""
+_NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+def settled(call: Call) -> Call:
+    """The call with copies of the small tensors of its parts, and with the rest that others may change.
+
+    A bound mask has its own tensors already, unless they are large.
+    """
+    if not any(_is_code(part) for _, part in _reached(call)):
+        own = {n: tensors_mapped(getattr(call, n), partial(_copied, n)) for n in ("score", "normalization", "bias")}
+        call = call if all(part is getattr(call, name) for name, part in own.items()) else replace(call, **own)
+    return _holding(call, {name: part for name, part in _reached(call) if not _is_own(name, part)})
+
+
+def held_anew(call: Call) -> Call:
+    """A call made of another, whose tensors may be those of others."""
+    return _holding(call, dict(_reached(call)))
+
+
+def _holding(call: Call, named: dict[str, Any]) -> Call:
+    if not named:
+        return call if call.held is None else replace(call, held=None)
+    return replace(call, held=Held(Captures(*named.values(), names=named), any(map(_is_code, named.values()))))
+
+
+def _reached(call: Call) -> Iterator[tuple[str, Any]]:
+    """The tensors of regard's own classes, and the objects of other classes, with their names."""
+    waiting: list[tuple[str, Any]] = [(n, getattr(call, n)) for n in ("bias", "mask", "normalization", "score")]
+    while waiting:
+        name, part = waiting.pop()
+        if isinstance(part, tuple):
+            waiting += [(f"{name}[{place}]", each) for place, each in enumerate(part)][::-1]
+        elif isinstance(part, Tensor) or _is_code(part):
+            yield name, part
+        elif not isinstance(part, _NUMBERS):
+            waiting += [(f"{name}.{field}", getattr(part, field)) for field in reversed(part.__dataclass_fields__)]
+
+
+def _is_code(part: Any) -> bool:
+    if isinstance(part, (Tensor, tuple, *_NUMBERS)):
+        return False
+    return not (type(part).__module__.startswith("regard.") and hasattr(type(part), "__dataclass_fields__"))
+
+
+def _is_own(name: str, part: Any) -> bool:
+    if not isinstance(part, Tensor) or (part.requires_grad and name.startswith("score")):
+        return False  # Autograd keeps learned tensors of a score, with which it prepared queries and keys.
+    return part.numel() <= (MOST_COPIED if name.startswith("mask") else MOST_ELEMENTS)
+
+
+def _copied(name: str, tensor: Tensor) -> Tensor:
+    # A gradient flows through the copy.
+    return tensor.clone() if _is_own(name, tensor) else tensor

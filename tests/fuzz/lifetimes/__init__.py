@@ -1,0 +1,1 @@
+"""Calls whose parts are changed before their weights and gradients are read."""

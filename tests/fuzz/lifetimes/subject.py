@@ -1,0 +1,32 @@
+"""What a sequence of calls is made with: something that attends, and all that may change of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass
+class Life:
+    """One call: how to read its weights, its output, and the leaves that take its gradients."""
+
+    read: Callable[[], Tensor]
+    output: Tensor
+    leaves: Sequence[Tensor] = ()
+
+
+@dataclass
+class Subject:
+    """Something that attends. `run` makes a call with the parts as they are."""
+
+    name: str
+    run: Callable[[], Life]
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Stepped by optimizers, written to through `.data`, replaced."""
+    tensors: list[Tensor] = field(default_factory=list)
+    """Written to in place: masks, lengths, frozen biases, buffers, caches."""
+    variables: list[Callable[[], Any]] = field(default_factory=list)
+    """Each changes something that is no tensor: a loop variable, a mode."""
+    modules: list[nn.Module] = field(default_factory=list)
+    """Loaded, cast, moved."""

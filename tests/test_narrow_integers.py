@@ -153,7 +153,7 @@ COUNTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda t: torch.stack(output_cross_entropy(LOGITS, OUTPUT, targets=t, ignore_index=-100)),
         (TARGETS,),
     ),
-    "likelihoods": (lambda t: likelihoods(LOGITS, t, pad_id=300), (TARGETS,)),
+    "likelihoods": (lambda t: likelihoods(LOGITS, t), (TARGETS,)),
     "an index of a map": (
         lambda i: regard.attention(*[torch.eye(130)] * 3, return_weights=True).weights[i].shape,
         (torch.tensor([127, 3, 3]),),

@@ -40,6 +40,17 @@ class Attended(NamedTuple):
     weights: AttentionMap
 
 
+_attended = Attended.__new__
+
+
+def _of_parts(kind: type[Attended], output: Any, weights: Any = None) -> Attended:
+    """Take both parts in one too: of a subclass of Tensor, torch makes the result again as `type(result)(parts)`."""
+    return _attended(kind, *output) if weights is None else _attended(kind, output, weights)
+
+
+Attended.__new__ = _of_parts  # type: ignore[method-assign, assignment]
+
+
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from regard.call.masks.base import Mask
+from regard.call.masks.patterns import window
 from regard.call.scores.base import Score
 from regard.call.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
 from regard.errors import ArgumentError, MissingExtraError
@@ -103,17 +105,17 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> NDArray[np.floating[Any]]:
         """The regression function at X (m, features): (m,) or (m, outputs), like y in `fit`."""
-        return self._shaped(self._attend(self._queries(X), self.width_)[0])
+        return self._shaped(self._attend(self._queries(X), self._score(self.width_))[0])
 
     def attention_map(self, X: ArrayLike) -> AttentionMap:
         """The weight of each training point in each prediction: a lazy map (m, n)."""
-        return self._attend(self._queries(X), self.width_)[1]
+        return self._attend(self._queries(X), self._score(self.width_))[1]
 
     def leave_one_out(self) -> NDArray[np.floating[Any]]:
-        r"""The prediction of each training point from all the others, in closed form.
+        r"""The prediction of each training point from all the others: attention in which no query sees its own key.
 
-        $\hat y_{-i} = (\hat y_i - P_{ii} y_i) / (1 - P_{ii})$, with P the attention of the training set to itself.
-        If the weight of a sample is above 1, only a weight of 1 is left out.
+        It is `predict` of the model without the point, and exact where the point has no near neighbour. If the weight
+        of a sample is above 1, only a weight of 1 is left out.
         """
         check_is_fitted(self)
         return self._shaped(self._leave_one_out(self.width_))
@@ -127,22 +129,24 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
         kernel: Any = KERNELS[self.kernel]
         return kernel(width)
 
-    def _attend(self, query: torch.Tensor, width: float) -> tuple[torch.Tensor, AttentionMap]:
-        # The output for a column of ones is 1 if a query has any training point near it, else 0.
-        values = torch.cat([self._values, torch.ones_like(self._values[:, :1])], 1)
+    def _attend(self, query: torch.Tensor, score: Score, mask: Mask | None = None) -> tuple[torch.Tensor, AttentionMap]:
+        bias = self._log_weight[None]
         output, weights = attention(
-            query, self._keys, values, score=self._score(width), bias=self._log_weight[None], return_weights=True
+            query, self._keys, self._values, score=score, mask=mask, bias=bias, return_weights=True
         )
-        return torch.where(output[:, -1:] > 0.5, output[:, :-1], self._mean), weights
+        # Without a training point near it, a row has the log-sum-exp -inf.
+        return torch.where(weights.lse[:, None] == -torch.inf, self._mean, output), weights
 
     def _leave_one_out(self, width: float) -> torch.Tensor:
-        output, weights = self._attend(self._keys, width)
-        index = torch.arange(len(self._keys))
-        # A weight of 2 stands for two samples, of which one is left out.
-        own = weights.at(index, index)[:, None] * (-self._log_weight).exp().clamp_max(1.0)[:, None]
-        alone = 1 - own < 4 * torch.finfo(own.dtype).eps
-        others = (output - own * self._values) / torch.where(alone, 1.0, 1 - own)
-        return torch.where(alone, self._mean, others)
+        others = ~window(1, offset=0)
+        output, weights = self._attend(self._keys, self._score(width), others)
+        far = weights.lse[:, None] == -torch.inf
+        if bool(far.any()):
+            output = torch.where(far, self._attend(self._keys, Constant(width), others)[0], output)
+        # A weight of 2 stands for two samples, of which one is left out; a kernel is 1 at distance 0.
+        more = self._log_weight.exp() - 1
+        share = torch.sigmoid(more.log() - weights.lse).where(more > 0, 0.0)[:, None]
+        return output + share * (self._values - output)
 
     def _given_width(self) -> float:
         width = _numbers(self.width)

@@ -119,3 +119,33 @@ def test_masks_as_other_libraries_take_them_are_refused_with_what_to_write(shape
     query, key, mask = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.ones(shape, dtype=torch.bool)
     with pytest.raises(regard.RegardError, match=meant):
         regard.attention(query, key, key, mask=mask)
+
+
+@pytest.mark.parametrize(("kind", "offset"), [("causal_lower_right", 4), ("causal_upper_left", 0)])
+def test_torchs_causal_bias_is_its_variant_and_not_its_memory(kind: str, offset: int) -> None:
+    from torch.nn.attention import bias
+
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
+    made = getattr(bias, kind)
+    output, weights = regard.attention(q, k, k, mask=made(5, 9), return_weights=True)
+    expected = regard.attention(q, k, k, mask=regard.causal(offset), return_weights=True)
+    assert torch.equal(output, expected.output)
+    assert torch.equal(weights.dense(), expected.weights.dense())
+    assert torch.equal(expected.weights.mass(made(5, 9)), expected.weights.mass(regard.causal(offset)))
+    with pytest.raises(ShapeError, match=r"for \(T, S\) = \(6, 9\), and the call has \(5, 9\)"):
+        regard.attention(q, k, k, mask=made(6, 9))
+    with pytest.raises(ShapeError, match="bias= got torch's CausalBias, which is a mask"):
+        regard.attention(q, k, k, bias=made(5, 9))
+
+
+def test_a_plain_subclass_of_tensor_gets_its_weights() -> None:
+    class Image(torch.Tensor):
+        pass
+
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
+    output, weights = regard.attention(*(x.as_subclass(Image) for x in (q, k, k)), return_weights=True)
+    expected = regard.attention(q, k, k, return_weights=True)
+    assert type(output) is Image
+    assert torch.equal(output.as_subclass(torch.Tensor), expected.output)
+    assert torch.equal(weights.dense().as_subclass(torch.Tensor), expected.weights.dense())
+    assert [torch.equal(a, b) for a, b in zip(weights.topk(2), expected.weights.topk(2), strict=True)] == [True, True]

@@ -212,8 +212,25 @@ def another_forward(model: Any) -> None:
     model.encoder[0].forward = model.encoder[0].forward
 
 
+class LoRA(nn.Module):
+    """A low-rank adapter around a layer, as PEFT injects it."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, width = base_layer, (base_layer.in_features, base_layer.out_features)
+        self.down, self.up = nn.Parameter(torch.randn(2, width[0])), nn.Parameter(torch.randn(width[1], 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        base: torch.Tensor = self.base_layer(x)
+        return base + x @ self.down.mT @ self.up.mT
+
+
+def injected(model: Any) -> None:
+    model.decoder[0].feed_forward.up = LoRA(model.decoder[0].feed_forward.up)
+
+
 @pytest.mark.parametrize(
-    "change", [hooked, parametrised, subclassed, adapted, rescaled, another_epsilon, another_forward]
+    "change", [hooked, parametrised, subclassed, adapted, injected, rescaled, another_epsilon, another_forward]
 )
 def test_a_model_that_is_more_than_its_weights_is_not_exported(change: Callable[[Any], None], run: Path) -> None:
     translator = Translator.load(run, device="cpu")
@@ -225,6 +242,37 @@ def test_a_model_that_is_more_than_its_weights_is_not_exported(change: Callable[
         pass
     assert translator.searcher is None
     assert not (run / ENGINE).exists()
+
+
+def stepped(model: Any) -> None:
+    """A fused optimizer, which no version counter sees."""
+    weight = model.decoder[0].feed_forward.up.weight
+    weight.requires_grad_().grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.1, fused=True).step()
+    weight.requires_grad_(False).grad = None
+
+
+def replaced(model: Any) -> None:
+    model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [hooked, parametrised, subclassed, injected, stepped, replaced])
+def test_a_model_that_changes_under_its_engine_goes_by_its_modules_and_says_so(
+    change: Callable[[Any], None], run: Path
+) -> None:
+    translator, told = Translator.load(run, device="cpu"), list[str]()
+    with searching_by_ctranslate2(translator, run, precision="float32", threads=1, or_own=told.append):
+        list(translator.translate(["1 times 2"]))
+        assert not told
+        change(translator.model)
+        found = list(translator.translate(["3 times 4", "5 times 6"]))
+    assert len(told) == 1
+    assert told[0].startswith("CTranslate2 has an older model than the one that is asked: its ")
+    assert [one.text for one in found] == [one.text for one in translator.translate(["3 times 4", "5 times 6"])]
+    with searching_by_ctranslate2(kept := Translator.load(run, device="cpu"), run, precision="float32", threads=1):
+        change(kept.model)
+        with pytest.raises(ArgumentError, match=r"an older model than the one that is asked.*: search with regard"):
+            list(kept.translate(["3 times 4"]))
 
 
 def test_hooks_on_all_modules_are_seen(run: Path) -> None:

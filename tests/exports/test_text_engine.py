@@ -224,6 +224,15 @@ def test_a_model_that_is_more_than_its_weights_is_not_exported(run: Path) -> Non
     assert model.writer is None
 
 
+def test_a_model_that_changes_under_its_writer_is_not_written_by_it(run: Path) -> None:
+    model = LanguageModel.load(run, device="cpu")
+    with writing_by_ctranslate2(model, run, precision="float32"):
+        assert list(model.generate("3", max_tokens=2))
+        model.model.load_state_dict({name: 2 * tensor for name, tensor in model.model.state_dict().items()})
+        with pytest.raises(ArgumentError, match="its weights were written or replaced: write with regard"):
+            list(model.generate("3", max_tokens=2))
+
+
 def test_a_processor_that_lacks_a_precision_is_one_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

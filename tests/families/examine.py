@@ -106,7 +106,7 @@ def watched(model: nn.Module, inputs: dict[str, Any]) -> Row:
         "maps": len(seen),
         "how": dict(Counter(call.how for call in seen.calls if call.map is not None)),
         "rebuilt": max(errors, default=None),
-        "missed": reasons(seen, seen.report().missed),
+        "missed": reasons(seen, [*seen.report().missed, *seen.report().mixers]),
         "others": reasons(seen, getattr(seen.report(), "others", ())),
         "_maps": seen.maps,
     }

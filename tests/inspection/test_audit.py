@@ -291,3 +291,18 @@ def test_findings_are_gathered_by_module_and_the_gravest_comes_first() -> None:
     found = seen.audit(causal=True)
     assert [(one.call, one.numbers["calls"]) for one in found] == [(0, 3)]
     assert "and 2 more" in str(found[0])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 0.0), (-10000.0, 0.0)])
+def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: float, high: float) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            keep = torch.ones(T, T, dtype=torch.bool).tril()
+            return sdpa(x, x, x, attn_mask=torch.where(keep, high, low))
+
+    with regard.watch(model := Model()) as seen:
+        model(torch.randn(1, 2, T, 4))
+    assert f"mask: none; {low:g} and {high:g} are added to the scores; weight: " in str(seen.report())
+    if low > -10:
+        (finding,) = seen.audit(causal=True)
+        assert f"the mask that arrived is none; {low:g} and {high:g} are added to the scores" in finding.says

@@ -367,11 +367,11 @@ class OddAttention(nn.Module):
         return torch.sigmoid(x @ x.mT * self.scale) @ x
 
 
-def test_a_module_that_attends_out_of_sight_is_reported_by_name() -> None:
+def test_a_module_that_attends_out_of_sight_is_reported() -> None:
     model = nn.Sequential(Attend(), OddAttention())
     with torch.no_grad(), regard.watch(model) as seen:
         model(x())
-    assert seen.report().missed == (("1", "it ran, but no attention of it could be observed"),)
+    assert seen.report().mixers == (("1", "products of activations with each other"),)
 
 
 def test_calls_outside_the_model_are_counted() -> None:

@@ -468,24 +468,23 @@ class OneRow(nn.Module):
         return (x @ x[0]).softmax(-1) @ x * self.mix.softmax(0).sum()
 
 
-class OneRowAttention(OneRow):
-    """The same under a name that says what it is."""
+class OneRowRouter(nn.Module):
+    """A row of weights without a comparison of tokens."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(2, 2)
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(-1).softmax(-1) @ x
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_softmax_of_one_dimension_is_named(context: Any) -> None:
     """Not shown; but a learned mixture is no attention at all."""
     x = torch.randn(5, WIDTH)
-    report = watched(OneRow(), x, context=context).report()
+    report = watched(OneRowRouter(), x, context=context).report()
     assert [what for _, what in report.others] == [
         "a softmax over 5 numbers of one dimension: one query's attention, a router or classifier?"
     ]
     assert not report.missed
-    ((_, what),) = watched(OneRowAttention(), x, context=context).report().missed
+    ((_, what),) = watched(OneRow(), x, context=context).report().missed
     assert what.startswith("a softmax over 5 numbers of one dimension was made, which is not followed: give it")
 
 

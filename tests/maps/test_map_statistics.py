@@ -17,6 +17,8 @@ import regard
 from regard.call.normalizations import Normalization
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import row_state
+from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.summary import SummarySource
 from regard.maps.statistics.definitions import TopKeys
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
@@ -456,3 +458,21 @@ def test_statistics_in_half_precision_with_a_bias_that_reads_the_vectors(bias: s
             weights.pooled(1, 20, "sum")[..., 0, :],
         ):
             torch.testing.assert_close(asked, weights.dense().sum(-2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["fused", "tiled", "reference"])
+@pytest.mark.parametrize("names", [("participation_ratio",), ("entropy", "participation_ratio", "top_keys")])
+def test_the_participation_of_weights_that_vanish_beside_a_sink(backend: str, names: tuple[str, ...]) -> None:
+    """A sink of 200 leaves each key a weight of e^-200, which is 0 in float32, and the shares are what they were."""
+    q, k = torch.zeros(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    mask = regard.lengths(torch.tensor([[0, 2, 5]]), per_query=True)
+    sink = regard.SoftmaxWithSink(torch.tensor([200.0, 0.0]))
+    weights = regard.attention(
+        q, k, k, mask=mask, normalization=sink, return_weights=True, backend=None if backend == "fused" else backend
+    ).weights
+    expected = torch.tensor([0.0, 2.0, 5.0]).expand(1, 2, 3)
+    assert float(weights[0, 0].dense().sum()) == 0
+    torch.testing.assert_close(weights.participation_ratio(), expected)
+    with torch.no_grad():  # as a watch keeps it, in memory that is used again
+        kept = SummarySource.of(weights.source, regard.Summarize(*names))
+    torch.testing.assert_close(AttentionMap(kept).participation_ratio(), expected)

@@ -21,6 +21,7 @@ from regard.tasks.text.blocks import (
     one_masked_windows,
     window_batches,
 )
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -128,7 +129,7 @@ def test_half_a_character_at_the_end() -> None:
     seed=st.integers(0, 9),
 )  # fmt: skip
 def test_an_epoch_reads_the_text_once_in_blocks(size: int, length: int, batch: int, overlap: int, seed: int) -> None:
-    tokens = np.arange(4, 4 + size)
+    tokens = np.arange(size)
     plan = BlockPlan(tokens, length=length, overlap=overlap, batch_tokens=batch, seed=seed)
     for epoch in range(3):
         blocks = list(plan.epoch(epoch, 0))
@@ -175,7 +176,10 @@ def test_next_tokens() -> None:
     blocks = TextBlocks(np.array([[5, 6, 7, EOS, BOS], [8, 9, 4, 5, 6]]), np.array([1, 5 * BEGIN_ONE_IN]))
     batch = next_tokens(blocks)
     assert batch.tokens.tolist() == [[5, 6, 7, EOS], [BOS, 9, 4, 5]]
-    assert batch.targets.tolist() == [[6, 7, EOS, PAD], [9, 4, 5, 6]]  # where a document begins is not predicted
+    assert batch.targets.tolist() == [
+        [6, 7, EOS, UNPREDICTED],
+        [9, 4, 5, 6],
+    ]  # where a document begins is not predicted
     assert (batch.predicted, batch.lengths.tolist()) == (7, [4, 4])
     assert blocks.tokens[1, 0] == 8
 
@@ -184,15 +188,17 @@ def test_next_tokens() -> None:
 def test_windows_predict_every_token_once_with_at_least_the_overlap_before_it(
     size: int, length: int, data: st.DataObject
 ) -> None:
-    stride, tokens = data.draw(st.integers(1, length)), np.arange(4, 4 + size)
+    stride, tokens = data.draw(st.integers(1, length)), np.arange(size)
     windows = list(next_token_windows(tokens, length=length, stride=stride))
-    predicted = [int(t) for window in windows for t in window.targets if t != PAD]
-    assert predicted == list(range(5, 4 + size))
+    predicted = [int(t) for window in windows for t in window.targets if t != UNPREDICTED]
+    assert predicted == list(range(1, size))
     for number, window in enumerate(windows):
         assert len(window.tokens) == len(window.targets) <= length
-        assert all(target in (PAD, token + 1) for token, target in zip(window.tokens, window.targets, strict=True))
+        assert all(
+            target in (UNPREDICTED, token + 1) for token, target in zip(window.tokens, window.targets, strict=True)
+        )
         if number:
-            assert int((window.targets != PAD).argmax()) >= length - stride
+            assert int((window.targets != UNPREDICTED).argmax()) >= length - stride
     with pytest.raises(ArgumentError, match="the stride must be from 1 to"):
         next(next_token_windows(tokens, length=length, stride=length + 1))
 
@@ -204,7 +210,7 @@ def test_masks_are_berts() -> None:
     text[:, 50] = BOS
     batch = mask_tokens(TextBlocks(text, np.arange(400)), vocab_size=20, mask_id=20)
     tokens, targets = batch.tokens.numpy(), batch.targets.numpy()
-    chosen = targets != PAD
+    chosen = targets != UNPREDICTED
     assert np.array_equal(targets[chosen], text[chosen])
     assert np.array_equal(tokens[~chosen], text[~chosen])
     assert not chosen[:, 50].any()
@@ -220,7 +226,7 @@ def test_masks_are_berts() -> None:
 
 def test_every_row_has_something_to_predict() -> None:
     batch = mask_tokens(TextBlocks(np.full((50, 2), 5), np.arange(50)), vocab_size=9, mask_id=9)
-    assert (batch.targets != PAD).any(1).all()
+    assert (batch.targets != UNPREDICTED).any(1).all()
     rows = list(masked_windows(np.full(7, 5), length=3, vocab_size=9, mask_id=9))
     assert [len(row.tokens) for row in rows] == [3, 3, 1]
     assert [len(row.tokens) for row in masked_windows(np.array([BOS]), length=3, vocab_size=9, mask_id=9)] == [1]
@@ -230,7 +236,14 @@ def test_single_masks_and_batches_of_windows() -> None:
     text = np.array([BOS, 5, 6, 7, 8, EOS, 9])
     windows = list(one_masked_windows(text, length=3, mask_id=20))
     assert [w.tokens.tolist() for w in windows] == [[1, 20, 6], [1, 5, 20], [20, 8, 2], [7, 20, 2], [20]]
-    assert [w.targets.tolist() for w in windows] == [[0, 5, 0], [0, 0, 6], [7, 0, 0], [0, 8, 0], [9]]
+    none = UNPREDICTED
+    assert [w.targets.tolist() for w in windows] == [
+        [none, 5, none],
+        [none, none, 6],
+        [7, none, none],
+        [none, 8, none],
+        [9],
+    ]
     assert len(list(one_masked_windows(text, length=3, mask_id=20, every=2))) == 3
     batches = list(window_batches(windows, places=7))
     assert [batch.lengths.tolist() for batch in batches] == [[3, 3], [3, 3], [1]]

@@ -6,6 +6,7 @@ and no vmap rule, an autograd.Function hides its backward pass from torch.func, 
 graph.
 """
 
+import sys
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
@@ -306,3 +307,13 @@ def is_readable(*tensors: Tensor) -> bool:
     # The first tensor decides for all plain tensors.
     is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))
     return is_run and all(type(t) in PLAIN and is_its_memory(t) for t in tensors)
+
+
+def offset_and_shape(mask: object) -> tuple[int, tuple[int, int]] | None:
+    """The offset and the (T, S) of the causal mask that torch's `CausalBias` stands for; None for everything else. Its
+    memory is never written."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # imported, if there is one
+    if bias is None or not isinstance(mask, bias.CausalBias):
+        return None
+    queries, keys = mask.seq_len_q, mask.seq_len_kv
+    return keys - queries if mask.variant == bias.CausalVariant.LOWER_RIGHT else 0, (queries, keys)

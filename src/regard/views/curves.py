@@ -27,6 +27,7 @@ from regard.views.scales import ColourScale
 from regard.views.themes import LIGHT, Theme
 from regard.watching.analysis.head_table import head_table
 from regard.watching.analysis.tables import Maps
+from regard.watching.hooks.module_names import Names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,13 +122,14 @@ def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -
         ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
 
 
-def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Figure":
+def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT, skip: Names = ()) -> "Figure":
     r"""Draw how far each head looks: the mean of $\sum_j P_{ij} |i - j|$ over the queries, layer by layer.
 
     Args:
         maps: the recording of `regard.watch`, or maps (batch..., H, T, S).
         title: printed above.
         theme: `LIGHT` or `DARK`.
+        skip: as for `regard.watching.head_table`.
 
     Returns:
         A new figure: a dot for each head with its number, and a line through the means of the layers.
@@ -144,7 +146,7 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT) -> "Fig
     'distance in tokens'
     """
     require_matplotlib()
-    found = head_table(maps)
+    found = head_table(maps, skip=skip)
     distances = found["distance"].double().cpu().numpy()
     figure, ax, missing = _plot(title, theme)
     layers = np.arange(len(distances))

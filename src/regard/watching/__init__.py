@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from regard.watching.analysis.attn_lrp import attn_lrp as attn_lrp
     from regard.watching.analysis.head_table import compare as compare
     from regard.watching.analysis.head_table import head_table as head_table
+    from regard.watching.analysis.mixing import measure_mixing as measure_mixing
     from regard.watching.analysis.relevance import AttentionStep as AttentionStep
     from regard.watching.analysis.relevance import Relevance as Relevance
     from regard.watching.analysis.relevance import relevance as relevance
@@ -23,6 +24,7 @@ else:
         {
             "regard.watching.analysis.attn_lrp": ("AttentionRelevance", "attn_lrp"),
             "regard.watching.analysis.head_table": ("compare", "head_table"),
+            "regard.watching.analysis.mixing": ("measure_mixing",),
             "regard.watching.analysis.relevance": ("AttentionStep", "Relevance", "relevance"),
             "regard.watching.analysis.rollout": ("rollout",),
             "regard.watching.analysis.similarity": ("Difference", "agreement", "difference"),

@@ -18,7 +18,6 @@ from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.module_kinds import looks_like_attention
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import Evidence
@@ -107,8 +106,12 @@ class Record(Interceptor):
         self.paths = {id(module): path for path, module in modules.items()}
         self.count: Counter[str] = Counter()
         """How many wanted calls each module made, readable or not."""
-        self.ran: Counter[str] = Counter()
-        """The number of runs of each module that looks like attention."""
+        self.ran: set[str] = set()
+        """The modules that ran, but for torch's plain ones."""
+        self.mixes: dict[str, tuple[str, int | None]] = {}
+        """How each module without an observed call mixes positions, and how many, if that is known."""
+        self.measured: set[str] = set()
+        """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
         """The number of each module's calls in backward passes, which are not saved again."""
         self.unreadable: Counter[tuple[str, str]] = Counter()
@@ -117,17 +120,19 @@ class Record(Interceptor):
         """How often a lookalike of attention was observed, by (module path, description)."""
         self.skipped = 0
         self.outside = 0
-        self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
         self._verify, self._summary = verify, summary
         self._rows = Random(0)
         """Chooses the rebuilt rows. The random state of torch is the model's."""
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
-        if (path := self._suspects.get(id(module))) is not None:
-            self.ran[path] += 1
-        if (path := self.paths.get(id(module))) in self.count and path is not None and is_in_backward():
-            self.recomputed[path] += 1
+        if (path := self.paths.get(id(module))) is not None:
+            self.ran.add(path)
+            if path in self.count and is_in_backward():
+                self.recomputed[path] += 1
+
+    def mixed(self, path: str, how: str, positions: int | None) -> None:
+        self.mixes.setdefault(path, (how, positions))
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         with self._lock:

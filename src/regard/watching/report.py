@@ -1,7 +1,7 @@
 """The report of a watch: the calls it has seen, and those it could not see with the reasons."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -9,8 +9,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from regard.errors import NotSeenError
 from regard.maps.sources.source import bytes_by_storage
 from regard.tensors.byte_size import human
+from regard.watching.hooks.module_names import Names, chooser
 from regard.watching.observed import Observed, Record
 
 T = TypeVar("T")
@@ -24,6 +26,8 @@ class Report:
     calls: tuple[Observed, ...]
     missed: tuple[tuple[str, str], ...]
     """(module path, reason) for each unseen or unreadable module or call."""
+    mixers: tuple[tuple[str, str], ...]
+    """(module path, evidence) of modules that mix positions by other means than attention, which no map shows."""
     others: tuple[tuple[str, str], ...]
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
@@ -40,6 +44,8 @@ class Report:
         lines += [f"  {line}" for line in _table(read)]
         lines += ["not seen:"] if self.missed else []
         lines += [f"  {path or 'the model itself'}: {reason}" for path, reason in self.missed]
+        lines += ["mixes positions by other means, and is not read:"] if self.mixers else []
+        lines += [f"  {path or 'the model itself'}: {how}" for path, how in self.mixers]
         lines += ["no attention, as far as is known:"] if self.others else []
         lines += [f"  {path or 'the model itself'}: {what}" for path, what in self.others]
         return "\n".join([*lines, *self.notes])
@@ -50,10 +56,10 @@ def report(record: Record) -> Report:
     for call in record.calls:
         if call.factors is not None:
             _read_or_note(call, call.factors.check_state)
-    missed = missed_by(record)
+    missed, mixers = missed_by(record), tuple(mixers_in(record).items())
     others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = []
-    if not record.calls and not missed and not others:
+    if not record.calls and not missed and not mixers and not others:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
     if record.skipped:
         notes.append(f"{count(record.skipped, 'call')} of modules that were not asked for")
@@ -68,6 +74,7 @@ def report(record: Record) -> Report:
         type(record.modules[""]).__name__,
         tuple(record.calls),
         tuple(missed),
+        mixers,
         tuple(others),
         tuple(notes),
         held_bytes(record),
@@ -79,8 +86,32 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
     refused = [call for call in record.calls if call.map is None and not call.is_other]
     missed = [(f"{call.name}, call {call.index}", call.notes[0]) for call in refused]
     missed += [(path, _times(reason, n)) for (path, reason), n in record.unreadable.items()]
-    missed += [(path, _times("it ran, but no attention of it could be observed", n)) for path, n in _silent(record)]
     return missed + [(path, "TorchScript, whose calls cannot be observed") for path in _scripted(record)]
+
+
+def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
+    """The modules of a watch that no map shows, all of them chosen by `skip`; none for maps without a watch.
+
+    Raises:
+        NotSeenError: there are others, which attended unread or mix positions by other means; `what` needs them.
+    """
+    record = getattr(watched, "record", None)
+    if not isinstance(record, Record):
+        return ()
+    unread = {path.partition(", call ")[0]: how for path, how in (*missed_by(record), *mixers_in(record).items())}
+    chosen = chooser([] if skip is None else skip, record.modules)
+    if left := {path: how for path, how in unread.items() if not chosen(path)}:
+        said = "; ".join(f"{path or 'the model itself'}: {how}" for path, how in list(left.items())[:MOST_NAMED])
+        more = f"; {len(left) - MOST_NAMED} more in seen.report()" if len(left) > MOST_NAMED else ""
+        raise NotSeenError(
+            f"{what} would be about a part of the model: {count(len(left), 'module')} besides mixed positions, and no "
+            f"map shows how ({said}{more}). Name what you give up, as in skip={list(left)[:MOST_NAMED]}"
+        )
+    return tuple(unread)
+
+
+MOST_NAMED = 8
+"""The most modules named in an error."""
 
 
 def held_bytes(record: Record) -> int:
@@ -92,43 +123,46 @@ def held_bytes(record: Record) -> int:
     return sum(storages.values()) + sum(given.bytes for given in record.policy.dense_masks)
 
 
-def _silent(record: Record) -> list[tuple[str, int]]:
-    """Modules that look like attention and ran without an observed call in them, around them or inside them."""
-    known = {call.name for call in record.calls} | {path for path, _ in (*record.unreadable, *record.others)}
-    known |= set(record.recomputed)
-    silent = []
-    for path, n in record.ran.items():
-        related = any(_inside(other, path) or _inside(path, other) for other in known)
-        within = any(other != path and _inside(other, path) for other in record.ran)
-        if not related and not within and record.wanted(path) and not _is_part_of_seen(record, path, known):
-            silent.append((path, n))
-    return silent
+def mixers_in(record: Record) -> dict[str, str]:
+    """Modules that mix positions without an observed call in them, each with the evidence: its functions, or the type
+    that the configuration of a Hugging Face model gives to a layer."""
+    maps = [call.map for call in record.calls if call.map is not None]
+    lengths = {length for one in maps for length in one.shape[-2:]}
+    known = {call.name for call in record.calls} | {path for path, _ in record.unreadable} | set(record.recomputed)
+    # A convolution over other positions than those of any map (pixels, samples) comes before there are tokens.
+    found = {path: how for path, (how, positions) in record.mixes.items()
+             if positions is None or not lengths or positions in lengths}  # fmt: skip
+    for layer, kind in _typed_layers(record.modules):
+        if layer in record.ran - record.measured and not any(is_inside(other, layer) for other in found):
+            found[layer] = f"{kind!r} by its configuration"
+    read = {path for path in found if any(is_inside(other, path) for other in known)}
+    inner = {path for path in found if any(path != other and is_inside(path, other) for other in found.keys() - read)}
+    return {path: how for path, how in found.items() if path not in read | inner and record.wanted(path)}
 
 
-def _is_part_of_seen(record: Record, path: str, known: set[str]) -> bool:
-    """True if a module is a part of attention seen beside it, and no attention itself."""
-    outside = path.rpartition(".")[0]
-    seen = outside in record.ran and any(_inside(other, outside) for other in known)
-    return seen and _only_projects(record.modules[path])
-
-
-def _only_projects(module: nn.Module) -> bool:
-    """True for a module that is named after attention and only a part of it: at most one matrix, whose output is not
-    wider than its input, as in LXMERT's attention output. Queries and keys need more.
-    """
-    matrices = [parameter for parameter in module.parameters() if parameter.dim() > 1]
-    return len(matrices) < 2 and all(matrix.shape[0] <= matrix[0].numel() for matrix in matrices)
+def _typed_layers(modules: dict[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """The layers of which a configuration says how each of them mixes positions."""
+    for path, module in modules.items():
+        config = getattr(module, "config", None)
+        kinds = getattr(config, "layer_types", None) or ()
+        if getattr(config, "num_hidden_layers", None) != len(kinds):
+            continue
+        for name, layers in module.named_children():
+            if isinstance(layers, nn.ModuleList) and len(layers) == len(kinds):
+                where = f"{path}.{name}" if path else name
+                yield from ((f"{where}.{n}", kind) for n, kind in enumerate(kinds) if kind not in ("mlp", "moe"))
 
 
 def _scripted(record: Record) -> list[str]:
     found: list[str] = []
     for path, module in record.modules.items():
-        if isinstance(module, torch.jit.ScriptModule) and not any(_inside(path, other) for other in found):
+        if isinstance(module, torch.jit.ScriptModule) and not any(is_inside(path, other) for other in found):
             found.append(path)
     return [path for path in found if record.wanted(path)]
 
 
-def _inside(path: str, other: str) -> bool:
+def is_inside(path: str, other: str) -> bool:
+    """True if a path is that of another module, or of a part of it."""
     return not other or path == other or path.startswith(f"{other}.")
 
 

@@ -17,7 +17,7 @@ from regard.watching.hooks.module_hooks import OpenThreads
 from regard.watching.hooks.module_names import Names, chooser, not_seen
 from regard.watching.kept.retention import RetentionPolicy, Where
 from regard.watching.observed import Observed, Record
-from regard.watching.report import Report, count, missed_by, report
+from regard.watching.report import Report, count, given_up, missed_by, report
 
 if TYPE_CHECKING:
     from regard.watching.checks.finding import Finding
@@ -269,7 +269,7 @@ class Seen:
         """Report the seen calls, the memory they hold, and the missed calls with reasons; print it."""
         return report(self.record)
 
-    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None) -> "list[Finding]":
+    def audit(self, *, causal: bool | None = None, padding: Tensor | None = None, skip: Names = ()) -> "list[Finding]":
         """Look for faults of the masks at the kernels: lost, turned or upside down.
 
         Args:
@@ -277,6 +277,7 @@ class Seen:
                 expects nothing of other models.
             padding: the real tokens among the keys, bool (B, S), True = real, as in `regard.padding`. Without it,
                 layers are compared with the others of their stack.
+            skip: the modules that the audit need not cover, as `names` of `regard.watch`.
 
         Returns:
             The findings, errors first: one object for each reason and module, with measurements and advice. An "info"
@@ -284,6 +285,8 @@ class Seen:
 
         Raises:
             ShapeError: `padding` is no bool tensor (B, S).
+            NotSeenError: modules besides those in `skip` mix positions and were not read, so that no finding would
+                mean nothing.
 
         >>> import torch
         >>> class Block(nn.Module):
@@ -298,6 +301,7 @@ class Seen:
         # Imported on first use: `import regard` stays light.
         from regard.watching.checks.audit import audit
 
+        given_up(self, skip, "an audit")
         return audit(self.record, causal=causal, keep=padding)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.call.block_gradient import pull_through_graph
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.errors import ShapeError
-from regard.tensors.guards import can_look
+from regard.tensors.guards import can_look, offset_and_shape
 
 BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
 """From the gradient of a block of the bias to the gradients of the block's queries and keys; None if it reads neither.
@@ -243,6 +243,8 @@ def as_bias(bias: "Bias | Tensor | None") -> Bias | None:
     if bias is None or isinstance(bias, Bias):
         return bias
     if isinstance(bias, Tensor) and bias.is_floating_point():
+        if offset_and_shape(bias) is not None:
+            raise ShapeError("bias= got torch's CausalBias, which is a mask and has no elements: pass it as mask=")
         return DenseBias(bias)
     what = str(bias.dtype) if isinstance(bias, Tensor) else type(bias).__name__
     raise ShapeError(f"bias= takes a float tensor or a regard bias, got {what}; a bool tensor goes in as mask=")

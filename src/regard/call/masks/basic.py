@@ -21,7 +21,7 @@ from regard.call.shapes import (
     take_pairs,
 )
 from regard.errors import ArgumentError, ShapeError
-from regard.tensors.guards import can_look, has_values, is_compiling
+from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
 
 
 def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> Mask:
@@ -93,7 +93,7 @@ def predicate(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> M
 
 
 def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
-    """The caller's mask as a `Mask`: a `Mask`, a bool tensor (True = keep) or None.
+    """The caller's mask as a `Mask`: a `Mask`, a bool tensor (True = keep), torch's `CausalBias` or None.
 
     Raises:
         ShapeError: a float tensor, which is a bias.
@@ -102,6 +102,8 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
         return mask
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         return DenseMask(mask)
+    if (torchs := offset_and_shape(mask)) is not None:
+        return _SizedCausal(*torchs)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
     raise ShapeError(
         f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
@@ -215,6 +217,21 @@ class Causal(Mask):
 
     def __str__(self) -> str:
         return "causal"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _SizedCausal(Causal):
+    """A causal mask that was made for (T, S), as torch's is."""
+
+    shape: tuple[int, ...] = ()
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        if self.shape != (sizes.queries, sizes.keys):
+            raise ShapeError(
+                f"this causal mask is for (T, S) = {self.shape}, and the call has {(sizes.queries, sizes.keys)}: "
+                "make it anew, or pass regard.causal(), which fits every call"
+            )
+        return Causal(self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

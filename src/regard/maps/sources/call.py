@@ -214,15 +214,19 @@ class CallSource(NamedSource):
         return (picture.finished(rows.reduce(by_columns, -2, 0, largest=False)[0]),)
 
     def _distance(self, offset: int) -> tuple[Tensor] | None:
-        """The distance as a difference of two means, if no query sees a key after it."""
+        """The distance as a difference of two means, if no query sees a key after it. The means are measured from a
+        position near the query: from the first one, the digits of a short distance would cancel."""
         mask, sizes = self.call.mask, self.call.sizes
         factors = () if mask is None else mask.factors()
         if not any(isinstance(m, Causal) and isinstance(m.offset, int) and m.offset <= offset for m in factors):
             return None
         j = torch.arange(sizes.keys, device=self.device, dtype=self.dtype)
-        found = self._product_by_flat_heads(torch.stack([torch.ones_like(j), j], -1))
-        i = torch.arange(sizes.queries, device=self.device, dtype=self.dtype) + offset
-        return ((found[..., 0] * i - found[..., 1]).clamp_min(0.0),)
+        step = -(-sizes.keys // 32)
+        found = self._product_by_flat_heads(torch.cat([torch.ones_like(j[:, None]), j[:, None] - j[::step]], -1))
+        i = torch.arange(sizes.queries, device=self.device) + offset
+        near = (i // step).clamp(0, found.shape[-1] - 2)
+        mean = found.gather(-1, (near + 1).expand(found.shape[:-1])[..., None])[..., 0]
+        return ((found[..., 0] * (i - near * step) - mean).clamp_min(0.0),)
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "CallSource":
         names = Dimensions.unknown(len(leading), UNNAMED)

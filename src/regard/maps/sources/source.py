@@ -110,6 +110,8 @@ class Statistic(ABC):
     """
     reads_shares: ClassVar[bool] = False
     """Whether it reads the weights of a row as shares of a whole: then it has no meaning for weights below 0."""
+    overwrites: ClassVar[bool] = False
+    """Whether it overwrites the logarithms of a piece where it may: it reads after the others."""
 
     @abstractmethod
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, ...]:

@@ -20,6 +20,8 @@ from regard.tensors.precision import widest_dtype
 from regard.tensors.topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
+NO_KEY = -1e20
+"""The logarithms of a row without keys are below this."""
 """Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
 RANKED_ROWS = 512
 """Queries with their candidates ranked together: few calls on many rows are faster."""
@@ -122,6 +124,7 @@ class Entropy(PerQuery):
     """-sum_j P_ij ln P_ij: (flat_heads, T)."""
 
     reads_shares: ClassVar[bool] = True
+    overwrites: ClassVar[bool] = True
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
         weights = piece.weights
@@ -146,6 +149,12 @@ class ParticipationRatio(PerQuery):
         largest = piece.weights.detach().abs().amax(-1, keepdim=True)
         dead = largest == 0
         shares = piece.weights / largest.masked_fill(dead, 1.0)
+        if piece.logs is not None and bool(dead.any()):
+            # All weights of a row may vanish in their dtype, beside a sink: its logarithms have the shares still.
+            top = piece.logs.amax(-1, keepdim=True)
+            has_key = dead & (top > NO_KEY)
+            shares = torch.where(has_key, torch.exp((piece.logs - top) * piece.unit), shares)
+            dead = dead & ~has_key
         squares = torch.linalg.vecdot(shares, shares)
         ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)
         return ratio, piece.weights.sum(-1)

@@ -268,9 +268,11 @@ class CosineDistance(Compared):
     """1 - p . q / (|p| |q|)."""
 
     def compare(self, p: Piece, q: Piece) -> Tensor:
-        empty = (p.weights == 0).all(-1) & (q.weights == 0).all(-1)
-        found = 1 - torch.nn.functional.cosine_similarity(p.weights, q.weights, dim=-1, eps=1e-30)
-        return found.masked_fill(empty, 0.0)
+        empty_p, empty_q = ((one.weights == 0).all(-1) for one in (p, q))
+        # Of unit vectors, |u - v|^2 / 2 is 1 - u . v, without its cancellation.
+        u, v = (torch.nn.functional.normalize(one.weights, dim=-1, eps=1e-30) for one in (p, q))
+        found = (u - v).square().sum(-1) / 2
+        return found.masked_fill(empty_p ^ empty_q, 1.0)
 
     def __str__(self) -> str:
         return "cosine distance"

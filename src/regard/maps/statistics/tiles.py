@@ -94,7 +94,7 @@ def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tens
 
 
 def _read(part: Part, tile: Tile, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    piece, found = part(tile.rows, tile.columns), list[tuple[Tensor, ...]]()
-    for statistic in statistics:
-        found.append(statistic.read(piece, tile))
-    return found
+    piece, found = part(tile.rows, tile.columns), dict[int, tuple[Tensor, ...]]()
+    for place in sorted(range(len(statistics)), key=lambda n: statistics[n].overwrites):
+        found[place] = statistics[place].read(piece, tile)
+    return [found[place] for place in range(len(statistics))]

@@ -13,6 +13,7 @@ from regard.models.decoder_only import DecoderOnly
 from regard.nn import LearnedPositions
 from regard.tasks.exports.ctranslate2 import library
 from regard.tasks.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
+from regard.tasks.exports.plain import PlainModel
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL
@@ -29,6 +30,8 @@ class ExportedText(NamedTuple):
     tokenizer: Tokenizer
     block_length: int
     """The most tokens the model reads at once, and so the rows of a table of sinusoidal positions."""
+    plain: PlainModel | None = None
+    """The loaded model, which may change later; None for one that is asked by the export alone."""
 
 
 def text_config_of(folder: Path) -> LanguageModelConfig:
@@ -44,12 +47,19 @@ def text_config_of(folder: Path) -> LanguageModelConfig:
 
 
 def exported_text(language_model: LanguageModel, config: LanguageModelConfig) -> ExportedText:
-    """The model of a loaded run, with its configuration and its tokenizer."""
+    """The model of a loaded run, with its configuration and its tokenizer.
+
+    Raises:
+        ArgumentError: the model has hooks, adapters or other layers than its configuration.
+    """
     tokenizer = language_model.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     model = language_model.model
+    with torch.device("meta"):
+        made = DecoderOnly(config.model, vocab_size=len(tokenizer))
+    plain = PlainModel.of(model, made)
     model = model if language_model.device.type == "cpu" else deepcopy(model).cpu()
-    return ExportedText(model, config.model, tokenizer, config.block_length)
+    return ExportedText(model, config.model, tokenizer, config.block_length, plain)
 
 
 def text_to_ctranslate2(trained: ExportedText, out: Path) -> None:

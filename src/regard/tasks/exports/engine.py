@@ -10,15 +10,12 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.models.config import TransformerConfig
 from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
-from regard.tasks.exports.plain import why_not_plain
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.runs.foreign_folders import is_huggingface
-from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
@@ -70,7 +67,7 @@ class CTranslate2Engine:
             raise ArgumentError(f"CTranslate2 cannot search on {device} in {precision}: {error}") from None
         self.longest: int | None = trained.max_length
         """The number of rows in the export's tables of positions."""
-        self._threads = threads
+        self._threads, self._plain = threads, trained.plain
         tokenizers = trained.source_tokenizer, trained.target_tokenizer
         self._source, self._target = ([one.piece(number) for number in range(len(one))] for one in tokenizers)
         self._numbers = {piece: number for number, piece in enumerate(self._target)}
@@ -108,6 +105,8 @@ class CTranslate2Engine:
             "keeps no words whole": job.words is not None,
             f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
         }
+        if not any(reasons.values()) and self._plain is not None and (changed := self._plain.why_changed()):
+            reasons[changed] = True
         return next((f"CTranslate2 {reason}" for reason, is_so in reasons.items() if is_so), None)
 
     def _begin(self, job: SearchJob) -> Sequence[Any]:
@@ -205,8 +204,6 @@ def searching_by_ctranslate2(
         OSError: the disk is full.
     """
     config = transformer_of(run)
-    if reason := _why_not_plain(translator, config):
-        raise ArgumentError(f"CTranslate2 would search with another model than the one that was loaded: {reason}")
     trained = exported(translator, config)
 
     def load(folder: Path) -> CTranslate2Engine:
@@ -222,12 +219,3 @@ def searching_by_ctranslate2(
 
 def _own_search(translator: Translator, job: SearchJob) -> list[list[Hypothesis]]:
     return search(translator.model, job)
-
-
-def _why_not_plain(translator: Translator, config: TransformerConfig) -> str | None:
-    sizes = {
-        "source_vocab_size": len(translator.source_tokenizer),
-        "target_vocab_size": len(translator.target_tokenizer),
-    }
-    with torch.device("meta"):
-        return why_not_plain(translator.model, make_model(config, **sizes))

@@ -1,10 +1,48 @@
 """Whether a model is no more than its configuration and its weights, the content of an export."""
 
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from regard.tensors.torch_private import has_hooks_of_all, is_bare
+from regard.errors import ArgumentError
+from regard.tensors.torch_private import counted_version, has_hooks_of_all, is_bare
+
+NUMBERS = 8
+"""How many elements of each weight are compared: a fused optimizer writes without counting it."""
+
+
+class PlainModel:
+    """A model that was no more than its configuration and its weights when it was exported, and may change since.
+
+    Args:
+        model: the model.
+        made: a new model of the same configuration; its weights may be on the device "meta".
+    """
+
+    def __init__(self, model: nn.Module, made: nn.Module) -> None:
+        self._model, self._made, self._weights = model, made, _weights(model)
+
+    @classmethod
+    def of(cls, model: nn.Module, made: nn.Module) -> Self:
+        """Raises ArgumentError if the model is more than that: an export would be of another one."""
+        if reason := why_not_plain(model, made):
+            raise ArgumentError(f"an export would be another model than the one that was loaded: {reason}")
+        return cls(model, made)
+
+    def why_changed(self) -> str | None:
+        """How the model differs from the exported one by now; None if it does not."""
+        if (reason := why_not_plain(self._model, self._made)) is None:
+            reason = None if _weights(self._model) == self._weights else "its weights were written or replaced"
+        return reason and f"has an older model than the one that is asked: {reason}"
+
+
+def _weights(model: nn.Module) -> list[object]:
+    found: list[object] = []
+    for one in chain(model.parameters(), model.buffers()):
+        few = one.detach().flatten()[:: max(1, one.numel() // NUMBERS)][:NUMBERS]
+        found.append((id(one), one.data_ptr(), counted_version(one), few.tolist()))
+    return found
 
 
 def why_not_plain(model: nn.Module, made: nn.Module) -> str | None:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.models.decoder_only import DecoderOnly
 from regard.tasks.exports.ctranslate2 import library
 from regard.tasks.exports.ctranslate2_text import exported_text, text_config_of
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
-from regard.tasks.exports.plain import why_not_plain
+from regard.tasks.exports.plain import PlainModel
 from regard.tasks.generation.filters import Filter, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.text_format import TextFormat
@@ -44,6 +43,7 @@ class CTranslate2Writer:
     Args:
         folder: an export of `text_to_ctranslate2`; it may be removed once the writer is made.
         language: says which tokens may be written, and which end a text.
+        plain: the exported model.
         device: where CTranslate2 computes.
         precision: of the matrix products, the embeddings and the output layer.
 
@@ -51,8 +51,17 @@ class CTranslate2Writer:
         ArgumentError: CTranslate2 does not have the device or the precision on this machine.
     """
 
-    def __init__(self, folder: Path, language: TextFormat, *, device: torch.device, precision: SearchPrecision) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        language: TextFormat,
+        *,
+        plain: PlainModel | None = None,
+        device: torch.device,
+        precision: SearchPrecision,
+    ) -> None:
         assert isinstance(language.tokenizer, Tokenizer)
+        self._plain = plain
         self._pieces = [language.tokenizer.piece(number) for number in range(len(language.tokenizer))]
         writable = set(language.writable)
         self._banned = [[piece] for number, piece in enumerate(self._pieces) if number not in writable]
@@ -82,9 +91,11 @@ class CTranslate2Writer:
         """See `Writer`.
 
         Raises:
-            ArgumentError: CTranslate2 lacks a filter, or has them in another order.
+            ArgumentError: CTranslate2 lacks a filter, or has them in another order; or the model has changed since.
             EngineError: CTranslate2 failed.
         """
+        if self._plain and (reason := self._plain.why_changed()):
+            raise ArgumentError(f"CTranslate2 {reason}: write with regard")
         prompts = [[self._pieces[number] for number in ids] for ids in contexts]
         try:
             with closing(
@@ -144,11 +155,9 @@ def writing_by_ctranslate2(
     """
     config = text_config_of(run)
     trained = exported_text(model, config)
-    with torch.device("meta"):
-        made = DecoderOnly(config.model, vocab_size=len(trained.tokenizer))
-    if reason := why_not_plain(model.model, made):
-        raise ArgumentError(f"CTranslate2 would write with another model than the one that was loaded: {reason}")
-    make = partial(CTranslate2Writer, language=model.language, device=model.device, precision=precision)
+    make = partial(
+        CTranslate2Writer, language=model.language, plain=trained.plain, device=model.device, precision=precision
+    )
     writer = with_kept_export(Export.of_text(trained), run, make)
     model.writer = writer
     try:

@@ -12,10 +12,12 @@ from regard.errors import ArgumentError
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
+from regard.tasks.exports.plain import PlainModel
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.translator import Translator
 
 LONGEST = 1024
@@ -29,6 +31,8 @@ class ExportedRun(NamedTuple):
     config: TransformerConfig
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    plain: PlainModel | None = None
+    """The loaded model, which may change later; None for one that is asked by the export alone."""
 
     @property
     def max_length(self) -> int:
@@ -72,12 +76,19 @@ def transformer_of(folder: Path) -> TransformerConfig:
 
 
 def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
-    """The model of a loaded run, with its configuration and its tokenizers."""
+    """The model of a loaded run, with its configuration and its tokenizers.
+
+    Raises:
+        ArgumentError: the model has hooks, adapters or other layers than its configuration.
+    """
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
+    with torch.device("meta"):
+        made = make_model(config, source_vocab_size=len(source), target_vocab_size=len(target))
+    plain = PlainModel.of(model, made)
     model = model if translator.device.type == "cpu" else deepcopy(model).cpu()
-    return ExportedRun(_scaled_by_width(model, config), config, source, target)
+    return ExportedRun(_scaled_by_width(model, config), config, source, target, plain)
 
 
 def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:

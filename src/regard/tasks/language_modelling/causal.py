@@ -285,7 +285,9 @@ class LanguageModel:
         if len(ids) < 2:
             raise DataError("there is no text to evaluate on")
         step = self._half if stride is None else stride
-        windows = next_token_windows(np.asarray(ids), length=self.block_length, stride=step)
+        windows = next_token_windows(
+            np.asarray(ids), length=self.block_length, stride=step, begin_id=self.language.mark_id
+        )
         found = []
         for likelihood in self._likelihoods(windows):
             found.append(likelihood)

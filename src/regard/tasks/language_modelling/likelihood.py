@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from regard.tasks.text.tokenizers import PAD
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tensors.precision import widest_dtype
 
 
@@ -20,18 +20,16 @@ class Likelihood(NamedTuple):
     """How many are in the sum."""
 
 
-def likelihoods(
-    logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"], *, pad_id: int = PAD
-) -> list[Likelihood]:
-    """The likelihood of each row's targets; padding does not count.
+def likelihoods(logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"]) -> list[Likelihood]:
+    """The likelihood of each row's targets, but for those that are UNPREDICTED.
 
-    >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, PAD]]))[1].tokens
+    >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, UNPREDICTED]]))[1].tokens
     1
     """
     targets = targets.long()
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    own = precise.gather(-1, targets[..., None])[..., 0] - precise.logsumexp(-1)
-    counted = targets != pad_id
+    counted = targets != UNPREDICTED
+    own = precise.gather(-1, targets.where(counted, 0)[..., None])[..., 0] - precise.logsumexp(-1)
     sums = own.to(widest_dtype(own.device)).masked_fill(~counted, 0.0).sum(-1)
     return [Likelihood(*pair) for pair in zip(sums.tolist(), counted.sum(-1).tolist(), strict=True)]
 

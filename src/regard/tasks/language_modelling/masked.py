@@ -24,9 +24,10 @@ from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
 from regard.tasks.text.sections import Integers
-from regard.tasks.text.tokenizers import BOS, EOS, PAD, Tokenizer
+from regard.tasks.text.tokenizers import BOS, EOS, Tokenizer
 from regard.tasks.training.distributed.devices import find_device
 from regard.tensors.precision import widest_dtype
 
@@ -223,7 +224,7 @@ class MaskedLanguageModel:
 
     def _at_masks(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """The logits of the masked tokens, and these tokens. The output layer reads no other: it is a large part."""
-        masked = batch.targets != PAD
+        masked = batch.targets != UNPREDICTED
         logits, targets = self.model(
             batch.tokens, batch.lengths, loss=lambda x, output: (output(x[masked]), batch.targets[masked])
         )

@@ -24,6 +24,11 @@ class TextFormat(Protocol):
         ...
 
     @property
+    def mark_id(self) -> int | None:
+        """The token that only begins documents, and is not predicted; None if every token may be text."""
+        ...
+
+    @property
     def end_ids(self) -> Sequence[int]:
         """The tokens that end a text; the model stops after any of them."""
         ...
@@ -60,6 +65,7 @@ class TrainedFormat:
     """
 
     begin_id = BOS
+    mark_id: int | None = BOS
     end_ids = (EOS,)
 
     def __init__(self, tokenizer: Tokenizer, documents: DocumentUnit) -> None:
@@ -102,6 +108,8 @@ class DownloadedFormat:
         end_ids: the tokens that end a text.
         banned_ids: tokens the model must never write.
     """
+
+    mark_id: int | None = None
 
     def __init__(
         self, tokenizer: TokenizerFile, begin_id: int, end_ids: Sequence[int], banned_ids: Sequence[int] = ()

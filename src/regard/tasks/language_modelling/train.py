@@ -33,7 +33,8 @@ from regard.tasks.text.blocks import (
     next_tokens,
     window_batches,
 )
-from regard.tasks.text.tokenizers import PAD
+from regard.tasks.text.codec import UNPREDICTED
+from regard.tasks.text.tokenizers import BOS
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import LossSum
 from regard.tasks.training.output_loss import output_cross_entropy
@@ -120,13 +121,13 @@ class TextBatches:
 
 def next_token_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     """Summed loss of each next token in nats, and their count."""
-    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=UNPREDICTED)
     return LossSum(*model(batch.tokens, loss=loss))
 
 
 def masked_loss(model: nn.Module, batch: TextBatch) -> LossSum:
     """Summed loss of the masked tokens in nats, and their count."""
-    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=PAD)
+    loss = partial(output_cross_entropy, targets=batch.targets, ignore_index=UNPREDICTED)
     return LossSum(*model(batch.tokens, batch.lengths, loss=loss))
 
 
@@ -138,7 +139,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
     batches = TextBatches(_plan(config, corpus.train.tokens, fabric, overlap=1), next_tokens)
 
     def windows() -> Iterator[TextWindow]:
-        return next_token_windows(corpus.valid.tokens, length=config.block_length, stride=config.block_length)
+        length = config.block_length
+        return next_token_windows(corpus.valid.tokens, length=length, stride=length, begin_id=BOS)
 
     validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.tasks.text.codec import Marks
+from regard.tasks.text.codec import UNPREDICTED, Marks
 from regard.tasks.text.sections import Indices, Integers
 
 OURS = Marks()
@@ -31,6 +31,12 @@ class Batch(NamedTuple):
     """(B,), including EOS."""
     links: Tensor = NO_LINKS
     """(L, 3): the pair, the target token and the source token of each link between tokens, if links were given."""
+
+    @property
+    def expected(self) -> Tensor:
+        """target_output, with UNPREDICTED in place of padding, whose id may be that of a token."""
+        places = torch.arange(self.target_output.shape[1], device=self.target_output.device)
+        return self.target_output.masked_fill(places >= self.target_lengths[:, None], UNPREDICTED)
 
     @property
     def tokens(self) -> int:

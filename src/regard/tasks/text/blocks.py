@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.sections import Integers, sections
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK
 
@@ -26,14 +27,14 @@ class TextBatch(NamedTuple):
     tokens: Tensor
     """(B, T), padded at the end."""
     targets: Tensor
-    """(B, T): the token to be predicted at each position; PAD where nothing is predicted."""
+    """(B, T): the token to be predicted at each position; UNPREDICTED where none is."""
     lengths: Tensor
     """(B,): the number of tokens in each row."""
 
     @property
     def predicted(self) -> int:
         """The number of predicted positions."""
-        return int((self.targets != PAD).sum())
+        return int((self.targets != UNPREDICTED).sum())
 
 
 class TextWindow(NamedTuple):
@@ -142,7 +143,7 @@ def next_tokens(blocks: TextBlocks) -> TextBatch:
     """
     tokens = blocks.tokens[:, :-1].copy()
     tokens[blocks.seeds % BEGIN_ONE_IN == 0, 0] = BOS
-    return _batch(tokens, blocks.tokens[:, 1:])
+    return _batch(tokens, _without_marks(blocks.tokens[:, 1:], BOS))
 
 
 def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBatch:
@@ -179,7 +180,7 @@ def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: in
         if tokens[place] > EOS:
             begin = place - place % length
             row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
-            targets = np.full_like(row, PAD)
+            targets = np.full_like(row, UNPREDICTED)
             targets[place - begin], row[place - begin] = row[place - begin], mask_id
             yield TextWindow(row, targets)
 
@@ -192,20 +193,23 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextW
     tokens[chosen & (fate < REPLACED_BY_MASK)] = mask_id
     another = chosen & (fate >= REPLACED_BY_MASK) & (fate < REPLACED_BY_MASK + REPLACED_BY_ANOTHER)
     tokens[another] = others[another]
-    return TextWindow(tokens, np.where(chosen, row, PAD))
+    return TextWindow(tokens, np.where(chosen, row, UNPREDICTED))
 
 
-def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterator[TextWindow]:
+def next_token_windows(
+    tokens: Integers, *, length: int, stride: int, begin_id: int | None = None
+) -> Iterator[TextWindow]:
     """Windows of at most `length` tokens that predict every token but the first exactly once.
 
     A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
-    stride gives each predicted token more context.
+    stride gives each predicted token more context. `begin_id` is the mark that begins each document in a row of
+    several, and that is not predicted; None predicts every token.
 
     Raises:
         ArgumentError: the stride is not in 1..length.
 
     >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
-    [[5, 6, 7, 8], [0, 0, 9]]
+    [[5, 6, 7, 8], [-100, -100, 9]]
     """
     if not 1 <= stride <= length:
         raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")
@@ -215,8 +219,8 @@ def next_token_windows(tokens: Integers, *, length: int, stride: int) -> Iterato
         if end < done:
             return
         targets = np.asarray(tokens[begin + 1 : end + 1]).astype(np.int64)
-        targets[: done - begin - 1] = PAD
-        yield TextWindow(np.asarray(tokens[begin:end]).astype(np.int64), targets)
+        targets[: done - begin - 1] = UNPREDICTED
+        yield TextWindow(np.asarray(tokens[begin:end]).astype(np.int64), _without_marks(targets, begin_id))
         done = end + 1
 
 
@@ -236,15 +240,18 @@ def window_batches(windows: Iterable[TextWindow], *, places: int) -> Iterator[Te
 
 def _padded(rows: list[TextWindow]) -> TextBatch:
     width = max(len(row.tokens) for row in rows)
-    tokens, targets = (np.full((len(rows), width), PAD, np.int64) for _ in range(2))
+    tokens, targets = (np.full((len(rows), width), value, np.int64) for value in (PAD, UNPREDICTED))
     for place, row in enumerate(rows):
         tokens[place, : len(row.tokens)], targets[place, : len(row.targets)] = row
     batch = _batch(tokens, targets)
     return batch._replace(lengths=torch.tensor([len(row.tokens) for row in rows]))
 
 
-def _batch(tokens: Integers, targets: Integers) -> TextBatch:
+def _without_marks(targets: Integers, begin_id: int | None) -> Integers:
     # The place where a document begins follows from the end of the last document, so there is nothing to learn.
-    targets = np.where(targets == BOS, PAD, targets)
+    return targets if begin_id is None else np.where(targets == begin_id, UNPREDICTED, targets)
+
+
+def _batch(tokens: Integers, targets: Integers) -> TextBatch:
     lengths = torch.full((len(tokens),), tokens.shape[1])
     return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets), lengths)

@@ -5,6 +5,9 @@ from typing import NamedTuple, Protocol
 
 from regard.tasks.text.labels import Label
 
+UNPREDICTED = -100
+"""The target where nothing is predicted: the id of no token in any vocabulary."""
+
 
 class Marks(NamedTuple):
     """The ids of the special tokens around a text. The defaults are those of the tokenizers trained here."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.tasks.text.batches import Batch
-from regard.tasks.text.tokenizers import PAD
+from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.training.losses import LossSum
 from regard.tasks.training.output_loss import output_cross_entropy
 from regard.tasks.translation.alignments import AlignmentOf
@@ -27,8 +27,8 @@ class TeacherForcing:
         """The function that a model calls with the input of its output layer and that layer."""
         return partial(
             output_cross_entropy,
-            targets=batch.target_output,
-            ignore_index=PAD,
+            targets=batch.expected,
+            ignore_index=UNPREDICTED,
             label_smoothing=self._label_smoothing,
         )
 

@@ -136,7 +136,7 @@ class TranslationModel:
             for rows in by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
                 batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
                 logits = self.model(batch.source, batch.source_lengths, batch.target_input)
-                scored = likelihoods(logits, batch.target_output, pad_id=self.target_tokenizer.marks.pad_id)
+                scored = likelihoods(logits, batch.expected)
                 for row, likelihood in zip(rows, scored, strict=True):
                     found[row] = likelihood
             yield from found

@@ -37,7 +37,8 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
 
     It is one forward and one backward pass of attention, in linear memory. The rules are local: the input is the
     relevance of the output, from the rules of all layers above (layer norms, activations, linear layers: see the
-    package `lxt`), and the output is for those below.
+    package `lxt`), and the output is for those below. It covers one call: modules that mix positions by other means
+    (`seen.report().mixers`) need rules of their own.
 
     Args:
         weights: a map with values, of a softmax of scaled dot products; a bias takes its own part of a score.

@@ -13,10 +13,12 @@ from regard.maps.statistics.definitions import Distance, Entropy, Largest, Parti
 from regard.maps.statistics.tiles import ask
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table
+from regard.watching.hooks.module_names import Names
+from regard.watching.report import given_up
 
 
 @torch.no_grad()
-def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
+def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) -> HeadTable:
     r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
 
     Query i is at position p = S - T + i, as under a causal mask with a cache.
@@ -32,6 +34,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
     Args:
         maps: the result of `regard.watch`, or maps (batch..., H, T, S).
         tokens: the ids of the tokens, (batch..., S) or (S,), for induction.
+        skip: the modules of a watched model that the table need not cover, as `names` of `regard.watch`.
 
     Returns:
         A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
@@ -42,6 +45,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
 
     Raises:
         ShapeError: the tokens fit none of the maps.
+        NotSeenError: modules of the watched model besides those in `skip` mix positions and were not read.
         NotKeptError: a map's statistics give none of the columns, or do not mark the queries with keys.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
@@ -55,20 +59,21 @@ def head_table(maps: Maps, tokens: Tensor | None = None) -> HeadTable:
     0         0      0.50     0.60     0.61      0.42     0.42       0.33
     0         1      0.50     0.60     0.61      0.42     0.42       0.33
     """
-    found = named(maps)
+    rest, found = given_up(maps, skip, "head_table()"), named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
         raise ShapeError(f"tokens {tuple(tokens.shape)} have not one number for each key of the maps {shapes}")
-    return table([name for name, _ in found], [_numbers(one, tokens) for _, one in found])
+    return table([name for name, _ in found], [_numbers(one, tokens) for _, one in found], rest)
 
 
 @torch.no_grad()
-def compare(one: Maps, other: Maps) -> HeadTable:
+def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     """Measure how far the heads of two models, or of one model on two inputs, are apart; maps are paired in order.
 
     Args:
         one: the result of a watch, or maps (batch..., H, T, S).
         other: the same number of maps, of the same shapes.
+        skip: the modules of watched models that the table need not cover, as `names` of `regard.watch`.
 
     Returns:
         A table with the columns "jensen-shannon" (nats, in [0, ln 2]), "variation" (in [0, 1]) and "largest" (the
@@ -76,6 +81,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
 
     Raises:
         ShapeError: the lists have different lengths, or maps have different shapes.
+        NotSeenError: modules of a watched model besides those in `skip` mix positions and were not read.
 
     >>> import regard
     >>> q, k = torch.zeros(2, 1, 1, 4, 1).unbind()
@@ -85,6 +91,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
     layer  head  jensen-shannon  variation  largest
     0         0            0.17       0.38     0.75
     """
+    rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
     ours, theirs = named(one), named(other)
     if len(ours) != len(theirs):
         raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
@@ -93,7 +100,7 @@ def compare(one: Maps, other: Maps) -> HeadTable:
         apart, live = difference(a, b), _live(a) | _live(b)
         numbers = {"jensen-shannon": _mean(apart.jensen_shannon, live), "variation": _mean(apart.total_variation, live)}
         rows.append({**numbers, "largest": apart.largest.reshape(-1, *apart.largest.shape[-2:]).amax((0, 2))})
-    return table([name for name, _ in ours], rows)
+    return table([name for name, _ in ours], rows, tuple(dict.fromkeys(rest)))
 
 
 def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:

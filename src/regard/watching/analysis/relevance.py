@@ -1,4 +1,4 @@
-"""Relevance of tokens through all layers, by the rules of Chefer et al. for encoders, decoders and both together."""
+"""Relevance of tokens through attention, by the rules of Chefer et al. for encoders, decoders and both together."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,8 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
+from regard.watching.hooks.module_names import Names
+from regard.watching.report import given_up
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -33,7 +35,7 @@ Layers = Sequence[tuple[AttentionStep, ...]]
 """Groups of steps in order; the steps of one group happen at once."""
 
 
-def relevance(steps: Steps) -> "Relevance":
+def relevance(steps: Steps, *, skip: Names = ()) -> "Relevance":
     r"""The relevance of each input token for each token of the last layer, from one backward pass.
 
     With $\bar A = \frac1H \sum_h (P_h \odot \partial L / \partial P_h)^+$ of each layer, from the first one up,
@@ -51,6 +53,7 @@ def relevance(steps: Steps) -> "Relevance":
             explained, such as the logit of a class. The origin of its keys tells a decoder from its encoder. Or the
             layers in order: maps of self-attention, or an `AttentionStep` for each. Steps in a tuple are simultaneous:
             each reads the R before them.
+        skip: the modules of a watched model that it need not go through, as `names` of `regard.watch`.
 
     Returns:
         A `Relevance`, read by rows. Nothing is computed yet.
@@ -59,6 +62,7 @@ def relevance(steps: Steps) -> "Relevance":
         ArgumentError: there are no layers; the watch has several runs, or several stacks without attention between
             them.
         ShapeError: the layers do not fit one another.
+        NotSeenError: modules of the watched model besides those in `skip` mix positions and were not read.
 
     Source: Chefer et al. 2021 (arXiv:2103.15679), section 3.
 
@@ -75,14 +79,17 @@ def relevance(steps: Steps) -> "Relevance":
     tensor([[0.7130, 1.0370, 2.2222]])
     """
     record: Any = getattr(steps, "record", None)
-    return Relevance(_given(steps) if record is None else _observed(record))
+    rest = given_up(steps, skip, "relevance()")
+    return Relevance(_given(steps) if record is None else _observed(record), rest)
 
 
 class Relevance:
     """The matrices R of a model, read row by row in linear memory, or whole under a limit."""
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(self, layers: Layers, given_up: tuple[str, ...] = ()) -> None:
         self._layers = layers
+        self.given_up = given_up
+        """Modules that mix positions, through which it does not go."""
         self.lengths = _lengths(layers)
         """The length of each stream by name, in order of occurrence."""
 
@@ -155,7 +162,8 @@ class Relevance:
 
     def __repr__(self) -> str:
         streams = ", ".join(f"{length} of {name!r}" for name, length in self.lengths.items())
-        return f"Relevance of tokens ({streams}) through {len(self._layers)} layers"
+        beside = f", not through {', '.join(self.given_up)}" if self.given_up else ""
+        return f"Relevance of tokens ({streams}) through {len(self._layers)} layers{beside}"
 
 
 class _RowsOfR:

@@ -1,4 +1,4 @@
-"""Attention rollout: how much the input tokens contribute to chosen tokens, through all layers."""
+"""Attention rollout: how much the input tokens contribute to chosen tokens, through the layers whose maps there are."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,8 @@ from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.watching.analysis.tables import Maps, named
+from regard.watching.hooks.module_names import Names
+from regard.watching.report import given_up
 
 
 def rollout(
@@ -17,6 +19,7 @@ def rollout(
     *,
     residual: float = 0.5,
     heads: Sequence[float] | Tensor | None = None,
+    skip: Names = (),
 ) -> Tensor:
     r"""Attention rollout towards chosen tokens: rows of $A_L \cdots A_2 A_1$, without a T x T matrix.
 
@@ -29,6 +32,8 @@ def rollout(
         tokens: the position of one token of the last layer, or of N tokens; a negative one counts from the end.
         residual: r, the share of the residual connection, in [0, 1].
         heads: a weight for each head, divided by the sum of all; None for equal weights.
+        skip: the modules of a watched model that it need not go through, as `names` of `regard.watch`. Without these it
+            goes through every module that mixes positions; a list of maps is taken as all there are.
 
     Returns:
         (batch..., T) for one token, (batch..., N, T) for N tokens: the elements of a row are at least 0 and sum to 1.
@@ -37,6 +42,7 @@ def rollout(
     Raises:
         ArgumentError: the residual is outside [0, 1], there are not as many weights as heads, or weights are below 0.
         ShapeError: a map is not square or has another shape than the others, or a token does not exist.
+        NotSeenError: modules of the watched model besides those in `skip` mix positions and were not read.
 
     Source: Abnar & Zuidema 2020 (arXiv:2005.00928), section 3.
 
@@ -48,6 +54,7 @@ def rollout(
     """
     if not 0.0 <= residual <= 1.0:
         raise ArgumentError(f"residual must be in [0, 1], got {residual}")
+    given_up(maps, skip, "rollout()")
     layers = [one for _, one in named(maps)]
     _check(layers)
     length, first = layers[0].shape[-1], layers[0]

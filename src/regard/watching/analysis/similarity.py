@@ -115,9 +115,13 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
 
 
 def _jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """The divergence of rows in the last dimension, clamped at 0 against rounding."""
-    parts = torch.special.entr((p + q) / 2) - (torch.special.entr(p) + torch.special.entr(q)) / 2
-    return parts.sum(-1).clamp_min(0.0)
+    """The divergence of rows in the last dimension. With m = (p + q) / 2 and r = (p - q) / (p + q) its terms are
+    m ((1 + r) ln(1 + r) + (1 - r) ln(1 - r)) / 2; a difference of entropies would cancel where p is near q."""
+    total = p + q
+    r = (p - q) / torch.where(total > 0, total, 1.0)
+    near, far = r.clamp(-0.5, 0.5), torch.special.xlog1py(1 + r, r) + torch.special.xlog1py(1 - r, -r)
+    parts = torch.where(r.abs() < 0.5, 2 * near * near.atanh() + torch.log1p(-near.square()), far)
+    return (total * parts).sum(-1) / 4
 
 
 def _rows(source: Source, flat_heads: range, scratch: Scratch) -> Iterator[Tensor]:

@@ -72,6 +72,8 @@ class HeadTable:
 
     layers: tuple[str, ...]
     columns: dict[str, Tensor]
+    given_up: tuple[str, ...] = ()
+    """Modules that mix positions and are not covered."""
 
     def __getitem__(self, name: str) -> Tensor:
         """The values (layers, heads) of a column; raises ArgumentError without such a column."""
@@ -101,14 +103,14 @@ class HeadTable:
             cells = zip(self.columns, numbers[row].tolist(), strict=True)
             shown = "".join(f"  {_short(value):>{max(7, len(name))}}" for name, value in cells)
             lines.append(f"{self.layers[row[0]]:<{width}}  {row[1]:>4}{shown}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"not covered: {path}" for path in self.given_up)])
 
     def __repr__(self) -> str:
         heads = next(iter(self.columns.values())).shape[1]
         return f"HeadTable({len(self.layers)} layers, up to {heads} heads: {', '.join(self.columns)}); print it"
 
 
-def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
+def table(layers: list[str], rows: list[dict[str, Tensor]], given_up: tuple[str, ...]) -> HeadTable:
     """Make a table from each layer's values (heads,)."""
     heads = max(len(numbers) for row in rows for numbers in row.values())
 
@@ -117,7 +119,7 @@ def table(layers: list[str], rows: list[dict[str, Tensor]]) -> HeadTable:
         return torch.stack([torch.nn.functional.pad(one, (0, heads - len(one)), value=torch.nan) for one in known])
 
     names = dict.fromkeys(name for row in rows for name in row)
-    return HeadTable(tuple(layers), {name: column(name) for name in names})
+    return HeadTable(tuple(layers), {name: column(name) for name in names}, given_up)
 
 
 def _short(value: float) -> str:

@@ -136,7 +136,10 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
         assert call.map is not None
         stack = (call.name.translate(NUMBERS), call.index, call.map.shape)
         stacks.setdefault(stack, []).append((call, facts))
-    for layers in stacks.values():
+    for alike in stacks.values():
+        layers = [(call, facts) for call, facts in alike if not facts.mask.is_unknown]
+        if not layers:
+            continue
         seen = [_keys(facts) for _, facts in layers]
         if len({one.shape for one in seen}) > 1:
             seen = list(torch.broadcast_tensors(*seen))

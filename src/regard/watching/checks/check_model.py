@@ -1,14 +1,12 @@
 """`check`: run a model on generated sequences, under changes without effect on a sound model, and audit its kernels."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard.errors import ArgumentError
+from regard.watching.checks.evaluated import evaluated
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
@@ -61,7 +59,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     Raises:
         ArgumentError: the model does not run on the batch, or nothing can be made up for it.
 
-    >>> import regard
+    >>> import regard, torch
     >>> class Model(nn.Module):
     ...     def forward(self, x):
     ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -73,7 +71,7 @@ def check(model: nn.Module, batch: Any = None, *, causal: bool | None = None) ->
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"check() takes a torch.nn.Module, got {type(model).__name__}")
-    with _undisturbed(model):
+    with evaluated(model):
         trials = Trials(_subject(model, batch, causal))
         trials.run()
     return Checked(type(model).__name__, tuple(trials.tried), tuple(by_module(trials.found)))
@@ -90,19 +88,3 @@ def _subject(model: nn.Module, batch: Any, causal: bool | None) -> Subject:
         f"nothing can be made up for a {type(model).__name__}: give a batch, as in check(model, batch), or let "
         "module:function return (model, batch)"
     )
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradients; restore the model's mode, its buffers and the random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng():
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-            for buffer, before in buffers:
-                buffer.copy_(before)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.call.biases.base import Bias, DenseBias
 from regard.call.masks.base import And
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
@@ -20,7 +21,7 @@ from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.mask_kind import MaskKind, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
 
 
@@ -79,7 +80,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
-    kind = kind_of(seen)
+    kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     rows = _Counted(call, seen, _real_queries(call, keep))
     later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
@@ -87,12 +88,20 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     return Facts(
         mask=kind,
         later=later,
-        padding=rows.on_padding(keep) if keep is not None else None if kind.padding is None else 0.0,
+        padding=0.0 if keep is None and kind.padding and not kind.is_unknown else rows.on_padding(keep),
         first=rows.on_first(),
         no_key=int(no_key.sum()) * (batch // len(no_key)),
         rows=batch * no_key.shape[1],
         seen=seen,
     )
+
+
+def _two_numbers(bias: Bias | None) -> str:
+    """The numbers of a tensor of two, such as a bool mask that is added: it hides no key."""
+    tensor = bias.tensor.detach() if isinstance(bias, DenseBias) else torch.zeros(1)
+    low, high = tensor.where(tensor > HIDDEN, torch.inf).min(), tensor.max()
+    is_of_two = bool(((tensor == low) | (tensor == high) | (tensor <= HIDDEN)).all()) and low < high
+    return f"{float(low):g} and {float(high):g}" if is_of_two else ""
 
 
 def _is_known(call: Observed, kind: MaskKind) -> bool:
@@ -136,7 +145,9 @@ class _Counted:
                 return self.mean(found)
         return self.mean(_later_by_rows(self.weights, offset))
 
-    def on_padding(self, keep: Tensor) -> float | None:
+    def on_padding(self, keep: Tensor | None) -> float | None:
+        if keep is None:
+            return None
         dropped = ~keep.to(self.weights.device)
         if not bool(dropped.any()):
             return None
@@ -158,15 +169,15 @@ class _Counted:
 
 
 def _later_by_state(source: CallSource, offset: int) -> Tensor | None:
-    r"""The share on later keys as $1 - \exp(\mathrm{lse}_\mathrm{causal} - \mathrm{lse})$, from one pass over scores.
-    None if the weights are not a softmax, or rows were lowered."""
+    r"""The share on later keys as $\exp(\mathrm{lse}_\mathrm{later} - \mathrm{lse})$, from one pass over scores. None
+    if the weights are not a softmax, or rows were lowered."""
     call, whole = source.factors.reading
     if not isinstance(call.normalization, Softmax) or isinstance(call.bias, ShiftedBias):
         return None
     factors = () if call.mask is None else call.mask.factors()
     with undisturbed():
-        earlier = row_state(replace(call, mask=And((*factors, Causal(offset)))))
-        return 1 - torch.exp(earlier - whole.masked_fill(whole == -torch.inf, torch.inf))
+        later = row_state(replace(call, normalization=Softmax(), mask=And((*factors, ~Causal(offset)))))
+        return torch.exp(later - whole.masked_fill(whole == -torch.inf, torch.inf))
 
 
 def _later_by_rows(weights: AttentionMap, offset: int) -> Tensor:

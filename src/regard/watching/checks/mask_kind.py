@@ -45,8 +45,15 @@ class MaskKind:
     """How many keys are hidden from every row, at most, in a sequence."""
     of_weights: bool = False
     """True if it was read from weights, not from a mask."""
+    added: str = ""
+    """The two numbers that a tensor adds to the scores in place of hiding keys; empty for other biases."""
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """True for a pattern without a name: keys hidden from every row need be no padding, as an indexer's."""
+        return self.pattern == "dense of no known kind"
 
     def __str__(self) -> str:
         """The kind in a few words.
@@ -60,10 +67,10 @@ class MaskKind:
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
         if self.padding is not None:
             keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
-            what = "hidden" if self.of_one_query else "padding"
+            what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
-        return said
+        return f"{said}; {self.added} are added to the scores" if self.added else said
 
 
 def kind_of(seen: Visible) -> MaskKind:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, RegardError
+from regard.watching.analysis.mixing import measure_mixing
 from regard.watching.checks.differences import Judge, Measure, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
@@ -137,7 +138,7 @@ class Trials:
             return False
         if any(call.map is None or call.map.shape[-1] != keep.shape[1] for call in seen.calls):
             return False
-        return not any(finding.reason == "padding" for finding in seen.audit(padding=keep))
+        return not any(finding.reason == "padding" for finding in seen.audit(padding=keep, skip="*"))
 
     def _future(self) -> None:
         """The last positions replaced, alone and under every other form of mask."""
@@ -199,8 +200,10 @@ class Trials:
         """Findings of the watched calls, separately or as the location of a fault in the results."""
         shown = {finding.reason for finding in self.found}
         self.tried.append("what the kernels got")
+        with self._trying("one token changed, module by module"):
+            measure_mixing(self.seen[0][0], lambda: _run(self.subject, [self.subject.rows.long]))
         for seen, keep in self.seen:
-            for finding in seen.audit(causal=self.subject.causal or None, padding=keep):
+            for finding in seen.audit(causal=self.subject.causal or None, padding=keep, skip="*"):
                 is_place = finding.reason in shown and finding.reason in ("future", "padding")
                 if finding.reason == "future" and not self._reads_ahead(seen, finding.path):
                     continue
@@ -212,7 +215,8 @@ class Trials:
                         "kernel and eager", "error", f"the output of {call.how} is not what its queries, keys and mask "
                         "give", call.name, call.index, {"difference": call.error},
                     ))  # fmt: skip
-            for path, reason in seen.report().missed:
+            report = seen.report()
+            for path, reason in (*report.missed, *((path, f"mixes positions by {how}") for path, how in report.mixers)):
                 self.found.append(Finding("not seen", "info", reason, path))
 
     def _reads_ahead(self, seen: Seen, path: str) -> bool:

@@ -54,6 +54,9 @@ class Interceptor:
     def other(self, path: str, reason: str) -> None:
         """Called for a lookalike of attention."""
 
+    def mixed(self, path: str, how: str, positions: int | None) -> None:
+        """Called for a module that mixes positions (so many, if that is known) without an observed call."""
+
     def refuse(self, module: nn.Module, since: int) -> None:
         """Called at the end of a module that attended in blocks: none of its softmaxes since call `since` is a map."""
 

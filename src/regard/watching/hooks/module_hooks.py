@@ -122,6 +122,8 @@ def _end(thread: ThreadState, module: nn.Module, args: Args, *rest: Any) -> Any:
             _finish(thread, frame, args, *rest)
     finally:
         thread.stack.pop()
+        if frame.compares and thread.stack:
+            thread.stack[-1].holds_comparison = True
         if frame.was_hidden != thread.hidden:
             thread.hide(frame.was_hidden)
         if frame.is_recomputed:
@@ -142,6 +144,8 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
+    if thread.taken == frame.taken and (how := "recurrence" if isinstance(module, nn.RNNBase) else frame.mixes):
+        thread.mixed(module, how)
     if frame.pending or frame.is_in_blocks or thread.traces:
         thread.try_to(close, thread, frame)
 

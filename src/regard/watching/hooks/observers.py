@@ -13,6 +13,7 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.readers.contractions import READERS
 from regard.watching.readers.flex_calls import observe_flex
 from regard.watching.readers.functions import name_of
+from regard.watching.readers.mixing import MIXING, observe_mixing
 from regard.watching.readers.multi_head_calls import observe_encoder_layer, observe_function, observe_module
 from regard.watching.readers.operator_calls import is_own, observe_operator, observe_own
 from regard.watching.readers.product_calls import observe_product
@@ -42,12 +43,13 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(FOLLOWED, observe_followed),
     **dict.fromkeys(JOINED, observe_joined),
     **dict.fromkeys(WRITTEN, observe_written),
+    **dict.fromkeys(MIXING, observe_mixing),
 }
 """The observers of the functions of written-out attention, by name."""
 
 
 def _written_out() -> dict[object, FunctionObserver]:
-    places = (torch, Tensor, F, torch.special, torch.linalg)
+    places = (torch, Tensor, F, torch.special, torch.linalg, torch.fft)
     found: dict[object, FunctionObserver] = {}
     for place in places:
         for attribute in dir(place):

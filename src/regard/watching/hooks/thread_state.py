@@ -15,7 +15,7 @@ from regard.errors import FunctionError
 from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
 from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.module_kinds import looks_like_attention, may_run_fused
+from regard.watching.hooks.module_kinds import may_run_fused
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.kept.sequences import Moment
 from regard.watching.readers.provenance import SoftmaxOrigin, Traces
@@ -24,7 +24,18 @@ from regard.watching.readers.provenance import SoftmaxOrigin, Traces
 class RunningModule:
     """A module whose forward is running."""
 
-    __slots__ = ("is_in_blocks", "is_recomputed", "module", "pending", "taken", "was_hidden")
+    __slots__ = (
+        "compares",
+        "has_pairs",
+        "holds_comparison",
+        "is_in_blocks",
+        "is_recomputed",
+        "mixes",
+        "module",
+        "pending",
+        "taken",
+        "was_hidden",
+    )
 
     def __init__(self, module: nn.Module, taken: int, was_hidden: bool) -> None:
         self.module = module
@@ -36,6 +47,12 @@ class RunningModule:
         """True if our mode is on for this module alone, recomputed by a backward pass."""
         self.is_in_blocks = False
         """True if the module multiplied values with parts of a softmax."""
+        self.compares = self.holds_comparison = False
+        """True if it, or a part of it, multiplied activations with activations, as queries with keys."""
+        self.has_pairs = False
+        """True if such a product gave a number for each pair of positions; another one then mixes these."""
+        self.mixes = ""
+        """How the module's own functions mix positions, as far as they were seen to."""
 
 
 class ThreadState:
@@ -217,8 +234,20 @@ class ThreadState:
         frame = self.innermost()
         return None if frame is None else frame.module
 
+    def has_compared(self) -> bool:
+        """True if the running module or a part of it compared, or a module around it by its own functions."""
+        frame = self.innermost()
+        return self.is_in_attention() or (frame is not None and frame.holds_comparison)
+
     def is_in_attention(self) -> bool:
-        return any(looks_like_attention(frame.module) for frame in self.stack)
+        """True if a running module multiplied activations with activations, as queries with keys."""
+        return any(frame.compares for frame in self.stack)
+
+    def mixed(self, module: nn.Module, how: str, positions: int | None = None) -> None:
+        """Notify every watch of a module that mixes positions without an observed call."""
+        for watch in self.watches:
+            if (path := watch.paths.get(id(module))) is not None:
+                watch.mixed(path, how, positions)
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.contractions import Contraction, Labels
 from regard.watching.readers.head_axes import running
-from regard.watching.readers.provenance import Trace, is_learned
+from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +148,9 @@ def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
     known = thread.traces.is_channel(values, axis)
     if known or (known is None and _sizes_say_channel(thread, product)):
         return Verdict(f"attention of {product.queries} channels on {keys} channels, not of positions")
+    if product.queries == keys and all(_is_handed_over(thread, origin) for origin in trace.origins):
+        return Verdict(f"weights {keys} x {keys} from another module, which compared no queries with keys: a mixture "
+                       "of streams at each position?")  # fmt: skip
     if projected and not product.has_queries:
         return Verdict(f"a softmax over the {keys} outputs of a projection that mixed {keys} values of each position: "
                        "a mixture of experts?")  # fmt: skip
@@ -161,6 +164,12 @@ def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
             notes=(f"the values are {keys} x {keys}, and nothing tells their positions from their channels",)
         )
     return Verdict()
+
+
+def _is_handed_over(thread: ThreadState, origin: SoftmaxOrigin) -> bool:
+    """True for weights of another module than the one that multiplies values, made without a look at pairs."""
+    is_unlike = not origin.is_compared and not origin.is_projection
+    return is_unlike and origin.module is not None and origin.module is not thread.innermost_module()
 
 
 def _is_like_a_parameter(thread: ThreadState, values: Tensor) -> bool:

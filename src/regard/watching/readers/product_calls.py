@@ -22,6 +22,7 @@ from regard.watching.kept.stored_weights import stored
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
+from regard.watching.readers.mixing import note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.product_rebuilding import ProductRebuilding
 from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Trace, is_learned
@@ -117,6 +118,9 @@ def observe_product(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs)
         thread.try_to(_multiplied, thread, func, args, kwargs, result)
     if isinstance(result, Tensor):
         _made(thread, func, args, result)
+    frame = None if any(isinstance(arg, nn.Parameter) for arg in args) else thread.innermost()
+    if frame is not None and not frame.mixes:
+        thread.try_to(note_product, thread, frame, read_contraction(name_of(func), args, kwargs))
     return result
 
 
@@ -139,6 +143,7 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
         if isinstance(module, nn.Conv2d) and isinstance(of, Tensor) and thread.traces.stream(of) is None:
             thread.traces.begin(of, "patches")
         thread.traces.projected(output, channels_last=False, of=of)
+        thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     else:
         thread.traces.follow(output, of)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
@@ -397,7 +402,7 @@ def close(thread: ThreadState, frame: RunningModule) -> None:
 
 def _report(thread: ThreadState, origin: SoftmaxOrigin) -> None:
     origin.tensor = None
-    if thread.is_in_attention():
+    if thread.is_in_attention() or (origin.is_projection and not origin.is_projected):
         after = f"; it went into {origin.went_into}" if origin.went_into else ""
         thread.unread(f"a softmax {tuple(origin.shape)} that no product with values took up{after}", origin.module)
     else:

@@ -57,6 +57,8 @@ class SoftmaxOrigin:
     module: nn.Module | None = None
     streams: "Stream | Origins | None" = None
     """The streams of the queries and of the keys, if known."""
+    is_compared: bool = False
+    """True if a running module had multiplied activations with activations, as queries with keys, by then."""
     calls: list[object] = field(default_factory=list)
     """A token of each attention call made of it."""
     is_of_slots: bool = False

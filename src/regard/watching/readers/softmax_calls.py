@@ -63,7 +63,7 @@ def begin(
     is_weights = kind == "weights"
     tensor, version = (_beside(thread, result), counted_version(result)) if is_weights else (None, None)
     origin = SoftmaxOrigin(how, tuple(result.shape), axis, tensor, version, channel is True, channel is not None,
-                    len(thread.stack), thread.innermost_module(), streams)  # fmt: skip
+                    len(thread.stack), thread.innermost_module(), streams, thread.has_compared())  # fmt: skip
     last = result.dim() - 1
     other = last if axis != last else last - 1
     thread.traces.put(result, Trace(kind, (origin,), axis, other, depth=len(thread.stack)))
@@ -92,7 +92,8 @@ def _exponential(thread: ThreadState, args: Args, result: Tensor) -> None:
     # The logarithms were not the weights yet: the weights begin here.
     origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result),
                     counted_version(result),
-                    before.is_projected, before.is_projection, before.depth, before.module, before.streams)  # fmt: skip
+                    before.is_projected, before.is_projection, before.depth, before.module, before.streams,
+                    before.is_compared)  # fmt: skip
     if trace.key is None:
         return
     thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))

@@ -1,0 +1,180 @@
+"""Which modules of a model mix positions, measured: one changed token, and a look at the outputs of the others."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.tensors.torch_private import tree_leaves, tree_map
+from regard.watching.checks.evaluated import evaluated
+from regard.watching.report import is_inside, mixers_in
+
+if TYPE_CHECKING:
+    from regard.watching.watch import Seen
+
+LEAST = 1e-5
+"""A change below this share of the largest output is rounding: a mixture of experts multiplies other groups of rows."""
+MEASURED = "a changed token changes the outputs of others"
+
+
+def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
+    """Run a watched model again, and find the modules that mix positions and that no map shows.
+
+    Each module gets its own input, with one token changed. If its output changes at other positions, it mixes these,
+    however it is written and called. From then on the report and the analyses of `seen` go by this too. The model runs
+    once, and once more for each level of its modules. A module without an axis of as many positions in its inputs and
+    outputs as there are tokens is not told.
+
+    Args:
+        seen: the result of `regard.watch`, no longer open.
+        run: a function that runs the model on the input that was watched, `lambda: model(x)`, with more than one token.
+            It runs in evaluation mode; modes, buffers and the random state are restored.
+
+    Returns:
+        The path of each module that mixes positions unread, with the evidence.
+
+    Raises:
+        ArgumentError: the model did not run, or nothing tells how many tokens it got.
+
+    >>> import regard
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.GRU(4, 4, batch_first=True))
+    >>> x = torch.randn(2, 5, 4)
+    >>> with regard.watch(model) as seen:
+    ...     output = model(x)
+    >>> measure_mixing(seen, lambda: model(x))
+    {'1': 'a changed token changes the outputs of others'}
+    """
+    record, modules = seen.record, seen.modules
+    with evaluated(modules[""]):
+        first = _RecordedRun()
+        with first.through(modules):
+            run()
+        lengths = {n for one in seen.maps for n in one.shape[-2:]} or first.lengths
+        if not (lengths := lengths - {1}):
+            raise ArgumentError("measure_mixing() needs a run of the watched model on more than one token")
+        told: dict[str, bool] = {}
+        for depth in sorted({path.count(".") for path in modules if path}):
+            changed = _ChangedRun(first.given, lengths)
+            with changed.through({path: one for path, one in modules.items() if path and path.count(".") == depth}):
+                run()
+            told |= changed.mixes
+    record.measured |= told.keys()
+    mixing = {path for path in told if told[path]}
+    # A convolution may be a part of the mixing alone; the functions of a module with parts say more than this run.
+    known = {path for path in record.mixes if [*modules[path].children()]}
+    unnamed = {one for one in _silent(mixing, {call.name for call in seen.calls})
+               if not any(is_inside(path, one) for path in known)}  # fmt: skip
+    record.mixes |= {_deepest(path, mixing, modules): (MEASURED, None) for path in sorted(unnamed)}
+    return mixers_in(record)
+
+
+NumberedCall = tuple[str, int]
+"""A module's path and the number of its call."""
+
+
+class _RecordedRun:
+    """A run of a model, and the tensors that its modules get and give."""
+
+    def __init__(self) -> None:
+        self.given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]] = {}
+        self.lengths: set[int] = set()
+        """The lengths of the model's inputs, after the batch."""
+        self._running: list[NumberedCall] = []
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def through(self, modules: dict[str, nn.Module]) -> Iterator[None]:
+        """Follow these modules."""
+        handles = []
+        for path, module in modules.items():
+            handles += [
+                module.register_forward_pre_hook(partial(self._begin, path), with_kwargs=True),
+                module.register_forward_hook(self._end),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, path: str, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._running.append((path, self._counts[path]))
+        self._counts[path] += 1
+        return self.entered(self._running[-1], (args, kwargs))
+
+    def _end(self, _: nn.Module, args: Any, output: Any) -> None:
+        self.left(self._running.pop(), _floats(output))
+
+    def entered(self, call: NumberedCall, inputs: Any) -> Any:
+        self.given[call] = [t.detach().clone() for t in _floats(inputs)], []
+        if not call[0]:
+            self.lengths |= {x.shape[1] for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim() > 1}
+
+    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
+        self.given[call][1].extend(t.detach().clone() for t in outputs)
+
+
+class _ChangedRun(_RecordedRun):
+    """A run in which each followed module gets its inputs of another run, with one token changed."""
+
+    def __init__(self, given: dict[NumberedCall, tuple[list[Tensor], list[Tensor]]], lengths: set[int]) -> None:
+        super().__init__()
+        self.given, self.lengths = given, lengths
+        self.mixes: dict[str, bool] = {}
+        """Whether each module mixes positions, as far as its outputs tell."""
+
+    def entered(self, call: NumberedCall, inputs: Any) -> Any:
+        kept = iter(self.given.get(call, ((), ()))[0])
+        return tree_map(lambda x: self._changed(next(kept, x)) if _is_float(x) else x, inputs)
+
+    def left(self, call: NumberedCall, outputs: list[Tensor]) -> None:
+        inputs, before = self.given.get(call, ([], []))
+        sizes = {x.shape[axis] for x in inputs for axis in self._axes(x)[:1]}
+        reached = [self._reaches_others(one, other, sizes) for one, other in zip(before, outputs, strict=False)]
+        if told := [one for one in reached if one is not None]:
+            self.mixes[call[0]] = self.mixes.get(call[0], False) or any(told)
+
+    def _axes(self, x: Tensor) -> list[int]:
+        """The axes that may be those of tokens."""
+        return [axis for axis in range(1, x.dim()) if x.dim() > 2 and x.shape[axis] in self.lengths]
+
+    def _changed(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        for axis in self._axes(x)[:1]:
+            token = x.select(axis, x.shape[axis] // 2)
+            token += torch.randn_like(token) * (x.std() + 1)
+        return x
+
+    def _reaches_others(self, one: Tensor, other: Tensor, sizes: set[int]) -> bool | None:
+        """True if two outputs differ, and along no axis of tokens at the changed token alone; None without an axis."""
+        axes = [axis for axis in self._axes(one) if one.shape[axis] in sizes]
+        if one.shape != other.shape or not axes:
+            return None
+        differs = (one - other).abs() > LEAST * one.abs().amax().clamp_min(torch.finfo(one.dtype).tiny)
+        places = [torch.tensor(one.shape[axis] // 2, device=one.device) for axis in axes]
+        return all(bool(differs.index_fill(axis, at, False).any()) for axis, at in zip(axes, places, strict=True))
+
+
+def _is_float(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _floats(given: object) -> list[Tensor]:
+    return [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def _silent(mixing: set[str], read: set[str]) -> set[str]:
+    """The outermost of the mixing modules without a call that was read."""
+    silent = {path for path in mixing if not any(is_inside(call, path) for call in read)}
+    return {path for path in silent if not any(one != path and is_inside(path, one) for one in silent)}
+
+
+def _deepest(path: str, mixing: set[str], modules: dict[str, nn.Module]) -> str:
+    """The innermost part that does all the mixing of a module, and has parts itself."""
+    inner = [one for one in mixing if one.rpartition(".")[0] == path or (not path and "." not in one and one)]
+    return _deepest(inner[0], mixing, modules) if len(inner) == 1 and [*modules[inner[0]].children()] else path

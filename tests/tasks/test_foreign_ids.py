@@ -1,0 +1,192 @@
+"""Every command with a foreign vocabulary in which 0, 1, 2 and 3 are ordinary text: `!`, `"`, `#` and `$`.
+
+An id is the vocabulary's own. "Not counted" and "padding" are places, never the numbers of our tokenizers' marks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+
+from tests.conftest import Call
+
+pytest.importorskip("transformers")
+from tests.tasks.test_pretrained import SMALL, TEXT
+from tests.tasks.test_pretrained_text import save
+
+LINES = ["!!!", '"#!" $', "the cat!"]
+PAIRS = [("!!! the", '"!"'), ("#", "!!!!"), ("the cat $", "$")]
+
+
+def tokenizer_of(special: list[str]) -> Any:
+    """Byte-level BPE, whose special tokens come last."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(TEXT, trainer)
+    backend.add_special_tokens(special)
+    assert [backend.id_to_token(n) for n in range(4)] == ["!", '"', "#", "$"]
+    return backend
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder, backend = tmp_path_factory.mktemp("gpt2"), tokenizer_of(["<|endoftext|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    end = backend.token_to_id("<|endoftext|>")
+    model: Any = GPT2LMHeadModel(
+        GPT2Config(vocab_size=end + 1, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=end,
+                   eos_token_id=end)
+    )  # fmt: skip
+    save(model, folder)
+    with torch.no_grad():  # it likes to write `!`
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.transformer.wte.weight[0] = 1.0
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import processors
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    folder, backend = tmp_path_factory.mktemp("bart"), tokenizer_of(["<s>", "<pad>", "</s>"])
+    begin, pad, end = (backend.token_to_id(mark) for mark in ("<s>", "<pad>", "</s>"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    model = BartForConditionalGeneration(BartConfig(
+        **SMALL, vocab_size=end + 1, pad_token_id=pad, bos_token_id=begin, eos_token_id=end,
+        decoder_start_token_id=end, forced_eos_token_id=None,
+    ))  # fmt: skip
+    model.final_logits_bias[0, 0] = 4.0
+    save(model, folder)
+    return folder
+
+
+def of_lines(folder: Path, lines: list[str]) -> list[tuple[float, int]]:
+    """The log-probability of each line and the number of its tokens, by transformers, one by one."""
+    import transformers
+    from tokenizers import Tokenizer
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = []
+    for line in lines:
+        ids = torch.tensor([model.config.bos_token_id, *tokenizer.encode(line).ids])
+        with torch.no_grad():
+            logs = log_softmax(model(ids[None]).logits[0].double(), -1)
+        found.append((float(logs[:-1].gather(-1, ids[1:, None]).sum()), len(ids) - 1))
+    return found
+
+
+def of_pairs(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, int]]:
+    import transformers
+    from tokenizers import Tokenizer
+
+    model: Any = transformers.BartForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = []
+    for source, target in pairs:
+        given, ids = (tokenizer.encode(text).ids for text in (source, target))
+        begun = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
+        with torch.no_grad():
+            logits = model(torch.tensor([given]), decoder_input_ids=begun).logits[0].double()
+        found.append((float(log_softmax(logits, -1).gather(-1, torch.tensor(ids)[:, None]).sum()), len(ids)))
+    return found
+
+
+def table(out: str) -> dict[str, str]:
+    return {name: value for name, value, *_ in (line.split("\t") for line in out.splitlines())}
+
+
+def test_lines_are_scored_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
+    (data := tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n")
+    status, out, err = call("score", str(gpt2), "--data", str(data), "--device", "cpu")
+    assert (status, err) == (0, "")
+    found = [line.split("\t") for line in out.splitlines()]
+    for (log, count), (expected, tokens) in zip(found, of_lines(gpt2, LINES), strict=True):
+        assert int(count) == tokens
+        assert float(log) == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_text_is_evaluated_to_the_last_token(gpt2: Path, call: Call, tmp_path: Path) -> None:
+    (data := tmp_path / "text.txt").write_text('!!\n#"!\n')
+    status, out, _ = call("evaluate", str(gpt2), "--data", str(data), "--device", "cpu")
+    ((expected, tokens),) = of_lines(gpt2, ['!!\n#"!\n'])
+    assert status == 0
+    assert int(table(out)["tokens"]) == tokens
+    assert float(table(out)["loss"]) == pytest.approx(-expected / tokens, abs=1e-4)
+
+
+def test_a_text_is_written_and_shown(gpt2: Path, call: Call, tmp_path: Path) -> None:
+    written = call("generate", str(gpt2), "!#", "--max-tokens", "6", "--top-k", "1", "--device", "cpu")
+    assert (written[0], written[1].strip()) == (0, "!#!!!!!!")
+    status, out, _ = call("view", str(gpt2), "!#", "--terminal", "--device", "cpu")
+    assert status == 0
+    assert "#" in out
+
+
+def test_pairs_are_scored_to_the_end_mark(bart: Path, call: Call, tmp_path: Path) -> None:
+    (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    status, out, _ = call("score", str(bart), "--data", str(data), "--device", "cpu")
+    assert status == 0
+    expected = of_pairs(bart, PAIRS)
+    for line, (log, tokens) in zip(out.splitlines(), expected, strict=True):
+        assert line.split("\t")[1] == str(tokens)
+        assert float(line.split("\t")[0]) == pytest.approx(log, abs=2e-4)
+    status, out, _ = call("evaluate", str(bart), "--data", str(data), "--device", "cpu")
+    assert status == 0
+    assert float(table(out)["loss"]) == pytest.approx(
+        -sum(a for a, _ in expected) / sum(n for _, n in expected), abs=1e-4
+    )
+
+
+def test_a_vocabulary_without_padding_counts_the_end_mark(bart: Path, tmp_path: Path) -> None:
+    """The end mark then fills short rows up, and stays the last token of each target."""
+    import json
+    import shutil
+
+    from regard.tasks.translation.translator import Translator
+
+    folder = Path(shutil.copytree(bart, tmp_path / "without"))
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**config, "pad_token_id": None}))
+    translator = Translator.load(folder, device="cpu")
+    assert translator.target_tokenizer.marks.pad_id == translator.target_tokenizer.marks.end_id
+    found = list(translator.score(PAIRS))
+    expected = of_pairs(bart, PAIRS)
+    assert [one.tokens for one in found] == [tokens for _, tokens in expected]
+    assert [one.log_probability for one in found] == pytest.approx([log for log, _ in expected], abs=2e-4)
+
+
+def test_sentences_are_translated_aligned_and_shown(bart: Path, call: Call, tmp_path: Path) -> None:
+    import transformers
+    from tokenizers import Tokenizer
+
+    model: Any = transformers.BartForConditionalGeneration.from_pretrained(bart).eval()
+    tokenizer = Tokenizer.from_file(str(bart / "tokenizer.json"))
+    given = torch.tensor([tokenizer.encode("!# the").ids])
+    theirs = model.generate(given, num_beams=1, do_sample=False, max_new_tokens=20)[0].tolist()
+    status, out, err = call(
+        "translate", str(bart), "!# the", "--beam", "1", "--max-length", "20", "--device", "cpu"
+    )  # fmt: skip
+    assert status == 0, err
+    assert out.startswith(tokenizer.decode(theirs).strip())  # theirs counts the limit in its own way
+    assert "!" in out
+    (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    status, out, err = call("align", str(bart), "--data", str(data), "--device", "cpu")
+    assert (status, len(out.splitlines())) == (0, 3), err
+    status, out, err = call("view", str(bart), "!# the", "--terminal", "--device", "cpu")
+    assert status == 0, err

@@ -34,6 +34,7 @@ GROUNDS = {
         Ground("core", "tests.fuzz.core.ground:case"),
         Ground("maps", "tests.fuzz.maps.ground:case"),
         Ground("watch", "tests.fuzz.watch.ground:case", cases=10),
+        Ground("paths", "tests.fuzz.paths.ground:case"),
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
     )

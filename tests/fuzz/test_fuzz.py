@@ -36,7 +36,14 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
 
 @pytest.mark.parametrize(
     ("ground", "seed", "cases"),
-    [("core", 0, 40), ("maps", 0, 40), ("watch", 1, 10), ("lifetimes", 0, 60), ("files", 0, 12)],
+    [
+        ("core", 0, 40),
+        ("maps", 0, 40),
+        ("watch", 1, 10),
+        ("paths", 0, 60),
+        ("lifetimes", 0, 60),
+        ("files", 0, 12),
+    ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:
     assert found(ground, range(seed, seed + 1), cases) is None
@@ -91,6 +98,15 @@ def _disturbed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.watching.observed.Record.after", after)
 
 
+def _flag_before_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.multi_head_calls.ran_fused", lambda module, given: False)
+    monkeypatch.setattr("regard.watching.observed.prove", lambda rebuilding, choose: None)
+
+
+def _modes_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.watching.readers.kernel_lse._choice", lambda arguments: None)
+
+
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def none(path: object) -> Iterator[None]:
@@ -128,6 +144,8 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "negative rows that are row 0": ("maps", _clamped_positions),
     "weights that are turned": ("watch", _turned_weights),
     "a watch that draws a random number": ("watch", _disturbed_model),
+    "the flag where the mask counts": ("paths", _flag_before_mask),
+    "a dispatch mode around every kernel": ("paths", _modes_for_all),
     "versions without elements": ("lifetimes", _versions_alone),
     "lengths that the caller writes to": ("lifetimes", _lengths_that_are_shared),
     "predicates that are evaluated again": ("lifetimes", _predicates_evaluated_again),
@@ -142,7 +160,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_each_ground_finds_what_is_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ground, plant = FAULTS[name]
     plant(monkeypatch)
-    assert found(ground, range(12)) is not None
+    assert found(ground, range(60)) is not None
 
 
 @pytest.mark.slow

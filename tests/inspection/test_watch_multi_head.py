@@ -152,12 +152,22 @@ def test_the_function_itself() -> None:
         assert seen.calls[0].how == "F.multi_head_attention_forward"
 
 
-def test_weights_that_an_optimizer_changes_are_noticed() -> None:
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_map_keeps_the_projected_heads_and_not_the_weights_of_the_layer(need_weights: bool) -> None:
     module, x = nn.MultiheadAttention(E, H), torch.randn(T, B, E)
+    _, expected = module(x, x, x, average_attn_weights=False)
     with regard.watch(module) as seen:
-        module(x, x, x)[0].sum().backward()
+        module(x, x, x, need_weights=need_weights)[0].sum().backward()
         with torch.no_grad():
             module.in_proj_weight.sub_(0.1)
+    close(seen[""].dense(), expected.detach())
+
+
+def test_weights_that_an_optimizer_changes_are_noticed() -> None:
+    module, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, T, E)
+    with regard.watch(module) as seen, torch.no_grad():
+        module(x, x, x)
+        module.in_proj_weight.sub_(0.1)
     with pytest.raises(OverwrittenError, match="the weights of"):
         seen[""].dense()
     with regard.watch(module, copy=True) as seen:

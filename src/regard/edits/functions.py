@@ -13,23 +13,25 @@ from regard.call.biases.base import DenseBias
 from regard.call.masks.basic import causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
-from regard.call.shapes import as_autocast, without_autocast
+from regard.call.shapes import as_autocast, take, without_autocast
 from regard.edits.base import Edit
 from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
+from regard.maps.attention_map import AttentionMap
 from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import output_error
+from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.folded_heads import Folding
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.fused_path import would_run_fused
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
@@ -71,15 +73,37 @@ class Edited(ObservedCall):
             one.source.mapped(lambda t: copied(t.detach())) for one in (self.made.weights, self.made.softmax)
         )
         evidence = Evidence(self.call.query, self.call.key, self.vectors[1])
-        return Reading(None, notes, self._error, stored=weights, softmax=softmax, evidence=evidence)
+        return Reading(None, notes, EditedRebuilding(self), stored=weights, softmax=softmax, evidence=evidence)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(*self.vectors)
 
-    def _error(self) -> float:
-        weights, value = self.made.weights.detach(), self.vectors[2].detach()
-        value = value.repeat_interleave(self.call.group, dim=-3) if self.call.group > 1 else value
-        return output_error(weights @ value.to(weights.dtype), self.made.output.detach(), value)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EditedRebuilding(Rebuilding):
+    """The output of an edited call."""
+
+    edited: Edited
+
+    @property
+    def queries(self) -> int:
+        return self.edited.call.sizes.queries
+
+    @property
+    def device(self) -> torch.device:
+        return self.edited.made.output.device
+
+    def some(self, rows: range) -> Rebuilt:
+        weights = self.edited.made.weights.detach()
+        return self._rebuilt(weights.block(rows, range(weights.shape[-1])), rows)
+
+    def whole(self) -> Rebuilt:
+        return self._rebuilt(self.edited.made.weights.detach(), range(self.queries))
+
+    def _rebuilt(self, weights: Tensor | AttentionMap, rows: range) -> Rebuilt:
+        value, group = self.edited.vectors[2].detach(), self.edited.call.group
+        value = value.repeat_interleave(group, dim=-3) if group > 1 else value
+        return Rebuilt(weights @ value.to(weights.dtype), take(self.edited.made.output.detach(), rows), value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,10 +280,20 @@ def _ready_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
 
 
 _edit_sdpa = _intercepted(_ready_sdpa, observe_sdpa)
+_edit_unfused = _intercepted(_ready_multi_head, observe_function)
+
+
+def _edit_multi_head(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run the call unfused, with the mask that the fused layer would take."""
+    if kwargs.get("is_causal") and would_run_fused():
+        kwargs = {**kwargs, "is_causal": False}
+    return _edit_unfused(thread, func, args, kwargs)
+
+
 EDITABLE: Mapping[object, FunctionObserver] = {
     F.scaled_dot_product_attention: _edit_sdpa,
     torch.ops.aten.scaled_dot_product_attention: _edit_sdpa,
     torch.ops.aten.scaled_dot_product_attention.default: _edit_sdpa,
-    F.multi_head_attention_forward: _intercepted(_ready_multi_head, observe_function),
+    F.multi_head_attention_forward: _edit_multi_head,
     attention: _intercepted(_ready_attention, observe_attention),
 }

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, undisturbed, with_graph
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
+from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
@@ -35,8 +37,8 @@ class Observed:
     name: str
     index: int
     how: str
-    map: AttentionMap | None
-    """None if it could not be read."""
+    made: AttentionMap | None
+    """The map before its proof; None if it could not be read."""
     factors: Factors | None = None
     """The source tensors of the map; None for statistics only, or for an unreadable call."""
     softmax: AttentionMap | None = None
@@ -46,6 +48,8 @@ class Observed:
     notes: list[str] = field(default_factory=list)
     error: float | str | None = None
     """With `verify`: the largest error of the rebuilt output over the largest value, or the reason for its absence."""
+    proof: RowProof | None = None
+    """The rebuilt rows, until they are read; None if they fit."""
     is_other: bool = False
     """True if it was refused as no attention."""
     at: int = 0
@@ -54,6 +58,15 @@ class Observed:
     """The run of the model; None outside of one."""
     token: object = None
     """Identifies the call for its observer."""
+
+    @property
+    def map(self) -> AttentionMap | None:
+        """The map; None if the call could not be read, or if its output is not that of the map."""
+        if self.proof is not None:
+            fault, self.proof = self.proof.fault(), None
+            if fault is not None:
+                self.refuse(fault)
+        return self.made
 
     @property
     def sizes(self) -> Sizes:
@@ -67,7 +80,7 @@ class Observed:
 
     def refuse(self, reason: str) -> None:
         """Drop the map, because it turned out not to be the module's attention."""
-        self.map, self.softmax, self.factors, self.notes = None, None, None, [reason]
+        self.made, self.softmax, self.factors, self.proof, self.notes = None, None, None, None, [reason]
 
 
 class Record(Interceptor):
@@ -104,6 +117,8 @@ class Record(Interceptor):
         self.outside = 0
         self._suspects = {id(m): path for path, m in modules.items() if looks_like_attention(m)}
         self._verify, self._summary = verify, summary
+        self._rows = Random(0)
+        """Chooses the rebuilt rows. The random state of torch is the model's."""
         self._lock = threading.RLock()
 
     def entered(self, module: nn.Module) -> None:
@@ -155,13 +170,17 @@ class Record(Interceptor):
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
         )  # fmt: skip
-        if self._verify:
-            observed.error = reading.verify if isinstance(reading.verify, str) else reading.verify()
+        if isinstance(reading.rebuilding, str):
+            observed.error = reading.rebuilding if self._verify else None
+        elif self._verify:
+            observed.error, observed.proof = prove_all(reading.rebuilding)
+        else:
+            observed.proof = prove(reading.rebuilding, self._rows)
         # Statistics need no vectors later.
         may_wait = self._summary is None
         before = self._place(path, index, reading.evidence, when, may_wait=may_wait)
         if self._summary is not None:
-            observed.map, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
+            observed.made, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
         elif before is not None and reading.holds_keys and reading.factors is not None:
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
@@ -188,7 +207,7 @@ class Record(Interceptor):
         path = self.paths.get(id(module))
         with self._lock:
             for call in self.calls:
-                if call.name == path and call.at > since and call.is_stored and call.map is not None:
+                if call.name == path and call.at > since and call.is_stored and call.made is not None:
                     call.refuse("one softmax of several that the module attends by, in blocks")
 
     def other(self, path: str, reason: str) -> None:
@@ -199,7 +218,7 @@ class Record(Interceptor):
     def withdraw(self, token: object, reason: str) -> None:
         with self._lock:
             for call in self.calls:
-                if call.token is token and call.map is not None:
+                if call.token is token and call.made is not None:
                     call.refuse(reason)
                     call.is_other = True
                     self.others[call.name, reason] += 1

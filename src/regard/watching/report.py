@@ -1,7 +1,10 @@
 """The report of a watch: the calls it has seen, and those it could not see with the reasons."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -9,6 +12,8 @@ from torch import nn
 from regard.maps.sources.source import bytes_by_storage
 from regard.tensors.byte_size import human
 from regard.watching.observed import Observed, Record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ def report(record: Record) -> Report:
     """Make the report of a watch, after checking unused row states."""
     for call in record.calls:
         if call.factors is not None:
-            call.factors.check_state()
+            _read_or_note(call, call.factors.check_state)
     missed = missed_by(record)
     others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
     notes = []
@@ -144,9 +149,18 @@ def _table(calls: list[Observed]) -> list[str]:
             line += f", rebuilt to {max(errors):.1e}"
         line += "".join(f", not rebuilt: {why}" for why in excuses)
         lines.append(line)
-        lines += [f"    {facts}" for facts in facts_by_mask(own)]
+        lines += [f"    {facts}" for facts in _read_or_note(own[0], partial(facts_by_mask, own)) or ()]
         lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
     return lines
+
+
+def _read_or_note(call: Observed, read: Callable[[], T]) -> T | None:
+    """Read a map for the report. An overwritten map, or an error of the device, is a note and loses nothing else."""
+    try:
+        return read()
+    except Exception as error:
+        call.notes.append(f"not read: {error}")
+        return None
 
 
 def _times(reason: str, n: int) -> str:

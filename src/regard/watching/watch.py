@@ -51,7 +51,8 @@ def watch(
         keep: "factors" keeps queries and keys on their device; "cpu" moves them to the CPU; "summary" keeps only
             statistics, computed as the model runs, so that memory stays small with any number of layers. A
             `regard.Summarize(...)` chooses the statistics and their size.
-        verify: rebuild each output from its map as the model runs, and keep the error for `report()`.
+        verify: rebuild each whole output from its map as the model runs, and keep the error for `report()`. One row of
+            each call is always rebuilt: a map whose row is not the model's refuses to be read.
         copy: copy queries and keys. Needed only if the model overwrites them later; reading the map then raises an
             error.
         grad: let the maps carry gradients to the model's own queries and keys, so a statistic can be a loss, alone or
@@ -173,7 +174,7 @@ class Seen:
         maps = [call.map for call in calls if call.map is not None]
         if len(maps) < len(calls):
             raise NotSeenError(
-                f"{name!r} was seen but could not be read: {next(c for c in calls if not c.map).notes[0]}"
+                f"{name!r} was seen but could not be read: {next(c for c in calls if c.map is None).notes[0]}"
             )
         return maps[0] if index is not None or len(maps) == 1 else list(maps)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.call.masks.base import And
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.errors import NotKeptError, RegardError
+from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
@@ -202,6 +202,9 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
     for call in read:
         try:
             facts = facts_of(call, crosses=is_cross(call.name))
+        except OverwrittenError as error:
+            call.notes.append(f"not read: {error}")
+            continue
         except RegardError:
             continue
         kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding), []).append(facts)

@@ -1,7 +1,6 @@
 """The call passed from an observer to the watches, each of which saves parts of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -12,6 +11,7 @@ from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
+from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 
 
@@ -33,8 +33,8 @@ class Reading:
     factors: Factors | None
     """The tensors for computing the weights; None if the weights themselves were saved."""
     notes: list[str] = field(default_factory=list)
-    verify: Callable[[], float] | str = "nothing to compare with"
-    """Computes the error of the rebuilt output; or the reason why it cannot."""
+    rebuilding: Rebuilding | str = "nothing to compare with"
+    """Rebuilds rows of the output; or the reason why none can be rebuilt."""
     stored: Source | None = None
     """The weights themselves, if the model computed them."""
     softmax: Source | None = None

@@ -7,9 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import Mask
-from regard.call.masks.basic import Causal
-from regard.call.shapes import Sizes
+from regard.call.shapes import Rows, Sizes, take
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
 from regard.maps.sources.call_factors import GivenFactors
@@ -65,7 +63,9 @@ class Factors:
         for kept in self.held:
             if kept.is_stale:
                 kept.check()
-        if not isinstance(self._call, Call):
+        if isinstance(self._call, Call):
+            self._call.require_same("a map", self._state if isinstance(self._state, Tensor) else None)
+        else:
             with self._context():
                 self._call = self._call()
             if not self._is_deferred:
@@ -226,28 +226,26 @@ def _tolerance(call: Call) -> float:
 def row_sum_error(call: Call, lse: Tensor) -> float:
     r"""The largest $|\ln \sum_j \exp(s_{ij} - \mathrm{lse}_i)|$ of the last query, over sequences and heads. It uses
     few operations, because it runs for every watched call."""
-    sizes, columns = call.sizes, range(call.sizes.keys)
-    last = range(sizes.queries - 1, sizes.queries)
-    query = call.query[:, :, -1:].to(call.compute_dtype)
-    key, scale = call.key.to(call.compute_dtype), call.score.dot_scale(query.shape[-1]) or 1.0
-    if call.group > 1:
-        # Heads that share a key are rows of one product, so keys are not repeated.
-        scores = (query.unflatten(1, (sizes.kv_heads, -1)).squeeze(-2) @ key.mT).flatten(1, 2).unsqueeze(-2) * scale
-    else:
-        scores = query @ key.mT * scale
-    if call.bias is not None:
-        scores = scores + call.bias.block(last, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
-    if call.mask is not None and not _sees_all(call.mask, sizes):
-        scores = scores.masked_fill(~call.allowed(call.mask, last, columns), -torch.inf)
-    found, given = scores.logsumexp(-1), lse[..., -1:]
+    found, given = few_scores(call, range(call.sizes.queries - 1, call.sizes.queries)).logsumexp(-1), lse[..., -1:]
     if call.mask is not None or call.bias is not None:
         dead = (found == -torch.inf) & (given == -torch.inf)
         found, given = found.masked_fill(dead, 0.0), given.masked_fill(dead, 0.0)
     return float((found - given).abs().max())
 
 
-def _sees_all(mask: Mask, sizes: Sizes) -> bool:
-    return isinstance(mask, Causal) and isinstance(mask.offset, int) and sizes.queries + mask.offset >= sizes.keys
+def few_scores(call: Call, rows: Rows) -> Tensor:
+    """The scores (B, H, t, S) of a few queries with all keys. Heads that share a key are rows of one product, so keys
+    are not repeated."""
+    sizes, columns, dtype = call.sizes, range(call.sizes.keys), call.compute_dtype
+    scale = call.score.dot_scale(call.query.shape[-1])
+    if scale is None:
+        return call.scores(rows, columns)
+    query, key = take(call.query, rows).to(dtype), call.key.to(dtype)
+    groups = query.reshape(len(query), sizes.kv_heads, -1, query.shape[-1])
+    scores = (groups * scale @ key.mT).reshape(*query.shape[:-1], sizes.keys)
+    if call.bias is not None:
+        scores = scores + call.bias.block(rows, columns, query=query, key=key, sizes=sizes).to(scores.dtype)
+    return call.masked(scores, rows, columns)
 
 
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:

@@ -7,11 +7,19 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
+from regard.tensors.fingerprint import Fingerprint, first_changed
 from regard.tensors.guards import is_inference
-from regard.tensors.torch_private import counted_version, version_counter
+from regard.tensors.torch_private import version_counter
 from regard.watching.kept.mask_reading import GivenMask, read_mask
 from regard.watching.kept.output_gradients import GradientLog
-from regard.watching.kept.saved_tensor import SavedTensor, copied, holds_much_more, may_be_deferred, may_be_overwritten
+from regard.watching.kept.saved_tensor import (
+    SavedTensor,
+    copied,
+    holds_much_more,
+    marked,
+    may_be_deferred,
+    may_be_overwritten,
+)
 
 if TYPE_CHECKING:
     from regard.tensors.reused_memory import Arena
@@ -34,7 +42,10 @@ class RetentionPolicy:
         self.gradients = GradientLog(self._keep_gradient) if gradients else None
         """and the gradients of its output."""
         self._masks: dict[object, GivenMask] = {}
-        self._copies: dict[object, SavedTensor] = {}
+        self._marks: dict[object, Fingerprint] = {}
+        """The masks in memory of parameters, as they were when they were read."""
+        self._copies: dict[int, tuple[Fingerprint, SavedTensor]] = {}
+        """The copy of each parameter, and the parameter as it was then."""
         self._arena: Arena | None = None
 
     @property
@@ -53,7 +64,8 @@ class RetentionPolicy:
             return SavedTensor(tensor.detach().cpu(), what)
         if self.copy or may_be_overwritten(tensor) or holds_much_more(tensor):
             return self.copied(tensor.detach() if tensor.requires_grad else tensor, what)
-        return SavedTensor(tensor.detach(), what, version_counter(tensor))
+        held = tensor.detach()
+        return SavedTensor(held, what, marked(held, tensor))
 
     def keep_queries(self, tensor: Tensor, keys: Tensor, what: str) -> SavedTensor:
         """Save queries, which the model does not need after the call: as a large copy elsewhere, if possible. The model
@@ -85,7 +97,7 @@ class RetentionPolicy:
             return SavedTensor(tensor.cpu(), what)
         if self.copy or may_be_overwritten(tensor):
             return SavedTensor(tensor.clone(), what)
-        return SavedTensor(tensor, what, version_counter(tensor))
+        return SavedTensor(tensor, what, marked(tensor, tensor))
 
     def _keep_gradient(self, tensor: Tensor, what: str) -> SavedTensor:
         """Save the gradient of a backward pass, detached even under `create_graph`."""
@@ -100,13 +112,14 @@ class RetentionPolicy:
         """Save a parameter. It is copied only for `copy` or "cpu", and then once for all calls."""
         if tensor.is_inference() or self.where == "summary" or not (self.copy or self.where == "cpu"):
             held = tensor if self.graph else tensor.detach()
-            return SavedTensor(held, what, counted_version(tensor))
-        identity = (id(tensor), version_counter(tensor))
-        if identity not in self._copies:
-            # The watched model holds the parameter, so no other object can get its id.
-            copy = tensor.clone() if self.graph else copied(tensor)
-            self._copies[identity] = SavedTensor(copy.cpu() if self.where == "cpu" else copy, what)
-        return self._copies[identity]
+            return SavedTensor(held, what, Fingerprint(held))
+        # The watched model holds the parameter, so no other object can get its id.
+        mark, copy = self._copies.get(id(tensor), (None, None))
+        if mark is None or copy is None or first_changed([(mark, tensor)]) is not None:
+            made = tensor.clone() if self.graph else copied(tensor)
+            copy = SavedTensor(made.cpu() if self.where == "cpu" else made, what)
+            self._copies[id(tensor)] = Fingerprint(tensor), copy
+        return copy
 
     def mask(self, tensor: Tensor, sizes: Sizes, *, drops: bool = False, dtype: torch.dtype | None = None) -> GivenMask:
         """Read a mask of a torch function, once for all calls with the same mask. `drops`: True in a bool mask drops a
@@ -117,11 +130,14 @@ class RetentionPolicy:
         if key is None:
             return self._read(tensor, sizes, drops, dtype)
         key = (key, sizes.map_shape, sizes.has_heads, drops, dtype)
-        if key not in self._masks:
+        mark = self._marks.get(key)
+        if key not in self._masks or (mark is not None and first_changed([(mark, tensor)]) is not None):
             given = self._read(tensor, sizes, drops, dtype)
             if given.dense is not None and self.where == "summary":
                 return given
             self._masks[key] = given
+            if isinstance(made := marked(tensor, tensor), Fingerprint):
+                self._marks[key] = made
         return self._masks[key]
 
     def _read_learned(self, tensor: Tensor, sizes: Sizes, dtype: torch.dtype | None) -> GivenMask:
@@ -131,7 +147,7 @@ class RetentionPolicy:
 
     def _read(self, tensor: Tensor, sizes: Sizes, drops: bool, dtype: torch.dtype | None) -> GivenMask:
         with torch.inference_mode(False), torch.no_grad():
-            tensor = tensor.detach()
+            owner, tensor = tensor, tensor.detach()
             if dtype is not None and tensor.is_floating_point():
                 tensor = tensor.to(dtype)
             given = read_mask(tensor.cpu() if self.where == "cpu" else tensor, sizes, drops=drops)
@@ -141,7 +157,9 @@ class RetentionPolicy:
         for other in self._masks.values():
             if other.dense is not None and _equal(other.dense, given.dense) and not other.kept[0].is_stale:
                 return other
-        given = given.holding(self.keep(given.dense, "the masks"))
+        is_owned = isinstance(marked(given.dense, owner), Fingerprint)
+        kept = self.copied(given.dense, "the masks") if is_owned else self.keep(given.dense, "the masks")
+        given = given.holding(kept)
         self._masks.setdefault(("dense", len(self._masks)), given)
         return given
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import OverwrittenError
+from regard.tensors.fingerprint import Fingerprint, first_changed
 from regard.tensors.guards import is_inference, is_observed, is_readable
-from regard.tensors.torch_private import version_counter
+from regard.tensors.torch_private import counted_version, version_counter, viewed
 
 if TYPE_CHECKING:
     from regard.tensors.reused_memory import ArenaCopy
@@ -19,7 +20,7 @@ LARGE = 2**14
 
 @dataclass(slots=True, eq=False)
 class SavedTensor:
-    """A tensor of the model, its name for messages, and its version; None if it cannot be written to.
+    """A tensor of the model, its name for messages, and its mark; None if it cannot be written to.
 
     A copy in an arena becomes a tensor when it is first read, most often after the model has run. Each tensor has small
     blocks of heap between the large ones of the model: the heap then cannot reuse these, and takes new pages from the
@@ -28,7 +29,8 @@ class SavedTensor:
 
     made: "Tensor | ArenaCopy"
     what: str
-    version: int | None = None
+    mark: int | Fingerprint | None = None
+    """Its version; or a fingerprint, where a write may leave the version as it is."""
 
     @property
     def is_deferred(self) -> bool:
@@ -45,8 +47,10 @@ class SavedTensor:
     @property
     def is_stale(self) -> bool:
         """True if the model has written to the tensor since."""
-        made = self.made
-        return self.version is not None and isinstance(made, Tensor) and version_counter(made) != self.version
+        made, mark = self.made, self.mark
+        if mark is None or not isinstance(made, Tensor):
+            return False
+        return version_counter(made) != mark if isinstance(mark, int) else first_changed([(mark, made)]) is not None
 
     def check(self) -> None:
         """Raise OverwrittenError if the model has written to the tensor since."""
@@ -65,6 +69,16 @@ class SavedTensor:
     def bytes(self) -> int:
         """The bytes of memory it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
+
+
+def marked(tensor: Tensor, owner: Tensor) -> int | Fingerprint | None:
+    """The mark of a tensor in the memory of its owner: torch's fused optimizers, FSDP, and adapters that merge
+    themselves, write to parameters without a new version."""
+    base = viewed(owner)
+    base = owner if base is None else base
+    if isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad):
+        return Fingerprint(tensor)
+    return counted_version(tensor)
 
 
 def copied(tensor: Tensor) -> Tensor:

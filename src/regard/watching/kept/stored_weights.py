@@ -103,7 +103,7 @@ def stored(
     # A reshaped copy has memory of its own, and a view has the version of its tensor.
     is_copy = flat_heads.untyped_storage().data_ptr() != weights.tensor.untyped_storage().data_ptr()
     return StoredSource(
-        SavedTensor(flat_heads, weights.what, None if is_copy else weights.version), layout, name, len(layout) > 1,
+        SavedTensor(flat_heads, weights.what, None if is_copy else weights.mark), layout, name, len(layout) > 1,
         mixed,
         _then(received, lambda gradient: gradient.reshape(flat_heads.shape)),
     )  # fmt: skip

@@ -21,15 +21,18 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import Custom
 from regard.call.shapes import Rows, Sizes
 from regard.functional import make_call
+from regard.kernels.held import settled
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, output_error, undisturbed, weighted
+from regard.watching.kept.factors import Factors, undisturbed
 from regard.watching.kept.mask_reading import read_mask
+from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.flex_blocks import BlockLists
 from regard.watching.readers.functions import Args, Func, Kwargs
 
 MOST_PAIRS = 1 << 22
@@ -103,6 +106,8 @@ class FlexCall(ObservedCall):
     scale: float
     output: Tensor
     how: str
+    blocks: BlockLists | None = None
+    """The block lists that decided; None if the function alone did."""
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         query, key = self.query, self.key
@@ -116,16 +121,13 @@ class FlexCall(ObservedCall):
             score=score, normalization=Softmax(), mask=None, bias=None, dropout=0.0,
         )  # fmt: skip
         bias = None if plain else Modified(self.score_mod, self.scale)
-        call = replace(call, bias=bias, mask=self._mask(call.sizes, query.device))
+        call = settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
         factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
         beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
-
-        def error() -> float:
-            value = self.value.expand(call.sizes.flat_batch, -1, -1, -1).to(call.compute_dtype)
-            return output_error(weighted(*factors.reading, value), self.output, value)
-
+        value = self.value.detach().expand(call.sizes.flat_batch, -1, -1, -1)
+        rebuilding = CallRebuilding(call, value, self.output.detach(), factors)
         evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
-        return Reading(factors, verify=error, evidence=evidence, beside=beside, holds_keys=not policy.graph)
+        return Reading(factors, rebuilding=rebuilding, evidence=evidence, beside=beside, holds_keys=not policy.graph)
 
     def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
         kept = policy.keep(self.value, f"the values of {name}")
@@ -139,7 +141,8 @@ class FlexCall(ObservedCall):
 
     def _mask(self, sizes: Sizes, device: torch.device) -> Mask | None:
         """The mask as a known predicate, or else the function itself."""
-        mask = predicate(flex_mask(self.mask_mod)).bind(sizes, device)
+        allowed = flex_mask(self.mask_mod)
+        mask = predicate(allowed if self.blocks is None else self.blocks.over(allowed)).bind(sizes, device)
         if sizes.flat_batch * sizes.heads * sizes.queries * sizes.keys > MOST_PAIRS:
             return mask
         with undisturbed():
@@ -176,7 +179,8 @@ def _is_identity(score_mod: Function) -> bool:
 
 
 def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
-    return function if not buffers else lambda *places: function(*places, *buffers)
+    captured = buffers
+    return function if not captured else lambda *places: function(*places, *captured)
 
 
 def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -207,6 +211,8 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     call = FlexCall(
         query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how
     )  # fmt: skip
+    if module is not None:
+        call.blocks = BlockLists.of(block_mask)
     if mods == () and _is_identity(score_mod):
         call.score_mod = score_mod
     thread.give(call, module)

@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from regard.tensors.guards import is_autocasting, is_function_observed, look
+from regard.errors import ArgumentError
+from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look
 from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
+from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Kwargs
 
 aten = torch.ops.aten
-FLASH = SDPBackend.FLASH_ATTENTION.value
+FLASH, MATH = SDPBackend.FLASH_ATTENTION.value, SDPBackend.MATH.value
 
 LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_flash_attention_for_cpu": lambda lse, queries: lse,
@@ -81,32 +83,38 @@ def run_with_lse(
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
     """Run F.scaled_dot_product_attention, and return its operator and the operator's log-sum-exp too."""
     kernel = KernelLse()
-    output = None
     if func is F.scaled_dot_product_attention:
         try:
-            output = _by_the_kernel(kernel, sdpa_arguments(*args, **kwargs))
-        except (RuntimeError, TypeError):
-            output = None  # torch raises in its own words
-    if output is None:
-        with _Recording(kernel):
-            output = func(*args, **kwargs)
-    return output, kernel
+            arguments = decided(sdpa_arguments(*args, **kwargs))
+            choice = _choice(arguments)
+            if choice == FLASH and (output := _by_the_kernel(kernel, arguments)) is not None:
+                return output, kernel
+        except (ArgumentError, RuntimeError, TypeError):
+            choice = None  # torch raises in its own words, and the reader of the mask in ours
+        if choice == MATH:
+            # No kernel has a log-sum-exp here, and torch's matmul takes another order under a dispatch mode.
+            return func(*args, **kwargs), kernel
+    with _Recording(kernel):
+        return func(*args, **kwargs), kernel
+
+
+def _choice(arguments: dict[str, Any]) -> int | None:
+    """The kernel that torch will choose; None if it decides by more than these tensors."""
+    tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask") if arguments[name] is not None]
+    if any(type(one) not in PLAIN or one.is_nested for one in tensors) or is_function_observed():
+        return None
+    if not look(tensors[0]).is_plain or is_autocasting(tensors[0].device.type):
+        return None
+    return fused_choice(**arguments)
 
 
 def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
-    """Call the kernel of the CPU as torch would, if torch certainly would; else None. torch asks `_fused_sdp_choice`,
-    and calls the kernel with the same tensors. A dispatch mode instead costs 50 to 100 us a call."""
-    query, key, value = (arguments[name] for name in ("query", "key", "value"))
-    given = query, key, value
-    if arguments["attn_mask"] is not None or not all(
-        type(one) is Tensor and one.is_cpu and one.dim() == 4 for one in given
-    ):
+    """Call the kernel of the CPU with torch's own tensors, as torch does without a mask; else None. A dispatch mode
+    instead costs 50 to 100 us a call."""
+    query, key, value = given = tuple(arguments[name] for name in ("query", "key", "value"))
+    if arguments["attn_mask"] is not None or not all(one.is_cpu and one.dim() == 4 for one in given):
         return None
-    if any(one.is_nested for one in given) or FLASH_CPU not in KERNELS:
-        return None
-    if is_function_observed() or not look(query).is_plain or is_autocasting("cpu"):
-        return None
-    if fused_choice(**arguments) != FLASH:
+    if FLASH_CPU not in KERNELS:
         return None
     dropout, is_causal, scale = (arguments[name] for name in ("dropout_p", "is_causal", "scale"))
     output, lse = flash_cpu_alone(query, key, value, dropout, is_causal, scale=scale)

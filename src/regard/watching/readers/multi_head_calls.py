@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.call.masks.base import And
 from regard.call.masks.basic import causal
 from regard.call.masks.basic import lengths as lengths_mask
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
 from regard.call.shapes import Sizes, without_autocast
+from regard.errors import OverwrittenError
 from regard.kernels.base import Call
 from regard.maps.sources.values import widened
 from regard.tensors.guards import autocast_of
@@ -28,13 +30,19 @@ from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, output_error, undisturbed, weighted, with_graph
+from regard.watching.kept.factors import Factors, undisturbed, with_graph
 from regard.watching.kept.mask_reading import GivenMask, both
+from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.decided_masks import of_memory
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.fused_path import ran_fused
+from regard.watching.readers.fused_rebuilding import FusedRebuilding
+from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
-from regard.watching.readers.sdpa_calls import masked
+from regard.watching.readers.sdpa_calls import kept_lse, masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,35 +64,62 @@ class Projected(ObservedCall):
     output: Tensor | None
     lengths: Tensor | None = None
     """The true lengths (N,) if the input was nested (it is padded here)."""
+    heads: ProjectedHeads | None = None
+    """The projected heads, if they were seen; in a fused layer they are projected when the map is read."""
     how: str
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        sizes, dtype = self.sizes(), autocast_of(self.query.input.device.type)
+        given = self.mask(policy, sizes, dtype)
+        factors = self._factors(policy, name, sizes, given) or self._deferred(policy, name, sizes, given, dtype)
+        beside = saved_values(
+            policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
+        )
+        rebuilding = self._rebuilding(factors, given)
+        return Reading(factors, rebuilding=rebuilding, evidence=self._evidence(), beside=beside)
+
+    def _factors(self, policy: RetentionPolicy, name: str, sizes: Sizes, given: GivenMask) -> Factors | None:
+        """The factors of seen heads."""
+        if self.heads is None:
+            return None
+        query = policy.keep_queries(self.heads.query, self.heads.key, f"the queries of {name}")
+        key = policy.keep(self.heads.key, f"the keys of {name}")
+        call = self._call(query.tensor, key.tensor, sizes, given)
+        queries = query if given.even is None else SavedTensor(call.query, query.what)
+        state = kept_lse(self.heads.kernel, call, given, policy, is_causal=self.is_causal)
+        held = (queries, key, *given.kept)
+        return Factors(
+            sizes, call, state=state, held=held, of=self.heads.kernel.operator, even=given.even, graph=policy.graph
+        )  # fmt: skip
+
+    def _deferred(
+        self, policy: RetentionPolicy, name: str, sizes: Sizes, given: GivenMask, dtype: torch.dtype | None
+    ) -> Factors:
+        """The factors of a fused layer: its input and its weights."""
         query, held = self.query.keep(policy, name)
         key, more = self.key.keep(policy, name, (self.query, query))
-        sizes = self.sizes()
-        kind = self.query.input.device.type
-        dtype = autocast_of(kind)
-        given = self.mask(policy, sizes, dtype)
 
         def build() -> Call:
             # The map may be read under another autocast than the call's.
             with autocast_to(dtype, query.input):
                 q = query.heads(self.num_heads, batch_first=self.batch_first)
                 k = key.heads(self.num_heads, batch_first=self.batch_first)
-            # Projected heads are canonical, and torch has checked them.
-            call = Call(
-                query=q, key=k, score=ScaledDot(), normalization=Softmax(), mask=None, bias=None, dropout=0.0,
-                sizes=sizes,
-            )  # fmt: skip
-            return masked(call, given, causal(0) if self.is_causal else None)
+            return self._call(q, k, sizes, given)
 
-        factors = Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
-        beside = saved_values(
-            policy, name, sizes, lambda: self._values(policy, name, dtype), lambda: self._output(policy, name, dtype)
-        )
-        return Reading(factors, verify=self._verify(factors), evidence=self._evidence(), beside=beside)
+        return Factors(sizes, build, held=(*held, *more, *given.kept), even=given.even, graph=policy.graph)
+
+    def _call(self, query: Tensor, key: Tensor, sizes: Sizes, given: GivenMask) -> Call:
+        # Projected heads are canonical, and torch has checked them.
+        call = Call(
+            query=query, key=key, score=ScaledDot(None if self.heads is None else self.heads.scale),
+            normalization=Softmax(), mask=None, bias=None, dropout=0.0, sizes=sizes,
+        )  # fmt: skip
+        return masked(call, given, causal(0) if self.is_causal else None)
 
     def _values(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> ValuesOf:
+        if self.heads is not None:
+            kept = policy.keep(self.heads.value, f"the values of {name}")
+            return ValuesOf(lambda: kept.tensor, [kept])
         value, held = self.value.keep(policy, name)
         heads, batch_first, graph = self.num_heads, self.batch_first, policy.graph
 
@@ -95,7 +130,10 @@ class Projected(ObservedCall):
         return ValuesOf(make, held)
 
     def _output(self, policy: RetentionPolicy, name: str, dtype: torch.dtype | None) -> OutputOf:
-        """The projected output. Its gradient goes back through the projection, whose weights are saved."""
+        """The output of the heads; or the projected one, whose gradient goes back through the saved projection."""
+        if self.heads is not None:
+            seen, shape = self.heads.output, self.heads.query.shape
+            return OutputOf(seen, lambda gradient: gradient.reshape(*shape[:-1], -1), self.dropout)
         kept = policy.keep_weight(self.out[0], f"the weights of {name}")
         heads, batch_first = self.num_heads, self.batch_first
 
@@ -109,16 +147,16 @@ class Projected(ObservedCall):
         return OutputOf(self.output, laid_out, self.dropout, [kept])
 
     def query_key_value(self) -> CallVectors:
+        if self.heads is not None:
+            return CallVectors(self.heads.query, self.heads.key, self.heads.value)
         projections = (self.query, self.key, self.value)
         return CallVectors(*(p.heads(self.num_heads, batch_first=self.batch_first) for p in projections))
 
     def _evidence(self) -> Evidence | None:
         """The inputs of the query and key projections; None if keys are appended to the projected ones."""
-        if self.key.static is not None or self.key.row is not None or self.key.zero:
+        if self.key.is_extended:
             return None
-        inputs = (x if x.dim() == 3 else x.unsqueeze(1) for x in (self.query.input, self.key.input))
-        queries, keys = (x if self.batch_first else x.transpose(0, 1) for x in inputs)
-        return Evidence(queries, keys, self.key.input)
+        return Evidence(self._by_sequence(self.query.input), self._by_sequence(self.key.input), self.key.input)
 
     def sizes(self) -> Sizes:
         x, y = self.query.input, self.key.input
@@ -137,11 +175,11 @@ class Projected(ObservedCall):
         extra = (self.key.row is not None) + self.key.zero
         tensors = []
         if self.attn_mask is not None and not self.is_causal:
-            mask = self.attn_mask
+            mask = of_memory(self.attn_mask)
             shape = (*sizes.leading, *mask.shape[-2:])
             tensors.append(mask.view(shape) if mask.dim() == 3 else mask)
         if self.key_padding_mask is not None:
-            tensors.append(self.key_padding_mask.view(*sizes.batch, 1, 1, -1))
+            tensors.append(of_memory(self.key_padding_mask).view(*sizes.batch, 1, 1, -1))
         tensors = [F.pad(t, (0, extra)) if extra else t for t in tensors]
         given = [policy.mask(t, sizes, drops=True, dtype=dtype) for t in tensors]
         if len(given) < 2:
@@ -166,20 +204,32 @@ class Projected(ObservedCall):
         mask = lengths_mask(self.lengths[:, None] * rows, per_query=True)
         return GivenMask(mask=mask.bind(sizes, self.lengths.device))
 
-    def _verify(self, factors: Factors) -> Callable[[], float] | str:
+    def _rebuilding(self, factors: Factors, given: GivenMask) -> Rebuilding | str:
         if self.dropout:
             return "dropout"
+        if self.heads is not None:
+            call = self._call(self.heads.query.detach(), self.heads.key.detach(), factors.sizes, given)
+            output = self.heads.output.detach().reshape(*call.query.shape[:-1], -1)
+            return CallRebuilding(call, self.heads.value.detach(), output, factors)
         if self.output is None:
             return "the fused layer gives no output of its attention"
-        output = self.output if self.output.dim() == 3 else self.output.unsqueeze(1)
-        wanted = output if self.batch_first else output.transpose(0, 1)
+        projections = (self.query, self.key, self.value)
+        if any(p.is_extended for p in projections):
+            return "its queries and keys were not seen"
+        also = causal(0).bind(factors.sizes, self.output.device) if self.is_causal else None
+        masks = tuple(m for m in (given.mask, also) if m is not None)
+        mask = And(masks) if masks else None
+        x = [replace(p, input=self._by_sequence(p.input)) for p in projections]
+        return FusedRebuilding(
+            projections=(x[0], x[1], x[2]), num_heads=self.num_heads, out=self.out,
+            output=self._by_sequence(self.output), sizes=factors.sizes, mask=mask, given=given,
+            factors=factors,
+        )  # fmt: skip
 
-        def error() -> float:
-            value = self.value.heads(self.num_heads, batch_first=self.batch_first)
-            heads = weighted(*factors.reading, value).transpose(1, 2).flatten(2)
-            return output_error(F.linear(heads.to(self.out[0].dtype), *self.out), wanted, value)
-
-        return error
+    def _by_sequence(self, x: Tensor) -> Tensor:
+        """An input or output as (N, L, E)."""
+        x = x.detach() if x.dim() == 3 else x.detach().unsqueeze(1)
+        return x if self.batch_first else x.transpose(0, 1)
 
 
 def autocast_to(dtype: torch.dtype | None, like: Tensor) -> AbstractContextManager[Any]:
@@ -280,10 +330,15 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
         query = query.to_padded_tensor(0.0)
         given, output = {**given, "query": query, "key": query, "value": query}, None
     batch_first = module.batch_first and query.dim() == 3
-    called = _projected(
-        _layer_of_module(module), given, output, batch_first=batch_first, how="nn.MultiheadAttention"
-    )  # fmt: skip
-    return replace(called, lengths=lengths)
+    layer = _layer_of_module(module)
+    if any(weight is not None and weight.device != query.device for weight in layer.weights):
+        raise OverwrittenError(
+            "the weights of the layer left its device before they could be read, as an offload hook moves them: watch "
+            "it in train() mode or with gradients, where torch does not run it fused"
+        )
+    called = _projected(layer, given, output, batch_first=batch_first, how="nn.MultiheadAttention")
+    is_causal = called.is_causal and not ran_fused(module, given)
+    return replace(called, lengths=lengths, is_causal=is_causal)
 
 
 def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any]) -> Projected:
@@ -316,18 +371,21 @@ def arguments_by_name(function: Callable[..., Any], args: Args, kwargs: Kwargs) 
 
 def observe_function(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run F.multi_head_attention_forward, and hand its arguments to the thread's watches."""
-    output = func(*args, **kwargs)
-    thread.try_to(_give, thread, func, args, kwargs, output[0])
+    given = arguments_by_name(func, args, kwargs)
+    output, heads = run_with_heads(func, args, kwargs, given)
+    thread.try_to(_give, thread, given, output[0], heads)
     return output
 
 
-def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, output: Tensor) -> None:
-    thread.give(projected_call(thread, arguments_by_name(func, args, kwargs), output))
+def _give(thread: ThreadState, given: Mapping[str, Any], output: Tensor, heads: ProjectedHeads | None) -> None:
+    called = projected_call(thread, given, output)
+    thread.give(called if heads is None else replace(called, heads=heads, is_causal=heads.is_causal))
 
 
 def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor | None) -> Projected:
     """A call of F.multi_head_attention_forward with these arguments; `output` is None before it ran."""
-    is_module = bool(thread.stack) and isinstance(thread.stack[-1].module, nn.MultiheadAttention)
+    module = thread.stack[-1].module if thread.stack else None
+    is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
     return _projected(_layer_of_call(given), given, output, how=how)
 

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.errors import ShapeError
 from regard.watching.hooks.module_kinds import TRANSPOSED_LINEAR
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import output_error, undisturbed
+from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import StoredSource, stored
-from regard.watching.readers.contractions import Contraction, read_contraction, sum_of_products
+from regard.watching.readers.contractions import Contraction, Labels, read_contraction, sum_of_products
 from regard.watching.readers.folded_heads import Folding, find_folding, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.no_attention import ValueProduct, judged
@@ -69,7 +70,7 @@ class WrittenOut(ObservedCall):
             beside = stored(policy.keep(softmax, f"the softmax of {name}"), self.name, mixed)
             notes.append(CHANGED)
         return Reading(
-            None, notes, lambda: self._error(source, folding), stored=source, softmax=beside,
+            None, notes, ProductRebuilding(product, self.result, source, folding), stored=source, softmax=beside,
             evidence=self._evidence(weights.detach(), values), mixed=mixed,
         )  # fmt: skip
 
@@ -94,18 +95,46 @@ class WrittenOut(ObservedCall):
             return None
         return Evidence(weights, values, self.product.values)
 
-    def _error(self, source: StoredSource, folding: Folding | str | None) -> float:
-        product = self.product
-        read = source.laid_out(source.part(range(source.flat_heads))(range(source.queries), range(source.keys)).weights)
-        if isinstance(folding, Folding):
-            read = folding.folded(read)
-        read = read.detach()
-        operands = [t.detach().to(torch.promote_types(t.dtype, source.dtype)) for t in product.contraction.operands]
-        operands[product.place] = product.laid_back(read).to(operands[product.place].dtype)
-        with undisturbed():
-            rebuilt = sum_of_products(operands, product.contraction.labels, product.contraction.output)
-            found = product.contraction.product_of(self.result.detach().to(rebuilt.dtype))
-            return output_error(rebuilt, found, product.values)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductRebuilding(Rebuilding):
+    """The result of a product with saved weights, which take the way back from the layout of a map."""
+
+    product: ValueProduct
+    result: Tensor
+    source: StoredSource
+    folding: Folding | str | None
+
+    @property
+    def queries(self) -> int:
+        return self.source.queries
+
+    @property
+    def device(self) -> torch.device:
+        return self.result.device
+
+    def whole(self) -> Rebuilt:
+        return self.some(range(self.queries))
+
+    def some(self, rows: range) -> Rebuilt:
+        source, product, contraction = self.source, self.product, self.product.contraction
+        read = source.laid_out(source.part(range(source.flat_heads))(rows, range(source.keys)).weights)
+        read = product.laid_back(self.folding.folded(read) if isinstance(self.folding, Folding) else read).detach()
+        label, output = product.query_label, contraction.output
+        if label is not None and label not in output:
+            raise ShapeError("the product sums over its queries: its output has no rows to rebuild")
+
+        def of_rows(tensor: Tensor, labels: Labels) -> Tensor:
+            return tensor.narrow(labels.index(label), rows.start, len(rows)) if label in labels else tensor
+
+        operands = [
+            of_rows(t.detach().to(torch.promote_types(t.dtype, source.dtype)), own)
+            for t, own in zip(contraction.operands, contraction.labels, strict=True)
+        ]
+        operands[product.place] = read.to(operands[product.place].dtype)
+        rebuilt = sum_of_products(operands, contraction.labels, output)
+        found = of_rows(contraction.product_of(self.result.detach().to(rebuilt.dtype)), output)
+        return Rebuilt(rebuilt, found, product.values.detach())
 
 
 CHANGED = (

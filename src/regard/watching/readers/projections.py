@@ -40,6 +40,11 @@ class Projection:
     static: Tensor | None = None
     """Given heads (N * H, S, D) in place of the projection."""
 
+    @property
+    def is_extended(self) -> bool:
+        """True if its rows are not those of the input alone: it is static, or has rows appended."""
+        return self.static is not None or self.row is not None or self.zero
+
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
@@ -73,6 +78,12 @@ class Projection:
         )  # fmt: skip
         return kept, held
 
+    def parts(self) -> tuple[Tensor, Tensor | None]:
+        """The matrix and the bias of this projection alone."""
+        assert self.weight is not None, "a static projection has none"
+        weight = self.weight.chunk(3)[self.part] if self.is_packed else self.weight
+        return weight, None if self.bias is None else self.bias.chunk(3)[self.part]
+
     def heads(self, num_heads: int, *, batch_first: bool) -> Tensor:
         """Compute the heads (N, H, L, D)."""
         if self.static is not None:
@@ -80,10 +91,7 @@ class Projection:
         x = self.input if self.input.dim() == 3 else self.input.unsqueeze(1)
         if self.norm is not None:
             x = F.layer_norm(x, *self.norm)
-        assert self.weight is not None
-        weight = self.weight.chunk(3)[self.part] if self.is_packed else self.weight
-        bias = None if self.bias is None else self.bias.chunk(3)[self.part]
-        x = F.linear(x, weight, bias)
+        x = F.linear(x, *self.parts())
         x = x if batch_first else x.transpose(0, 1)
         if self.row is not None:
             x = torch.cat([x, self.row.to(x.dtype).expand(x.shape[0], 1, -1)], dim=1)

@@ -13,7 +13,8 @@ from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, output_error, weighted
+from regard.watching.kept.factors import Factors
+from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -43,15 +44,14 @@ class RegardCall(ObservedCall):
             policy, name, call.sizes, lambda: self._values(policy, name), lambda: self._output(call)
         )  # fmt: skip
 
-        def error() -> float:
-            output = self.attended.output.reshape(*call.query.shape[:-1], -1)
-            value = canonical(*self.vectors)[2]
-            return output_error(weighted(*factors.reading, value), output, value)
-
-        verify = "dropout" if call.dropout else error
+        output = self.attended.output.detach().reshape(*call.query.shape[:-1], -1)
+        rebuilding = CallRebuilding(call, canonical(*self.vectors)[2].detach(), output, factors)
         held = () if policy.graph else (query, key)
         evidence = Evidence(call.query, call.key, self.vectors[1], held=held)
-        return Reading(factors, verify=verify, evidence=evidence, beside=beside, holds_keys=not policy.graph)
+        return Reading(
+            factors, rebuilding="dropout" if call.dropout else rebuilding, evidence=evidence, beside=beside,
+            holds_keys=not policy.graph,
+        )  # fmt: skip
 
     def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
         kept = policy.keep(canonical(*as_autocast(*self.vectors))[2], f"the values of {name}")

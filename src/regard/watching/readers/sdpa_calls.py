@@ -1,6 +1,5 @@
 """Observe F.scaled_dot_product_attention: the arguments of the model, and the log-sum-exp of the kernel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -21,11 +20,13 @@ from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, output_error, weighted
+from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.folded_heads import Folding, find_folding, inferred_heads, note_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
@@ -76,19 +77,22 @@ class Sdpa(ObservedCall):
         # Where the map holds other queries than these, or a graph, the fingerprints do not wait.
         evidence = Evidence(*vectors, self.key, held=kept if given.even is None and not policy.graph else ())
         notes = [note_of(self.folding)] if self.folding else []
-        state, held = self._state(call, given, policy), [queries, kept[1], *given.kept]
+        state, held = (
+            kept_lse(self.kernel, call, given, policy, is_causal=self.is_causal),
+            [queries, kept[1], *given.kept],
+        )
         factors = Factors(
             call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
             graph=policy.graph,
         )  # fmt: skip
-        verify = "dropout" if self.dropout_p else self._verify(factors)
         beside = CallValues()
         if policy.values or policy.gradients is not None:
             beside = saved_values(
                 policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
             )
         return Reading(
-            factors, notes, verify, evidence=evidence, mixed=mixed, beside=beside, holds_keys=not policy.graph
+            factors, notes, self._rebuilding(call, factors), evidence=evidence, mixed=mixed, beside=beside,
+            holds_keys=not policy.graph,
         )  # fmt: skip
 
     def _read_deferred(self, query: SavedTensor, key: SavedTensor, policy: RetentionPolicy) -> Reading | None:
@@ -107,9 +111,9 @@ class Sdpa(ObservedCall):
         factors = Factors(
             known.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, is_deferred=True
         )
-        verify = "dropout" if self.dropout_p else self._verify(factors)
+        rebuilding = self._rebuilding(replace(known, query=self.query, key=self.key, mask=mask), factors)
         evidence = Evidence(query, key if key.is_deferred else key.tensor, self.key, held=held)
-        return Reading(factors, notes, verify, evidence=evidence, holds_keys=True)
+        return Reading(factors, notes, rebuilding, evidence=evidence, holds_keys=True)
 
     def _values(self, policy: RetentionPolicy, name: str, call: Call) -> ValuesOf:
         kept = policy.keep(self.value, f"the values of {name}")
@@ -149,33 +153,32 @@ class Sdpa(ObservedCall):
         )
         return query, key, dtype
 
-    def _state(self, call: Call, given: GivenMask, policy: RetentionPolicy) -> Tensor | None:
-        """The kernel's log-sum-exp in our convention; None if there is none to use."""
-        lse, shape = self.kernel.lse, call.query.shape[:-1]
-        if policy.graph:
-            # The kernel's lse has no gradient. One with a gradient is computed when the map is read.
-            return None
-        # For uniform rows the kernel gives finfo.min. With a mask and is_causal, rows without keys are unknown.
-        if lse is None or given.even is not None or (self.is_causal and given.live is not None):
-            return None
-        if lse.numel() != shape.numel():
-            return None
-        lse = lse.detach().to(call.query.device).reshape(shape)
-        if given.live is not None:
-            lse = lse.masked_fill(~given.live, -torch.inf)
-        return policy.keep(lse, "").tensor
-
-    def _verify(self, factors: Factors) -> Callable[[], float]:
+    def _rebuilding(self, call: Call, factors: Factors) -> Rebuilding | str:
+        if self.dropout_p:
+            return "dropout"
         assert self.output is not None, "it is read after it ran"
-        given = self.output
+        value = _laid_out_value(self.value, call.sizes, self._rank)
+        output = self.output.reshape(*call.query.shape[:-1], -1)
+        return CallRebuilding(call, value.detach(), output.detach(), factors)
 
-        def error() -> float:
-            call = factors.call
-            output = given.reshape(*call.query.shape[:-1], -1)
-            value = _laid_out_value(self.value, call.sizes, self._rank).to(call.query)
-            return output_error(weighted(*factors.reading, value), output, value)
 
-        return error
+def kept_lse(
+    kernel: KernelLse, call: Call, given: GivenMask, policy: RetentionPolicy, *, is_causal: bool
+) -> Tensor | None:  # fmt: skip
+    """The kernel's log-sum-exp in our convention; None if there is none to use."""
+    lse, shape = kernel.lse, call.query.shape[:-1]
+    if policy.graph:
+        # The kernel's lse has no gradient. One with a gradient is computed when the map is read.
+        return None
+    # For uniform rows the kernel gives finfo.min. With a mask and is_causal, rows without keys are unknown.
+    if lse is None or given.even is not None or (is_causal and given.live is not None):
+        return None
+    if lse.numel() != shape.numel():
+        return None
+    lse = lse.detach().to(call.query.device).reshape(shape)
+    if given.live is not None:
+        lse = lse.masked_fill(~given.live, -torch.inf)
+    return policy.keep(lse, "").tensor
 
 
 FROM_THE_FIRST = Causal(0)
@@ -267,7 +270,7 @@ def laid_out_by_heads(
 ) -> Sdpa:
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
-    call = Sdpa(**sdpa_arguments(*args, **kwargs), output=output, kernel=kernel)
+    call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
     return _unfolded(_with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 

@@ -1,0 +1,146 @@
+"""Rebuild rows of a call's output from the weights its map will give: the proof that the map is that of the call."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.call.normalizations import Softmax
+from regard.call.shapes import take
+from regard.kernels.base import Call
+from regard.tensors.guards import has_values
+from regard.watching.kept.factors import TOLERANCE, Factors, few_scores, undisturbed, weighted
+
+
+class Rebuilt(NamedTuple):
+    """Rows of an output: from the weights of the map, and as the model got them."""
+
+    rebuilt: Tensor
+    output: Tensor
+    values: Tensor
+    """The values of the call; their size is the unit of a difference."""
+
+    def error(self) -> float:
+        """The largest difference over the largest |value|."""
+        miss = float((self.rebuilt - self.output.to(self.rebuilt.dtype)).abs().max())
+        return miss / max(float(self.values.abs().max()), 1e-30)
+
+
+class Rebuilding(ABC):
+    """The output of one call, rebuilt while the model's tensors are at hand."""
+
+    @property
+    @abstractmethod
+    def queries(self) -> int:
+        """T."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of the output."""
+
+    @abstractmethod
+    def some(self, rows: range) -> Rebuilt:
+        """A few rows (..., t, E), from scores normalised anew."""
+
+    @abstractmethod
+    def whole(self) -> Rebuilt:
+        """All rows, from the weights as the map reads them."""
+
+    def rounding(self, rows: range) -> Tensor:
+        """How far the rounding of a kernel's scores can move these rows, in units of the values: about eps |score|."""
+        return torch.zeros((), device=self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRebuilding(Rebuilding):
+    """The output of a call with visible queries, keys and values."""
+
+    call: Call
+    """Of the model's own tensors."""
+    value: Tensor
+    """(B, G or H, S, E)."""
+    output: Tensor
+    """(B, H, T, E)."""
+    factors: Factors
+
+    @property
+    def queries(self) -> int:
+        return self.call.sizes.queries
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.device
+
+    def some(self, rows: range) -> Rebuilt:
+        value = self.value.to(self.call.compute_dtype)
+        scores, normalization = few_scores(self.call, rows), self.call.normalization
+        if type(normalization) is Softmax:
+            # The row state that `normalize` computes beside the weights would double the cost.
+            weights = torch.softmax(scores, -1).nan_to_num()
+        else:
+            weights = normalization.finish(*normalization.base.normalize(scores))[0]
+        # Heads that share values are rows of one product, so values are not repeated.
+        groups = weights.reshape(len(value), value.shape[1], -1, value.shape[-2])
+        rebuilt = (groups @ value).reshape(*weights.shape[:-1], -1)
+        return Rebuilt(rebuilt, take(self.output, rows), value)
+
+    def whole(self) -> Rebuilt:
+        return Rebuilt(weighted(*self.factors.reading, self.value), self.output, self.value)
+
+    def rounding(self, rows: range) -> Tensor:
+        peak = few_scores(self.call, rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+        return peak * 2 * torch.finfo(self.output.dtype).eps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowProof:
+    """The measured rows of one call; on a GPU they are read with the map, because reading would wait for the kernel."""
+
+    found: Tensor
+    """The largest difference, its limit, and the two elements that differ most: the map's and the model's."""
+
+    def fault(self) -> str | None:
+        """Both elements and the allowed difference, if they differ by more; None if the rows fit."""
+        miss, limit, rebuilt, given = self.found.tolist()
+        if miss <= limit:
+            return None
+        return (
+            f"rebuilt wrongly: the output of the call has an element {given:.6g} where the weights of the map give "
+            f"{rebuilt:.6g} (allowed difference {limit:.1g}), so this map is not that of the call"
+        )
+
+
+def prove(rebuilding: Rebuilding, choose: Random) -> RowProof | None:
+    """Rebuild one row of an output: the first, the last, or any; None if it fits, as far as is known now."""
+    with undisturbed():
+        last = rebuilding.queries - 1
+        row = choose.choice((0, last, choose.randint(0, last), choose.randint(0, last)))
+        rows = range(row, row + 1)
+        return _proof(rebuilding, rebuilding.some(rows), rows)
+
+
+def prove_all(rebuilding: Rebuilding) -> tuple[float, RowProof | None]:
+    """Rebuild the whole output; the error, and the proof if it does not fit."""
+    with undisturbed():
+        whole = rebuilding.whole()
+        return whole.error(), _proof(rebuilding, whole, range(rebuilding.queries))
+
+
+def _proof(rebuilding: Rebuilding, found: Rebuilt, rows: range) -> RowProof | None:
+    output, tolerance = found.output, TOLERANCE.get(found.output.dtype, 1e-3)
+    if not has_values(output):
+        return None
+    output = output.to(found.rebuilt.dtype)
+    miss = (found.rebuilt - output).abs()
+    if output.is_cpu and float(miss.max()) <= tolerance * float(output.abs().max()):
+        return None
+    # An output that is not finite proves nothing: a row without keys is NaN in some kernels, and 0 in a map.
+    miss = miss.masked_fill(~output.isfinite(), 0.0).nan_to_num(torch.inf)
+    limit, at = (tolerance + rebuilding.rounding(rows)) * found.values.abs().max(), miss.argmax()
+    measured = (miss.max(), limit, found.rebuilt.flatten()[at], output.flatten()[at])
+    proof = RowProof(torch.stack([one.double() for one in measured]))
+    return None if output.is_cpu and proof.fault() is None else proof

@@ -1,0 +1,1 @@
+"""Torch's own attention modules, by each of the paths that torch takes."""

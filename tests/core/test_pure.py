@@ -141,6 +141,14 @@ def cases() -> Iterator[tuple[str, Callable[[], Changed]]]:
     for fused in (False, True):
         yield f"a learned bias, fused={fused}", stepped(lambda p: {"bias": p}, (1, 2, LENGTH, LENGTH), fused=fused)
         yield f"a learned table, fused={fused}", stepped(lambda p: {"bias": regard.T5Bias(p)}, (32, 2), fused=fused)
+        yield (
+            f"a sink beside a function, fused={fused}",
+            stepped(
+                lambda p: {"score": lambda q, k: q @ k.mT, "normalization": regard.SoftmaxWithSink(p)},
+                (2,),
+                fused=fused,
+            ),
+        )
         scores: dict[str, tuple[Callable[[nn.Parameter], Any], tuple[int, ...]]] = {
             "an additive score": (regard.Additive, (8,)),
             "a soft-capped score": (lambda p: regard.SoftCapped(regard.Additive(p), 2.0), (8,)),

@@ -15,6 +15,7 @@ from regard.tensors.tensor_tree import tensors_mapped
 
 MOST_ELEMENTS = 1 << 14
 """The most elements of a tensor of a bias, score or normalization that is copied for a call."""
+PARTS = ("score", "normalization", "mask", "bias")
 _NUMBERS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -23,15 +24,24 @@ def settled(call: Call) -> Call:
 
     A bound mask has its own tensors already, unless they are large.
     """
-    if not any(_is_code(part) for _, part in _reached(call)):
-        own = {n: tensors_mapped(getattr(call, n), partial(_copied, n)) for n in ("score", "normalization", "bias")}
-        call = call if all(part is getattr(call, name) for name, part in own.items()) else replace(call, **own)
-    return _holding(call, {name: part for name, part in _reached(call) if not _is_own(name, part)})
+    own: dict[str, Any] = {}
+    held: dict[str, Any] = {}
+    for name in PARTS:
+        part = getattr(call, name)
+        found = dict(_reached(name, part))
+        if name != "mask" and any(map(_is_code, found.values())):
+            held |= found  # A copy of an object of another class might not be one.
+            continue
+        held |= {place: each for place, each in found.items() if not _is_own(place, each)}
+        copy = part if name == "mask" else tensors_mapped(part, partial(_copied, name))
+        if copy is not part:
+            own[name] = copy
+    return _holding(replace(call, **own) if own else call, held)
 
 
 def held_anew(call: Call) -> Call:
     """A call made of another, whose tensors may be those of others."""
-    return _holding(call, dict(_reached(call)))
+    return _holding(call, {place: each for name in PARTS for place, each in _reached(name, getattr(call, name))})
 
 
 def _holding(call: Call, named: dict[str, Any]) -> Call:
@@ -40,9 +50,9 @@ def _holding(call: Call, named: dict[str, Any]) -> Call:
     return replace(call, held=Held(Captures(*named.values(), names=named), any(map(_is_code, named.values()))))
 
 
-def _reached(call: Call) -> Iterator[tuple[str, Any]]:
+def _reached(name: str, part: Any) -> Iterator[tuple[str, Any]]:
     """The tensors of regard's own classes, and the objects of other classes, with their names."""
-    waiting: list[tuple[str, Any]] = [(n, getattr(call, n)) for n in ("bias", "mask", "normalization", "score")]
+    waiting = [(name, part)]
     while waiting:
         name, part = waiting.pop()
         if isinstance(part, tuple):

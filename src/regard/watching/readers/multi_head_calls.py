@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from regard.watching.readers.decided_masks import of_memory
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_path import ran_fused
 from regard.watching.readers.fused_rebuilding import FusedRebuilding
+from regard.watching.readers.multi_head_layers import Layer, layer_of_call, layer_of_module
 from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
 from regard.watching.readers.provenance import Origins
@@ -246,58 +247,6 @@ def _added(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
 
 
-class Layer(NamedTuple):
-    """The parts of a layer of multi-head attention."""
-
-    num_heads: int
-    weights: tuple[Tensor | None, ...]
-    is_packed: bool
-    """True if all three are one tensor, with the weights of query, key and value as its thirds."""
-    biases: Tensor | None
-    """The biases of query, key and value as thirds of one tensor."""
-    rows: tuple[Tensor | None, ...]
-    """Learned rows (1, 1, E) appended to query, key and value; None for the query."""
-    has_zero_row: bool
-    """True if keys and values end with a row of zeros."""
-    out: tuple[Tensor, Tensor | None]
-    dropout: float
-    """0 in evaluation mode."""
-    static: tuple[Tensor | None, ...] = (None, None, None)
-    """Keys and values (N * H, S, D) in place of projected ones."""
-
-
-def _layer_of_call(given: Mapping[str, Any]) -> Layer:
-    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
-    is_packed = not given["use_separate_proj_weight"]
-    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-    return Layer(
-        num_heads=given["num_heads"],
-        weights=tuple(given[name] for name in names),
-        is_packed=is_packed,
-        biases=given["in_proj_bias"],
-        rows=(None, given["bias_k"], given["bias_v"]),
-        has_zero_row=given["add_zero_attn"],
-        out=(given["out_proj_weight"], given["out_proj_bias"]),
-        dropout=given["dropout_p"] if given["training"] else 0.0,
-        static=(None, given["static_k"], given["static_v"]),
-    )
-
-
-def _layer_of_module(module: nn.MultiheadAttention) -> Layer:
-    is_packed = module.in_proj_weight is not None
-    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-    return Layer(
-        num_heads=module.num_heads,
-        weights=tuple(getattr(module, name) for name in names),
-        is_packed=is_packed,
-        biases=module.in_proj_bias,
-        rows=(None, module.bias_k, module.bias_v),
-        has_zero_row=module.add_zero_attn,
-        out=(module.out_proj.weight, module.out_proj.bias),
-        dropout=module.dropout if module.training else 0.0,
-    )
-
-
 def _projected(
     layer: Layer, given: Mapping[str, Any], output: Tensor | None, *, batch_first: bool = False, how: str
 ) -> Projected:
@@ -332,7 +281,7 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
         query = query.to_padded_tensor(0.0)
         given, output = {**given, "query": query, "key": query, "value": query}, None
     batch_first = module.batch_first and query.dim() == 3
-    layer = _layer_of_module(module)
+    layer = layer_of_module(module)
     if any(weight is not None and weight.device != query.device for weight in layer.weights):
         raise OverwrittenError(
             "the weights of the layer left its device before they could be read, as an offload hook moves them: watch "
@@ -391,7 +340,7 @@ def projected_call(thread: ThreadState, given: Mapping[str, Any], output: Tensor
     is_module = isinstance(module, nn.MultiheadAttention)
     how = "nn.MultiheadAttention" if is_module else "F.multi_head_attention_forward"
     origins = thread.traces.origins_of_inputs(given["query"], given["key"])
-    return replace(_projected(_layer_of_call(given), given, output, how=how), origins=origins)
+    return replace(_projected(layer_of_call(given), given, output, how=how), origins=origins)
 
 
 def observe_module(

@@ -3,6 +3,7 @@
 What is read is that of the call, or an error: OverwrittenError, or torch's own.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from tests.fuzz.drawing import Drawn
 from tests.fuzz.lifetimes.calls import SUBJECTS
 from tests.fuzz.lifetimes.changes import change
 from tests.fuzz.lifetimes.subject import Life
+from tests.fuzz.lifetimes.watched import MODELS
 
 TORCHS = ("modified by an inplace operation", "a second time", "Inference tensors", "has changed", "is different")
 """Words of torch's own refusals in a backward pass."""
@@ -65,7 +67,9 @@ def _gradients(life: Life) -> list[Tensor]:
 
 def case(drawn: Drawn) -> None:
     """Some calls, changes and reads, and at last a read of every call."""
-    subject = SUBJECTS[drawn.of(sorted(SUBJECTS))](drawn)
+    warnings.simplefilter("ignore")
+    subjects = {**SUBJECTS, **MODELS}
+    subject = subjects[drawn.of(sorted(subjects))](drawn)
     calls: list[Called] = []
     for _ in range(drawn.number(2, 7)):
         match drawn.of(["call", "change", "change", "read", "back"]) if calls else "call":

@@ -1,28 +1,25 @@
 """The mask by which torch decides, where the tensor that was handed over is another thing."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.tensors.guards import PLAIN
+from regard.tensors.guards import PLAIN, offset_and_shape
 
 
 def decided(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
-    mask, queries, keys = given["attn_mask"], given["query"], given["key"]
+    mask = given["attn_mask"]
     if mask is None or type(mask) in PLAIN:
         return given
-    # The module is not imported for this question: it imports torch's compiler.
-    bias = sys.modules.get("torch.nn.attention.bias")
-    if bias is None or not isinstance(mask, bias.CausalBias):
+    if (causal := offset_and_shape(mask)) is None:
         return {**given, "attn_mask": of_memory(mask)}
-    if mask.variant == bias.CausalVariant.UPPER_LEFT or mask.seq_len_q == mask.seq_len_kv:
+    offset, shape = causal
+    if not offset:
         return {**given, "attn_mask": None, "is_causal": True}
-    pairs = torch.ones(mask.seq_len_q, mask.seq_len_kv, dtype=torch.bool, device=queries.device)
-    return {**given, "attn_mask": pairs.tril(keys.shape[-2] - queries.shape[-2])}
+    return {**given, "attn_mask": torch.ones(shape, dtype=torch.bool, device=given["query"].device).tril(offset)}
 
 
 def of_memory(mask: Tensor) -> Tensor:

@@ -153,7 +153,9 @@ class ParticipationRatio(PerQuery):
             # All weights of a row may vanish in their dtype, beside a sink: its logarithms have the shares still.
             top = piece.logs.amax(-1, keepdim=True)
             has_key = dead & (top > NO_KEY)
-            shares = torch.where(has_key, torch.exp((piece.logs - top) * piece.unit), shares)
+            # (Filled before the exponential: -inf - -inf of a row without keys has no gradient.)
+            beside = ((piece.logs - top) * piece.unit).masked_fill(~has_key, 0.0)
+            shares = torch.where(has_key, beside.exp(), shares)
             dead = dead & ~has_key
         squares = torch.linalg.vecdot(shares, shares)
         ratio = shares.sum(-1).square() / squares.masked_fill(dead[..., 0], 1.0)

@@ -97,8 +97,10 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
 
 
 def _two_numbers(bias: Bias | None) -> str:
-    """The numbers of a tensor of two, such as a bool mask that is added: it hides no key."""
-    tensor = bias.tensor.detach() if isinstance(bias, DenseBias) else torch.zeros(1)
+    """The two values of a bias with no other, such as a bool mask that is added: it hides no key."""
+    if not isinstance(bias, DenseBias):
+        return ""
+    tensor = bias.tensor.detach()
     low, high = tensor.where(tensor > HIDDEN, torch.inf).min(), tensor.max()
     is_of_two = bool(((tensor == low) | (tensor == high) | (tensor <= HIDDEN)).all()) and low < high
     return f"{float(low):g} and {float(high):g}" if is_of_two else ""

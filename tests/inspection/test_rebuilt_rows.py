@@ -389,3 +389,25 @@ def test_the_conditions_of_the_fused_path_are_those_of_torch(monkeypatch: pytest
 
 def test_a_mask_of_torch_is_decided_without_importing_its_module() -> None:
     assert decided_masks.decided({"attn_mask": None, "query": 0, "key": 0})["attn_mask"] is None
+
+
+def test_compiled_flex_runs_with_a_scale_that_varies() -> None:
+    """torch's compiler makes a symbol of a number that differs from that of the call before."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = torch.compile(flex_attention, backend="aot_eager")
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.attend(q, k, v)
+
+    torch._dynamo.reset()
+    model = Model()
+    with torch.no_grad():
+        for dim in (16, 8, 4):
+            q, k, v = (torch.randn(1, 2, 6, dim) for _ in range(3))
+            expected = model(q, k, v) if dim == 16 else (q @ k.mT / dim**0.5).softmax(-1) @ v
+            with regard.watch(model) as seen:
+                torch.testing.assert_close(model(q, k, v), expected)
+            torch.testing.assert_close(seen[""].dense(), (q @ k.mT / dim**0.5).softmax(-1))

@@ -3,6 +3,8 @@
 import types
 from typing import Any
 
+import torch
+
 from torch.overrides import TorchFunctionMode
 
 from regard.tensors.guards import is_compiling
@@ -36,7 +38,9 @@ class FunctionMode(TorchFunctionMode):
             if func is flex_attention_operator:
                 # torch's compiler traces this line too, into the code after each run of the kernel. Reading the other
                 # results would select another kernel.
-                self._compiled.append((args, result[0]))
+                # A scale that varies between calls is a symbol, which only a tensor carries out of the graph.
+                scale = torch.full((), args[5], dtype=torch.float64, device=args[0].device)
+                self._compiled.append(((*args[:5], scale, *args[6:]), result[0]))
             return result
         thread = self._thread
         observe = FUNCTIONS.get(func)

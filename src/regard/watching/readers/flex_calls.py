@@ -211,7 +211,7 @@ def give_flex(thread: ThreadState, args: Args, output: Tensor, module: nn.Module
     mods, masks = (tuple(buffers[n]) if len(buffers) > n else () for n in (0, 1))
     how = "flex_attention" if module is None else "flex_attention, compiled"
     call = FlexCall(
-        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), scale, output, how,
+        query, key, value, _with(score_mod, mods), _with(block_mask[-1], masks), float(scale), output, how,
         origins=thread.traces.origins(query, key),
     )  # fmt: skip
     if module is not None:

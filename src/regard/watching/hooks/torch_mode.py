@@ -4,7 +4,6 @@ import types
 from typing import Any
 
 import torch
-
 from torch.overrides import TorchFunctionMode
 
 from regard.tensors.guards import is_compiling

@@ -14,6 +14,7 @@ from regard.watching.readers.provenance import Trace
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "index_select", "gather",
+    "__getitem__", "where", "take_along_dim",
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys."""
 JOINED = frozenset({"cat", "concat", "concatenate"})

@@ -121,7 +121,7 @@ def test_panels_share_the_limits_of_all() -> None:
     figure = heatmap_grid([Panel(one) for one in maps])
     largest = max(one.max() for one in maps)
     assert {ax.get_images()[0].get_clim() for ax in figure.axes[:2]} == {(0, largest)}
-    q = torch.randn(2, 9, 4)
+    q = torch.randn(1, 2, 9, 4)
     lazy = [regard.attention(q * size, q, q, return_weights=True).weights for size in (0.1, 2.0)]
     assert lazy[0].dense().max() < 0.8 * lazy[1].dense().max()
     image = model_grid(lazy).axes[0].get_images()[0]
@@ -159,13 +159,17 @@ def test_masked_cells_look_unlike_zeros(theme: Theme) -> None:
     assert not heatmap(weights, theme=theme).figure.texts
 
 
+def of_heads(q: Any, mask: Any) -> Any:
+    return regard.attention(*[q[None]] * 3, mask=mask, return_weights=True).weights[0]
+
+
 @pytest.mark.parametrize(
     "made",
     [
         lambda q, bias: regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights[0],
         lambda q, bias: regard.attention(q, q, q, bias=bias, return_weights=True).weights[1],
-        lambda q, bias: regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.average(),
-        lambda q, bias: regard.attention(q, q, q, mask=bias == 0, return_weights=True).weights.only(
+        lambda q, bias: of_heads(q, regard.causal()).average(),
+        lambda q, bias: of_heads(q, bias == 0).only(
             heads=0, rows=torch.tensor([6, 3, 5]), columns=torch.tensor([1, 6, 4])
         ),
     ],

@@ -135,7 +135,7 @@ def test_temperature_and_mask_are_toggled_and_the_page_opens_the_same(
     """Teaching: one line shows eight words and one head; a link opens the same selection elsewhere."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 8, 8), torch.randn(2, 8, 8)
-    view: Any = regard.view(regard.map_of(q, k, mask=regard.causal()), WORDS, link="heads=1&query=4")
+    view: Any = regard.view(regard.map_of(q[None], k[None], mask=regard.causal()), WORDS, link="heads=1&query=4")
     notebook.show("a", view)
     notebook.until(drawn("a"))
     scores = q[1] @ k[1].T / 8**0.5

@@ -54,7 +54,7 @@ class CallSource(NamedSource):
 
     @property
     def backend(self) -> Backend:
-        return choose_backend(self.call, None) if self.chosen is None else self.chosen
+        return choose_backend(self.factors.form, None) if self.chosen is None else self.chosen
 
     @property
     def shape(self) -> torch.Size:
@@ -232,7 +232,8 @@ class CallSource(NamedSource):
         names = Dimensions.unknown(len(leading), UNNAMED)
         if flat_heads is None:
             return replace(self, layout=leading, names=names)
-        factors = GivenFactors(self.call.select(flat_heads), self.state.flatten(0, 1)[flat_heads].unsqueeze(1))
+        state = self.state.flatten(0, 1)[flat_heads].unsqueeze(1)
+        factors = GivenFactors(self.factors.unread.select(flat_heads), state)
         beside = self.beside.choose(flat_heads)
         return CallSource(factors, leading, self.backend, beside, self.name, names)
 

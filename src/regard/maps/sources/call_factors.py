@@ -36,6 +36,10 @@ class CallFactors(Protocol):
         """The call, not checked: for its shapes, dtypes and devices."""
 
     @property
+    def unread(self) -> Call:
+        """The call, checked without reading a weight: for a selection, whose reads check the rest."""
+
+    @property
     def state(self) -> Tensor:
         """The normalizer of each row (B, H, T), such as the log-sum-exp."""
 
@@ -159,6 +163,13 @@ class GivenFactors:
         return self._call
 
     @property
+    def unread(self) -> Call:
+        self._unwritten.check()
+        if self._call.held is not None:
+            self._call.held.require_unchanged("a map")
+        return self._call
+
+    @property
     def state(self) -> Tensor:
         if self._state is None or (not self._state.requires_grad and self._needs_graph()):
             # The first read may need no gradient, and a later one may.
@@ -201,7 +212,7 @@ class GivenFactors:
         return [self._call.query, self._call.key, *(() if self._state is None else (self._state,))]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenFactors":
-        call, state = tensors_mapped((self.call, self._state), change)
+        call, state = tensors_mapped((self.unread, self._state), change)
         if call.held is not None:
             from regard.kernels.held import held_anew
 

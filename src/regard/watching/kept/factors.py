@@ -81,6 +81,10 @@ class Factors:
         return self._call if isinstance(self._call, Call) else self.call
 
     @property
+    def unread(self) -> Call:
+        return self.call
+
+    @property
     def state(self) -> Tensor:
         """The row state; if no kernel gave an exact one, one pass over the scores computes it."""
         call = self.call

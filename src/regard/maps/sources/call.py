@@ -241,7 +241,7 @@ class CallSource(NamedSource):
         factors, backend = self.factors.mapped(change), self.backend
         # Another device may have no kernel for this dtype.
         backend = (
-            choose_backend(factors.call, None) if backend.why_not(factors.call, look(factors.call.query)) else backend
+            choose_backend(factors.form, None) if backend.why_not(factors.form, look(factors.form.query)) else backend
         )
         return CallSource(factors, self.layout, backend, self.beside.mapped(change), self.name, self.names)
 

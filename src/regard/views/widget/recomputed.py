@@ -27,7 +27,7 @@ def can_be_recomputed(heads: AttentionMap) -> bool:
     source = heads.source
     if not isinstance(source, CallSource):
         return False
-    call = source.call
+    call = source.factors.form
     is_softmax = isinstance(call.normalization, Softmax) and call.bias is None
     return is_softmax and call.score.dot_scale(call.query.shape[-1]) is not None
 

@@ -195,3 +195,30 @@ def test_relevance_goes_by_the_origin_of_the_keys() -> None:
     with regard.watch(model, values=True, gradients=True) as seen:
         model(*inputs).sum().backward()
     assert relevance(seen).lengths == {"encoder": T, "decoder": T}
+
+
+@pytest.mark.parametrize("how", ["clamped", "chosen by a list", "pooled", "activated"])
+def test_functions_between_a_projection_and_the_kernel_lose_no_sequence(how: str) -> None:
+    """As in DBRX, Falcon and Hiera: without the way of its keys, self-attention would look like cross-attention."""
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            if how == "clamped":
+                q, k = q.clamp(-1.0, 1.0), k.clamp(-1.0, 1.0)
+            if how == "chosen by a list":
+                k, v = k[:, [0]], v[:, [0]]
+            if how == "pooled":
+                q = q.unflatten(2, (2, -1)).max(2)[0]
+            if how == "activated":
+                q, k = F.silu(q), F.silu(k)
+            q, k = q * 2 + q.flip(-1), k * 2 + k.flip(-1)  # (Rotary angles are sums of products too.)
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=how == "chosen by a list")
+
+    with torch.no_grad(), regard.watch(Between()) as seen:
+        seen.modules[""](torch.randn(2, 6, 8))
+    assert [call.crosses for call in seen.calls] == [False]

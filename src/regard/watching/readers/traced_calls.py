@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.tensors.torch_private import viewed
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
@@ -14,7 +15,8 @@ from regard.watching.readers.provenance import Trace
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "index_select", "gather",
-    "__getitem__", "where", "take_along_dim",
+    "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
+    "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean",
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys."""
 JOINED = frozenset({"cat", "concat", "concatenate"})
@@ -34,7 +36,10 @@ def observe_traced(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
 def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a function whose result has the positions of its argument, and follow these."""
     result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
-    thread.try_to(thread.traces.follow, result, *args)
+    of = result[0] if isinstance(result, tuple) else result
+    # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
+    if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
+        thread.try_to(thread.traces.follow, of, *args)
     return result
 
 

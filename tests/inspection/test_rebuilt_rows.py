@@ -227,10 +227,11 @@ def test_where_torch_runs_fused_the_mask_counts_and_elsewhere_the_flag(name: str
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (3, 3)])
-def test_broadcast_keys_of_three_dimensions_keep_their_bits(shape: tuple[int, int]) -> None:
-    q, k, v = torch.randn(shape[0], 64, 32), torch.randn(shape[1], 64, 32), torch.randn(shape[1], 64, 32)
+@pytest.mark.parametrize(("length", "dim"), [(5, 4), (64, 32)])
+def test_broadcast_keys_of_three_dimensions_keep_their_bits(shape: tuple[int, int], length: int, dim: int) -> None:
+    q, k, v = (torch.randn(batch, length, dim) for batch in (shape[0], shape[1], max(shape)))
     model = Sdpa()
-    for options in ({}, {"is_causal": True}, {"attn_mask": causal_upper_left(64, 64)}):
+    for options in ({}, {"is_causal": True}, {"attn_mask": causal_upper_left(length, length)}):
         with torch.no_grad():
             plain = model(q, k, v, **options)
             with regard.watch(model):

@@ -92,10 +92,6 @@ class EditedRebuilding(Rebuilding):
     def queries(self) -> int:
         return self.edited.call.sizes.queries
 
-    @property
-    def device(self) -> torch.device:
-        return self.edited.made.output.device
-
     def some(self, rows: range) -> Rebuilt:
         weights = self.edited.made.weights.detach()
         return self._rebuilt(weights.block(rows, range(weights.shape[-1])), rows)

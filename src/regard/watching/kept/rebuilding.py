@@ -37,11 +37,6 @@ class Rebuilding(ABC):
     def queries(self) -> int:
         """T."""
 
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device of the output."""
-
     @abstractmethod
     def some(self, rows: range) -> Rebuilt:
         """A few rows (..., t, E), from scores normalised anew."""
@@ -50,9 +45,9 @@ class Rebuilding(ABC):
     def whole(self) -> Rebuilt:
         """All rows, from the weights as the map reads them."""
 
-    def rounding(self, rows: range) -> Tensor:
+    def rounding(self, rows: range) -> Tensor | float:
         """How far the rounding of a kernel's scores can move these rows, in units of the values: about eps |score|."""
-        return torch.zeros((), device=self.device)
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +65,6 @@ class CallRebuilding(Rebuilding):
     @property
     def queries(self) -> int:
         return self.call.sizes.queries
-
-    @property
-    def device(self) -> torch.device:
-        return self.output.device
 
     def some(self, rows: range) -> Rebuilt:
         value = self.value.to(self.call.compute_dtype)

@@ -35,10 +35,6 @@ class FusedRebuilding(Rebuilding):
     def queries(self) -> int:
         return self.sizes.queries
 
-    @property
-    def device(self) -> torch.device:
-        return self.output.device
-
     def some(self, rows: range) -> Rebuilt:
         scores, values = self._scores(rows), self.projections[2].input.to(self._dtype)
         weights = Softmax().normalize(scores)[0]
@@ -77,7 +73,7 @@ class FusedRebuilding(Rebuilding):
             scores = scores + self.given.bias.block(rows, columns, query=query, key=key, sizes=self.sizes)
         if self.mask is None:
             return scores
-        allowed = render(self.mask, rows, columns, sizes=self.sizes, device=self.device)
+        allowed = render(self.mask, rows, columns, sizes=self.sizes, device=self.output.device)
         return scores.masked_fill(~allowed, -torch.inf)
 
     def _weights(self, part: int) -> tuple[Tensor, Tensor | None]:

@@ -27,10 +27,6 @@ class ProductRebuilding(Rebuilding):
     def queries(self) -> int:
         return self.source.queries
 
-    @property
-    def device(self) -> torch.device:
-        return self.result.device
-
     def whole(self) -> Rebuilt:
         return self.some(range(self.queries))
 

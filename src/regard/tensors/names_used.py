@@ -15,7 +15,7 @@ class NamesUsed(NamedTuple):
     """The names of a function's code and of the functions inside it."""
 
     read: dict[str, frozenset[Chain]]
-    """NamesUsed of variables, of the own function or outside, with the chains of attributes read of each."""
+    """Names of variables, of the own function or outside, with the chains of attributes read of each."""
     written: frozenset[str]
     """Variables outside and attributes that the code writes itself, such as counters."""
 

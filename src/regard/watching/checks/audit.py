@@ -16,7 +16,7 @@ from regard.watching.observed import Observed, Record
 LEAST = 1e-6
 """A share of weight below this is rounding."""
 NUMBERS = str.maketrans("", "", digits)
-"""Leaves out the numbers of layers: the modules of a stack have paths that differ in these alone."""
+"""Deletes the index of a layer from a path: the modules of a stack differ in it alone."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
 """Patterns with a meaning only if query and key are of one sequence."""
 

@@ -46,7 +46,7 @@ class MaskKind:
     of_weights: bool = False
     """True if it was read from weights, not from a mask."""
     added: str = ""
-    """The two numbers that a tensor adds to the scores in place of hiding keys; empty for other biases."""
+    """The two values that a tensor adds to the scores in place of hiding keys; empty for other biases."""
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
 

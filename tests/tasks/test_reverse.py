@@ -10,7 +10,7 @@ from regard.cli.main import run_command
 from regard.cli.ranking import Ranking
 from regard.errors import ArgumentError, DataError
 from regard.tasks.generation.config import Beam
-from regard.tasks.training.metrics import bleu
+from regard.tasks.training.bleu import bleu
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.reverse import Reverse, log_probabilities_back
 from regard.tasks.translation.terms import Term, Terms

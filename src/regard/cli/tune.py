@@ -57,14 +57,14 @@ class TuneCommand(Command):
             from regard.tasks.translation.tune import tune
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
-        pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(translator, self.run, "valid"))
+        pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(self.run))
         other = None if self.reverse is None else Translator.load(self.reverse, device=self.device)
         with telling() as tell:
             found = tune(translator, pairs, beam_size=self.beam, reverse=other, tell=tell)
         self._tell(found)
 
     def _tell(self, found: Sequence["Tuned"]) -> None:
-        from regard.tasks.runs.choose_checkpoint import LEAST_BLEU
+        from regard.tasks.training.bleu import LEAST_BLEU
         from regard.tasks.translation.tune import REWARDS, WEIGHTS
 
         flags = [_flags(one, self.reverse) for one in found]

@@ -15,13 +15,11 @@ from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.training.averaging import mean_of
+from regard.tasks.training.bleu import LEAST_BLEU, BleuTokenize, deciding
 from regard.tasks.training.checkpoint_names import TRAINED
 from regard.tasks.training.checkpoints import Checkpoints, fill_model
 from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.translation.config import TranslationConfig
-
-LEAST_BLEU = 1.0
-"""Below this, BLEU does not tell models apart."""
 
 
 class CandidateWeights(NamedTuple):
@@ -43,6 +41,7 @@ def choose_checkpoint(
     *,
     by: Literal["loss", "bleu"] = "loss",
     beam_size: int = 5,
+    bleu_tokenize: BleuTokenize | None = None,
     device: str = "auto",
     tell: Tell = tell_nobody,
 ) -> list[CandidateWeights]:
@@ -56,6 +55,7 @@ def choose_checkpoint(
         by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs. If no model
             reaches 1 BLEU, the loss decides: such figures are those of chance.
         beam_size: hypotheses of the search for BLEU.
+        bleu_tokenize: sacrebleu's tokenizer; None is that of the run.
         device: "auto", "cpu", "cuda", ...
         tell: is called with the name of each model before it is scored, and how many are done of how many.
 
@@ -76,7 +76,8 @@ def choose_checkpoint(
     if by == "bleu":
         if not isinstance(config, TranslationConfig):
             raise ArgumentError(f"{run.path} is a run of the task {run.task()!r}, which has no BLEU: choose by loss")
-        config = replace(config, best_by="bleu", validation_beam=beam_size)
+        tokenize = config.bleu_tokenize if bleu_tokenize is None else bleu_tokenize
+        config = replace(config, best_by="bleu", validation_beam=beam_size, bleu_tokenize=tokenize)
     job = task.job(config, run, start_fabric(device, "float32"))
     job.model.eval()
     candidates, every = [], list(_candidates(run.checkpoints))
@@ -85,9 +86,7 @@ def choose_checkpoint(
         fill_model(job.model, _weights(run.checkpoints, names), source=run.path / names[0])
         with torch.no_grad():
             candidates.append(CandidateWeights(names, job.validate()))
-    if by == "bleu" and is_chance(candidates):
-        by = "loss"
-    candidates.sort(key=lambda candidate: candidate.metrics[by], reverse=by != "loss")
+    candidates.sort(key=lambda candidate: deciding(candidate.metrics, by), reverse=by != "loss")
     _make_best(run.checkpoints, candidates[0])
     return candidates
 

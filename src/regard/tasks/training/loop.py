@@ -15,6 +15,7 @@ import regard.call  # noqa: F401 (so that the first exponential is made by one t
 from regard.errors import ArgumentError, DataError, NonFiniteError
 from regard.tasks.training.averaging import MovingAverage
 from regard.tasks.training.bad_batches import BadBatches, Stop, what_is_wrong
+from regard.tasks.training.bleu import deciding
 from regard.tasks.training.checkpoints import (
     Checkpoints,
     Position,
@@ -76,7 +77,7 @@ def fit(
         fabric: a launched `lightning_fabric.Fabric`.
         validate: scores the model, in evaluation mode, without gradients, and with any averaged weights.
         best_by: the metric of `validate` that decides the best model: lower is better for "loss", higher for all
-            others.
+            others; a BLEU below 1 tells nothing, and there the loss decides.
         checkpoints: the best and the last checkpoint; training resumes from the last one.
         callbacks: called with every event, on rank 0 only.
         bad_batches: called when the loss or the gradient is NaN or infinite; see `regard.tasks.training.bad_batches`.
@@ -298,7 +299,7 @@ class _Run:
         for name in ("loss", by):
             if not math.isfinite(metrics[name]):
                 raise NonFiniteError(f"the validation {name} is {metrics[name]} at step {self.position.step}")
-        value, best = metrics[by], self.position.best_value
+        value, best = deciding(metrics, by), self.position.best_value
         is_best = best is None or (value < best if by == "loss" else value > best)
         self.position = (
             replace(self.position, best_value=value, best_step=self.position.step, patience_used=0)

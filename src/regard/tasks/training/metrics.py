@@ -34,59 +34,6 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
     return 100.0 * equal / len(hypotheses)
 
 
-def bleu(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
-    """Corpus BLEU (0..100) of sacrebleu, on plain text with its standard tokenisation (13a).
-
-    Args:
-        hypotheses: one translation a sentence, as plain text.
-        references: one or more sets of reference translations, each in the order of the hypotheses; None where a
-            sentence has fewer.
-        lowercase: whether case does not count; the signature says so.
-
-    Raises:
-        ArgumentError: hypotheses and references differ in number, or there are none.
-        MissingExtraError: sacrebleu is not installed.
-
-    Source: Papineni et al. 2002; Post 2018 (arXiv 1804.08771).
-
-    >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"]).value
-    100.0
-    """
-    return _scored(_metric("BLEU", lowercase=lowercase), hypotheses, references)
-
-
-class BleuCounts:
-    """The counts of corpus BLEU, which can be summed over sentences, batches and ranks.
-
-    >>> counts = BleuCounts()
-    >>> counts.add(["the cat sat on the mat"], ["the cat sat on the mat"])
-    >>> BleuCounts(counts.values).score()
-    100.0
-    """
-
-    SIZE = 10
-
-    def __init__(self, values: Sequence[float] | None = None) -> None:
-        self.values = [0.0] * self.SIZE if values is None else list(values)
-        """Matching n-grams of 1 to 4 words, all n-grams of 1 to 4 words, words of hypotheses, words of references."""
-
-    def add(self, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Add the counts of some sentences and their references, tokenised as in `bleu`."""
-        found = _metric("BLEU").corpus_score(list(hypotheses), [list(references)])
-        counted = [*found.counts, *found.totals, found.sys_len, found.ref_len]
-        self.values = [sum(pair) for pair in zip(self.values, counted, strict=True)]
-
-    def score(self) -> float:
-        """BLEU in 0..100, as `bleu` would give it for all counted sentences."""
-        numbers = [int(value) for value in self.values]
-        metric = _metric("BLEU")
-        score = metric.compute_bleu(
-            correct=numbers[:4], total=numbers[4:8], sys_len=numbers[8], ref_len=numbers[9],
-            smooth_method=metric.smooth_method, smooth_value=metric.smooth_value,
-        ).score  # fmt: skip
-        return min(float(score), 100.0)
-
-
 def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
 
@@ -105,18 +52,20 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
     >>> chrf(["2026-11-21"], ["2026-11-21"]).value
     100.0
     """
-    return _scored(_metric("CHRF", lowercase=lowercase), hypotheses, references)
+    return corpus_score(sacrebleu_metric("CHRF", lowercase=lowercase), hypotheses, references)
 
 
-def _metric(name: str, *, lowercase: bool = False) -> Any:
+def sacrebleu_metric(name: str, **settings: Any) -> Any:
+    """A metric of sacrebleu; raises MissingExtraError if it is not installed."""
     try:
         from sacrebleu import metrics
     except ImportError:
         raise MissingExtraError("sacrebleu", extra="text") from None
-    return getattr(metrics, name)(lowercase=lowercase)
+    return getattr(metrics, name)(**settings)
 
 
-def _scored(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> CorpusScore:
+def corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> CorpusScore:
+    """The score of a metric of sacrebleu, and its signature; raises ArgumentError for other numbers of references."""
     _check_counts(hypotheses, *references)
     score = metric.corpus_score(list(hypotheses), references).score
     # The score is cut at 100 because sacrebleu's geometric mean can give 100.00000000000004.

@@ -8,6 +8,7 @@ from regard.errors import ArgumentError
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.generation.config import Beam
+from regard.tasks.training.bleu import BleuTokenize
 from regard.tensors.ranges import require_above, require_at_least, require_share
 
 
@@ -63,6 +64,8 @@ class TranslationConfig(TrainingConfig):
     """The metric that decides which model is best; with bleu, each validation translates the validation sources."""
     validation_beam: int = 1
     """Hypotheses of the search for bleu; 1 is greedy."""
+    bleu_tokenize: BleuTokenize = "auto"
+    """sacrebleu's tokenizer for bleu; auto is 13a, or for a script without spaces one that fits it."""
 
     def __post_init__(self) -> None:
         # super() fails here: `dataclass` replaces a class with slots by a new one, and super() knows the old one.

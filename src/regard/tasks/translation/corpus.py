@@ -6,22 +6,27 @@ they can cut the first sentence. So the pairs go to a file without a name in the
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.errors import DataError, RunFolderError
+from regard.files.atomic import replacing
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
+from regard.tasks.text.codec import unknown_share
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.pairs import Pair, read_pairs
 from regard.tasks.text.spool import Spool
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.training.bleu import BleuCounts, bleu_caution
 from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, store_links, write_aligned
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
@@ -47,6 +52,8 @@ class Corpus(NamedTuple):
     """The places of the tokens linked in each pair for training, if links were given."""
     aligned: Sequence[AlignedPair] = ()
     """The pairs for validation with their links, if links were given for them."""
+    valid_texts: Sequence[Pair] = ()
+    """The pairs for validation as they were read."""
 
 
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
@@ -68,6 +75,8 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         train = _store(folder, "train", _part(config, "train", pairs), tokenizers, config)
         with Spool(_part(config, "valid", pairs), folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
+            write_texts(folder, held)
+            _say_of_figures(config, [pair[1] for pair in held], tokenizers[1], say)
             if config.alignment_data is not None:
                 store_links(_links_file(folder), _part(config, "train", pairs), tokenizers)
             if _has_valid_links(config):
@@ -98,7 +107,7 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
     aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
-    return Corpus(*tokenizers, train, valid, links, aligned)
+    return Corpus(*tokenizers, train, valid, links, aligned, read_texts(folder, valid))
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
@@ -130,6 +139,46 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
             raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
         loaded.append(tokenizer)
     return loaded[0], loaded[1]
+
+
+def write_texts(folder: RunFolder, pairs: Iterable[Sequence[str]]) -> None:
+    """Keep the texts of the validation pairs: those that tokens give back lack the unknown words."""
+    with replacing(_texts_file(folder)) as file:
+        for source, target, *_ in pairs:
+            file.write(json.dumps({"source": source, "target": target}, ensure_ascii=False).encode() + b"\n")
+
+
+def read_texts(folder: RunFolder, store: TokenStore) -> list[Pair]:
+    """The texts of the validation pairs, whose tokens are in the store; none in a run of an earlier version.
+
+    Raises:
+        RunFolderError: they do not belong to the store.
+    """
+    path = _texts_file(folder)
+    if not path.exists():
+        return []
+    try:
+        pairs = list(read_pairs(path, format="jsonl"))
+    except DataError as error:
+        raise RunFolderError(f"{path} cannot be read ({error}): copy it again") from None
+    if len(pairs) != len(store):
+        raise RunFolderError(f"{path} does not belong to {store}: copy it again")
+    return pairs
+
+
+def _say_of_figures(config: TranslationConfig, targets: Sequence[str], tokenizer: Tokenizer, say: Say) -> None:
+    """Say what the loss and BLEU of the validation pairs cannot see."""
+    if share := unknown_share(tokenizer, targets):
+        say(f"{share:.1%} of the validation targets' tokens are unknown: the loss counts them as one word")
+    if config.best_by == "bleu":
+        counts = BleuCounts(targets, lowercase=tokenizer.lowercases, tokenize=config.bleu_tokenize)
+        say(f"BLEU of the validation pairs: {counts.signature}")
+        if caution := bleu_caution(targets, config.bleu_tokenize):
+            say(caution)
+
+
+def _texts_file(folder: RunFolder) -> Path:
+    return folder.data / "valid.jsonl"
 
 
 def _links_file(folder: RunFolder) -> Path:

@@ -47,9 +47,8 @@ def force_terms(drafts: Sequence[Draft], terms: Terms, search: Search, align: Al
         for (draft, some), best in zip(due, aligned, strict=True)
         for hypothesis in best
     ]
-    longest = search.model.model.max_length
     while waiting := [(lane, begun) for lane in lanes if (begun := lane.next_search()) is not None]:
-        running = [(lane, begun) for lane, begun in waiting if longest is None or len(begun.prefix) < longest]
+        running = [(lane, begun) for lane, begun in waiting if len(begun.prefix) < search.limit_of(begun)]
         for lane, _ in waiting:
             lane.has_failed = True
         for (lane, _), best in zip(running, search([begun for _, begun in running]), strict=True):
@@ -62,7 +61,8 @@ def force_terms(drafts: Sequence[Draft], terms: Terms, search: Search, align: Al
             by_tokens.values(), key=lambda one: (one.hypothesis.tokens[-1:] != [end], -one.hypothesis.score)
         )
         if not draft.found:
-            draft.problem = f"terms that do not fit into the {longest} tokens that the model writes"
+            most = search.limit_of(draft.begun)
+            draft.problem = f"terms that do not fit into the {most} tokens that the model writes"
 
 
 @dataclass(slots=True)

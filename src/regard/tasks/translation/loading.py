@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from torch import nn
+
 from regard.errors import ArgumentError
 from regard.models.ensemble import Ensemble
 from regard.tasks.names import TRANSLATION
@@ -21,19 +23,20 @@ from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.translation_model import TranslationModel
 
 M = TypeVar("M", bound=TranslationModel)
+N = TypeVar("N", bound=nn.Module)
 
 
 def load_one(make: type[M], folder: Path, *, device: str, checkpoint: Literal["best", "last"]) -> M:
     """Read a run folder, or a folder in Hugging Face's format; see `Translator.load`."""
     if is_huggingface(folder):
         parts = load_pretrained(folder)
-        return make(parts.model.to(find_device(device)), parts.source_tokenizer, parts.target_tokenizer)
+        return make(_frozen(parts.model, device), parts.source_tokenizer, parts.target_tokenizer)
     run = RunFolder(folder)
     config = run.read_config(TRANSLATION, TranslationConfig)
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)
     vocabularies = {"source_vocab_size": len(source_tokenizer), "target_vocab_size": len(target_tokenizer)}
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
-    model = filled(make_it, config.sizes, tensors, source=run.path / checkpoint).to(find_device(device))
+    model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
     longest, alignment = config.max_length, taught_head(config)
     return make(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
 
@@ -58,3 +61,7 @@ def ensemble_of(make: type[M], places: Sequence[Path | str], found: Sequence[M])
     longest = min((one.longest for one in found if one.longest is not None), default=None)
     model = Ensemble([one.model for one in found])
     return make(model, first.source_tokenizer, first.target_tokenizer, longest=longest)
+
+
+def _frozen(model: N, device: str) -> N:
+    return model.to(find_device(device)).requires_grad_(False)

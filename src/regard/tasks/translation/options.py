@@ -34,6 +34,9 @@ class TranslationOptions:
     max_length: int | None = None
     """The most tokens of a sentence, its end mark counted; None means as many as the longest had in training. The model
     saw no longer ones, and a search takes a time that grows with their square."""
+    max_target_length: int | None = None
+    """The most tokens of a translation, its end mark counted: a longer one is cut off. None means 2 n + 50 for a
+    sentence of n tokens, rounded up."""
     confidence: bool = False
     """Whether candidates say how sure the model was of each token, and which words were left untranslated."""
     keep_tags: bool = False
@@ -65,6 +68,7 @@ class TranslationOptions:
             "copy-unknown": self.copy_unknown,
             "vocabulary": chosen,
             "max-length": self.max_length,
+            "max-target-length": self.max_target_length,
             "confidence": self.confidence,
             "keep-tags": self.keep_tags,
             "terms": None if self.terms is None else [list(term) for term in self.terms.terms],

@@ -10,8 +10,9 @@ from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.pair_store import TokenStore
+from regard.tasks.text.pairs import Pair
 from regard.tasks.translation.config import TranslationConfig
-from regard.tasks.translation.corpus import open_corpus
+from regard.tasks.translation.corpus import Corpus, open_corpus
 
 if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator
@@ -27,13 +28,21 @@ def own_pairs(run: Path, part: RunPart) -> TokenStore:
         ArgumentError: it is a folder in Hugging Face's format, which has none.
         RunFolderError: the run is cut short.
     """
-    if is_huggingface(run):
-        flag = "--data" if part == "train" else "--valid"
-        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
-    folder = RunFolder(run)
-    check_prepared(folder)
-    corpus = open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)
+    corpus = _own_corpus(run, part)
     return corpus.train if part == "train" else corpus.valid
+
+
+def own_texts(run: Path) -> Sequence[Pair]:
+    """The texts of a run's own validation pairs.
+
+    Raises:
+        ArgumentError: it is a folder in Hugging Face's format, or an earlier version's run, which kept no texts.
+        RunFolderError: the run is cut short.
+    """
+    texts = _own_corpus(run, "valid").valid_texts
+    if not texts:
+        raise ArgumentError(f"{run} was prepared by an earlier version, which kept no texts: name pairs by --valid")
+    return texts
 
 
 def texts_of(
@@ -44,8 +53,10 @@ def texts_of(
     return [(source([*map(int, a)]), target([*map(int, b)])) for a, b in zip(sources, targets, strict=True)]
 
 
-def own_texts(translator: "Translator", run: Path, part: RunPart) -> list[tuple[str, str]]:
-    """The texts of a run's own pairs, as its tokenizers give them back; see `own_pairs`."""
-    store = own_pairs(run, part)
-    sources, targets = ([side(i).tolist() for i in range(len(store))] for side in (store.source, store.target))
-    return texts_of(translator, sources, targets)
+def _own_corpus(run: Path, part: RunPart) -> Corpus:
+    if is_huggingface(run):
+        flag = "--data" if part == "train" else "--valid"
+        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
+    folder = RunFolder(run)
+    check_prepared(folder)
+    return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)

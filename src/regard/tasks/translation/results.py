@@ -95,3 +95,7 @@ class Evaluation(NamedTuple):
     loss: float
     """Mean cross-entropy of the references' tokens, in nats."""
     pairs: int
+    cut_off: int = 0
+    """Translations that were cut off before their end."""
+    unknown: float = 0.0
+    """The share (0..1) of the references' tokens that are unknown: the loss counts each as one word that may be hit."""

@@ -14,6 +14,8 @@ from regard.tasks.translation.translation_model import BATCH_PLACES, Translation
 
 CPU_SEARCH_PLACES = 2_048
 """`BATCH_PLACES` of a search on the CPU: larger batches make its products no faster, and exceed its caches."""
+LIMIT_STEP = 32
+"""Limits of translations are multiples of it: sentences of one limit are searched together, so that limits are few."""
 
 
 class WordRule(NamedTuple):
@@ -51,13 +53,28 @@ class Search:
     beam: Beam
     vocabulary: Vocabulary | None = None
     after: Sequence[AfterSearch] = ()
+    longest: int | None = None
+    """The most tokens of a translation; None for twice the sentence's and some."""
+
+    def limit_of(self, begun: Begun) -> int:
+        """The most tokens of a sentence's translation, end mark counted: a longer one is cut off."""
+        # A longer answer is surely wrong.
+        own = 2 * (len(begun.ids) + 1) + 50 + len(begun.prefix)
+        longest = -(-own // LIMIT_STEP) * LIMIT_STEP if self.longest is None else self.longest
+        return min(longest, self.model.limit or longest)
 
     def __call__(self, begun: Sequence[Begun]) -> list[list[Hypothesis]]:
         model, found = self.model, list[list[Hypothesis]]([] for _ in begun)
-        full = [n for n, one in enumerate(begun) if one.ids]
-        places = CPU_SEARCH_PLACES if model.device.type == "cpu" else BATCH_PLACES
-        grouped = by_length([len(begun[n].ids) for n in full], max(places // self.beam.size, 1))
-        batches = [[full[row] for row in rows] for rows in grouped]
+        by_limit: dict[int, list[int]] = {}
+        for n, one in enumerate(begun):
+            if one.ids:
+                by_limit.setdefault(self.limit_of(one), []).append(n)
+        places = max((CPU_SEARCH_PLACES if model.device.type == "cpu" else BATCH_PLACES) // self.beam.size, 1)
+        batches = [
+            [same[row] for row in rows]
+            for same in by_limit.values()
+            for rows in by_length([len(begun[n].ids) for n in same], places)
+        ]
         jobs = [self._job([begun[n] for n in rows]) for rows in batches]
         answers = (search(model.model, job) for job in jobs) if model.searcher is None else model.searcher.search(jobs)
         for rows, answer in zip(batches, answers, strict=True):
@@ -68,15 +85,13 @@ class Search:
         return found
 
     def _job(self, begun: Sequence[Begun]) -> SearchJob:
-        prefixes, limit = [one.prefix for one in begun], self.model.limit
-        # A longer answer is surely wrong.
-        longest = 2 * (max(len(one.ids) for one in begun) + 1) + 50 + max(map(len, prefixes))
+        prefixes = [one.prefix for one in begun]
         marks, end_id = self.model.target_tokenizer.marks, self.model.source_tokenizer.marks.end_id
         return SearchJob(
             sources=[[*one.ids, end_id] for one in begun],
             begin_id=marks.begin_id,
             end_id=marks.end_id,
-            max_steps=min(longest, limit or longest),
+            max_steps=self.limit_of(begun[0]),
             beam=self.beam,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=self.vocabulary,

@@ -39,7 +39,7 @@ class TranslationModel:
         longest: int | None = None,
         alignment: AlignmentOf | None = None,
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval()
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.longest = longest

@@ -14,10 +14,12 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.telling import Tell, tell_nobody
+from regard.tasks.text.codec import unknown_share
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.unicode import normalise
-from regard.tasks.training.metrics import bleu, chrf, exact_match
+from regard.tasks.training.bleu import BleuTokenize, bleu
+from regard.tasks.training.metrics import chrf, exact_match
 from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.drafts import Written, drafts_of
@@ -26,9 +28,9 @@ from regard.tasks.translation.loading import ensemble_of, load_one
 from regard.tasks.translation.memory_file import give_memories
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.presenting import Present
-from regard.tasks.translation.results import Attention, Evaluation, Translation
+from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
 from regard.tasks.translation.reverse import Rerank, Reverse
-from regard.tasks.translation.searching import Search
+from regard.tasks.translation.searching import AfterSearch, Search
 from regard.tasks.translation.translation_model import TranslationModel
 
 WINDOW_LINES = 1_024
@@ -159,9 +161,10 @@ class Translator(TranslationModel):
     def _search(self, options: TranslationOptions) -> Search:
         align = Align(self, options)
         if options.reverse is None:
-            return Search(self, options.beam, options.vocabulary, [align])
+            return Search(self, options.beam, options.vocabulary, [align], options.max_target_length)
         every = replace(options.beam, num_best=options.beam.size)
-        return Search(self, every, options.vocabulary, [Rerank(self, options.reverse, options.beam), align])
+        after: list[AfterSearch] = [Rerank(self, options.reverse, options.beam), align]
+        return Search(self, every, options.vocabulary, after, options.max_target_length)
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
@@ -185,6 +188,8 @@ class Translator(TranslationModel):
         *,
         beam: Beam = Beam(),
         reverse: Reverse | None = None,
+        max_length: int | None = None,
+        bleu_tokenize: BleuTokenize = "auto",
         tell: Tell = tell_nobody,
     ) -> Evaluation:
         """Translate the sources and compare with the references.
@@ -195,6 +200,8 @@ class Translator(TranslationModel):
                 the translator writes lower case, case does not count.
             beam: as for `translate`.
             reverse: as for `translate`.
+            max_length: the most tokens of a translation; see `TranslationOptions.max_target_length`.
+            bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.bleu`.
             tell: is called with what is done, how many sentences are done, and of how many.
 
         Raises:
@@ -204,26 +211,46 @@ class Translator(TranslationModel):
         if not sets:
             raise DataError("there are no pairs to evaluate on")
 
-        def sources() -> Iterator[str]:
-            for done, (source, _) in enumerate(sets):
-                if done % EVALUATED_TOGETHER == 0:
-                    tell("sentences translated", done, len(sets))
-                yield source
-
-        # Sources of any length that the model takes: a test set is not to lose its long sentences.
-        longest = self.model.max_length or sys.maxsize
-        options = TranslationOptions(beam=beam, max_length=longest, reverse=reverse, labels=False)
-        found = [one.text for one in self.translate(sources(), options, window_lines=EVALUATED_TOGETHER)]
+        options = TranslationOptions(beam=beam, reverse=reverse, max_target_length=max_length)
+        found = self.translate_whole([source for source, _ in sets], options, tell=tell)
+        texts, targets = [one.text for one in found], [target for _, targets in sets for target in targets]
         # The first reference of each source, the second of each, ...
         streams = list(zip_longest(*([normalise(target) for target in targets] for _, targets in sets)))
         lowercase = self.target_tokenizer.lowercases
         return Evaluation(
-            bleu(found, *streams, lowercase=lowercase),
-            chrf(found, *streams, lowercase=lowercase),
-            exact_match(found, *streams, lowercase=lowercase),
+            bleu(texts, *streams, lowercase=lowercase, tokenize=bleu_tokenize),
+            chrf(texts, *streams, lowercase=lowercase),
+            exact_match(texts, *streams, lowercase=lowercase),
             self.loss((source, target) for source, targets in sets for target in targets),
             len(sets),
+            sum(not one.finished for one in found),
+            unknown_share(self.target_tokenizer, targets),
         )
+
+    def translate_whole(
+        self,
+        sources: Sequence[str],
+        options: TranslationOptions,
+        *,
+        bad_lines: BadLines = "stop",
+        tell: Tell = tell_nobody,
+    ) -> list[Candidate]:
+        """The best translations of a test set, which is not to lose its long sentences: the model's positions alone
+        limit them. Everything that compares translations with references goes by these.
+
+        Raises:
+            DataError: a sentence is longer than the model's positions.
+        """
+
+        def told() -> Iterator[str]:
+            for done, source in enumerate(sources):
+                if done % EVALUATED_TOGETHER == 0:
+                    tell("sentences translated", done, len(sources))
+                yield source
+
+        whole = replace(options, max_length=self.model.max_length or sys.maxsize, labels=False)
+        found = self.translate(told(), whole, window_lines=EVALUATED_TOGETHER, bad_lines=bad_lines)
+        return [one.candidates[0] for one in found]
 
     @torch.no_grad()
     def attend(self, sentence: str, *, beam: Beam = Beam()) -> Attention:

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError, DataError
 from regard.tasks.generation.config import Beam
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.unicode import normalise
-from regard.tasks.training.metrics import BleuCounts
+from regard.tasks.training.bleu import BleuCounts, BleuTokenize
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.reverse import log_probabilities_back
 from regard.tasks.translation.translator import EVALUATED_TOGETHER, Translator
@@ -47,7 +47,8 @@ class _Pool(NamedTuple):
     cut_off: np.ndarray
     """Whether a hypothesis was cut off in a sentence of which others ended: such a one is never taken."""
     counts: np.ndarray
-    """The counts of BLEU for each (`BleuCounts`)."""
+    """The counts of BLEU for each."""
+    counter: BleuCounts
 
 
 def tune(
@@ -56,6 +57,7 @@ def tune(
     *,
     beam_size: int = 10,
     reverse: Translator | None = None,
+    bleu_tokenize: BleuTokenize = "auto",
     tell: Tell = tell_nobody,
 ) -> list[Tuned]:
     """Search once for each source, and look which choice among the hypotheses translates the pairs best, by BLEU.
@@ -68,6 +70,7 @@ def tune(
         pairs: validation pairs; those of a test set would make its scores too good.
         beam_size: hypotheses of each source; 2 at least.
         reverse: a translator of the other direction (`Reverse`).
+        bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.bleu`.
         tell: is called with the count of translated sentences, and of all.
 
     Returns:
@@ -82,7 +85,9 @@ def tune(
         raise ArgumentError(f"a choice among hypotheses needs a beam of 2 at least, got {beam_size}")
     if not pairs:
         raise DataError("there are no pairs to tune on")
-    pool = _searched(translator, pairs, Beam(beam_size, num_best=beam_size), reverse, tell)
+    lowercase = translator.target_tokenizer.lowercases
+    counts = BleuCounts([normalise(target) for _, target in pairs], lowercase=lowercase, tokenize=bleu_tokenize)
+    pool = _searched(translator, pairs, Beam(beam_size, num_best=beam_size), reverse, counts, tell)
     tried = [_tried(pool, 0.0, reward, weight) for weight, reward in product((0.0, *WEIGHTS), REWARDS)]
     alone = [one for one in tried if not one.weight]
     usual = _tried(pool, 1.0, 0.0, 0.0)
@@ -98,10 +103,14 @@ def _best(tried: Sequence[Tuned]) -> Tuned:
 
 
 def _searched(
-    translator: Translator, pairs: Sequence[tuple[str, str]], beam: Beam, reverse: Translator | None, tell: Tell
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    beam: Beam,
+    reverse: Translator | None,
+    counter: BleuCounts,
+    tell: Tell,
 ) -> _Pool:
     options = TranslationOptions(beam=beam, max_length=translator.model.max_length or sys.maxsize)
-    fold = str.lower if translator.target_tokenizer.lowercases else str
     end_id, sizes = translator.target_tokenizer.marks.end_id, list[int]()
     rows, counts = list[tuple[float, float, int, bool]](), list[list[float]]()
     for begin in range(0, len(pairs), EVALUATED_TOGETHER):
@@ -124,15 +133,10 @@ def _searched(
                 (one.score * len(one.tokens), gain, len(one.tokens), any(ended) and not has_ended)
                 for one, gain, has_ended in zip(best, gains, ended, strict=True)
             ] or [(0.0, 0.0, 1, False)]
-            counts += [_counted(text, fold(normalise(target))) for text in written or [""]]
+            counts += [counter.of([text], [normalise(target)]) for text in written or [""]]
     forward, gained, lengths, cut_off = np.array(rows, dtype=np.float64).T
-    return _Pool(np.cumsum([0, *sizes[:-1]]), forward, gained, lengths, cut_off > 0, np.array(counts))
-
-
-def _counted(text: str, reference: str) -> list[float]:
-    counts = BleuCounts()
-    counts.add([text], [reference])
-    return counts.values
+    first = np.cumsum([0, *sizes[:-1]])
+    return _Pool(first, forward, gained, lengths, cut_off > 0, np.array(counts), counter)
 
 
 def _tried(pool: _Pool, penalty: float, reward: float, weight: float) -> Tuned:
@@ -141,4 +145,4 @@ def _tried(pool: _Pool, penalty: float, reward: float, weight: float) -> Tuned:
     chosen = [
         first + int(part.argmax()) for first, part in zip(pool.first, np.split(score, pool.first[1:]), strict=True)
     ]
-    return Tuned(penalty, reward, weight, BleuCounts(pool.counts[chosen].sum(0)).score())
+    return Tuned(penalty, reward, weight, pool.counter.score(pool.counts[chosen].sum(0)))

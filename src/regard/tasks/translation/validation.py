@@ -5,21 +5,22 @@ from typing import Any
 
 import torch
 
-from regard.tasks.generation.beam import beam_search
+from regard.errors import RunFolderError
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.text.batches import Batch
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.text.tokenizers import PAD, Tokenizer
+from regard.tasks.text.pairs import Pair
+from regard.tasks.training.bleu import BleuCounts
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import LossSum
-from regard.tasks.training.metrics import BleuCounts
 from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.made_model import Model
+from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.token_batches import TokenBatches
+from regard.tasks.translation.translator import Translator
 
 
 class Validation:
@@ -29,7 +30,8 @@ class Validation:
         model: the model in training; each call scores its weights of that time.
         loss: the loss of a model on a batch, without label smoothing.
         batches: the validation pairs.
-        tokenizer: the target's tokenizer, which turns tokens into text again.
+        translator: the model with its tokenizers, which translates for BLEU as it does for `evaluate`.
+        texts: the validation pairs as they were read; references are text, as tokens lack the unknown words.
         config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
         fabric: a launched `lightning_fabric.Fabric`.
         aligned: the validation pairs with links between their words, if there are any.
@@ -40,14 +42,15 @@ class Validation:
         model: Model,
         loss: Any,
         batches: TokenBatches,
-        tokenizer: Tokenizer,
+        translator: Translator,
+        texts: Sequence[Pair],
         config: TranslationConfig,
         fabric: Any,
         aligned: Sequence[AlignedPair] = (),
     ) -> None:
         self._aligned = [one for one in aligned if max(len(one.pair.source), len(one.pair.target)) < config.max_length]
         self._model, self._loss, self._batches = model, loss, batches
-        self._tokenizer, self._config, self._fabric = tokenizer, config, fabric
+        self._translator, self._texts, self._config, self._fabric = translator, texts, config, fabric
 
     def __call__(self) -> dict[str, float]:
         """The mean loss in nats; with links the alignment error rate (percent); if wanted BLEU (0..100)."""
@@ -78,27 +81,16 @@ class Validation:
         return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
-        ours = BleuCounts()
-        for batch in self._share():
-            ours.add(self._translations(batch), [self._text(row) for row in batch.target_output.tolist()])
-        whole = Ranks.of(self._fabric).sum(torch.tensor(ours.values, dtype=torch.float64))
-        return BleuCounts(whole.tolist()).score()
-
-    def _translations(self, batch: Batch) -> list[str]:
-        marks = self._tokenizer.marks
-        longest = 2 * batch.source.shape[1] + 50
-        settings: dict[str, Any] = {
-            "bos_id": marks.begin_id,
-            "eos_id": marks.end_id,
-            "max_steps": min(longest, self._model.max_length or longest),
-        }
-        if self._config.validation_beam == 1:
-            found = greedy(self._model, batch.source, batch.source_lengths, **settings)
-        else:
-            beam = self._config.validation_beam
-            nbest = beam_search(self._model, batch.source, batch.source_lengths, beam=Beam(beam), **settings)
-            found = [best[0] for best in nbest]
-        return [self._text(hypothesis.tokens) for hypothesis in found]
-
-    def _text(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode([token for token in tokens if token != PAD])
+        translator, config, ranks = self._translator, self._config, Ranks.of(self._fabric)
+        if not self._texts:
+            raise RunFolderError(f"{config.out} was prepared by an earlier version, which kept no texts: begin anew")
+        counts = BleuCounts(
+            [pair.target for pair in self._texts],
+            lowercase=translator.target_tokenizer.lowercases,
+            tokenize=config.bleu_tokenize,
+        )
+        mine = self._texts[self._fabric.global_rank :: self._fabric.world_size]
+        options = TranslationOptions(beam=Beam(config.validation_beam))
+        found = translator.translate_whole([pair.source for pair in mine], options, bad_lines="skip")
+        ours = counts.of([one.text for one in found], [pair.target for pair in mine])
+        return counts.score(ranks.sum(torch.tensor(ours, dtype=torch.float64)).tolist())

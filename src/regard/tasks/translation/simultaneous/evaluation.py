@@ -9,7 +9,8 @@ import torch
 
 from regard.errors import DataError
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.training.metrics import CorpusScore, bleu
+from regard.tasks.training.bleu import bleu
+from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
 from regard.tasks.translation.simultaneous.lagging import average_lagging, length_adaptive_average_lagging

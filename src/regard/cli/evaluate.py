@@ -29,10 +29,12 @@ from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.lines import STANDARD_INPUT, StrPath
 from regard.tasks.text.pairs import read_pairs
+from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--length-reward", "--reverse", "--reverse-weight", "--references", "--ensemble"),
-    *("--memory", "--simultaneous", "--try-heads", "--alignment-data", "--engine", "--precision"),
+    *("--memory", "--simultaneous", "--try-heads", "--alignment-data", "--engine", "--precision", "--max-length"),
+    "--bleu-tokenize",
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
 """The flags for runs of one task alone."""
@@ -87,6 +89,10 @@ class EvaluateCommand(SearchCommand):
     alignment_data: Path | None = None
     """translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and target from 0, `?`
     for possible ones): prints the alignment error rate too."""
+    max_length: int | None = None
+    """translation: the most tokens of a translation; unless given, some more than twice those of its source."""
+    bleu_tokenize: BleuTokenize = "auto"
+    """translation: sacrebleu's tokenizer; auto is 13a, or for a script without spaces one that fits it."""
     device: Device = "auto"
     engine: Engine | None = None
     """translation: who searches, regard or ctranslate2, as for `translate`; the loss is always regard's."""
@@ -111,6 +117,10 @@ class EvaluateCommand(SearchCommand):
         refuse_policy(simultaneous=self.interprets, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
+        refuse_first(
+            below("--max-length", self.max_length),
+            (self.interprets and self.max_length is not None, "--max-length is for whole sentences: leave it out"),
+        )
         self.ranking.refuse(self.run, self.size)
         for one in self.ensemble:
             require_task(one, TRANSLATION)
@@ -175,8 +185,12 @@ class ScoreCommand(Command):
         model = task_of(self.run).load(self.run, device=self.device)
         paths: Sequence[StrPath] = self.data or (STANDARD_INPUT,)
         found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
+        tokens, unknown = 0, 0
         for likelihood in found:
             print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
+            tokens, unknown = tokens + likelihood.tokens, unknown + likelihood.unknown
+        if unknown:
+            print(f"{unknown:,} of {tokens:,} tokens are unknown, each as probable as any such word", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,8 @@ class ChooseCommand(Command):
     """the lowest loss wins, or (translators only) the highest BLEU."""
     beam: int = 5
     """hypotheses of the search for BLEU."""
+    bleu_tokenize: BleuTokenize | None = None
+    """sacrebleu's tokenizer for BLEU; that of the run unless given."""
     device: Device = "auto"
 
     def check(self) -> None:
@@ -204,7 +220,14 @@ class ChooseCommand(Command):
             from regard.tasks.runs.choose_checkpoint import choose_checkpoint, is_chance
 
         with telling() as tell:
-            candidates = choose_checkpoint(self.run, by=self.by, beam_size=self.beam, device=self.device, tell=tell)
+            candidates = choose_checkpoint(
+                self.run,
+                by=self.by,
+                beam_size=self.beam,
+                bleu_tokenize=self.bleu_tokenize,
+                device=self.device,
+                tell=tell,
+            )
         rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
         print_table(rows)
         if self.by == "bleu" and is_chance(candidates):

@@ -1,5 +1,6 @@
 """The work of `regard evaluate`."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
 from regard.cli.shared import lines_of, print_table
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
+from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
 from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
@@ -17,6 +19,7 @@ from regard.tasks.telling import Tell
 from regard.tasks.text.links import read_links
 from regard.tasks.text.pairs import is_json_lines, read_pairs
 from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.training.bleu import bleu_caution
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
@@ -54,22 +57,25 @@ def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: 
     pairs = list(read_pairs(list(asked.data)))
     with search_by.searching(model, asked.run):
         if asked.try_heads:
-            return _tried_heads(model, pairs, FRAMES if asked.frames is None else asked.frames, tell)
+            return _tried_heads(asked, model, pairs, tell)
         policy = policy_of(asked.frames, asked.wait_k)
         interpreter = Interpreter(model, policy, align, max_length=ANY_LENGTH)
-        found = evaluate_interpreter(interpreter, pairs, tell=tell)
+        found = evaluate_interpreter(interpreter, pairs, bleu_tokenize=asked.bleu_tokenize, tell=tell)
+    _say_of_bleu(asked, [target for _, target in pairs])
     return [
         ("pairs", str(found.pairs)),
         ("policy", str(policy)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
         ("AL", f"{found.al:.3f}", "source words"),
         ("LAAL", f"{found.laal:.3f}", "source words"),
+        *_cut_off(found.cut_off),
     ]
 
 
-def _tried_heads(model: Translator, pairs: Sequence[tuple[str, str]], frames: int, tell: Tell) -> list[ScoreRow]:
+def _tried_heads(asked: Any, model: Translator, pairs: Sequence[tuple[str, str]], tell: Tell) -> list[ScoreRow]:
+    frames = FRAMES if asked.frames is None else asked.frames
     rows: list[ScoreRow] = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
-    for one in try_heads(model, pairs, frames=frames, tell=tell):
+    for one in try_heads(model, pairs, frames=frames, bleu_tokenize=asked.bleu_tokenize, tell=tell):
         head = "mean" if one.alignment.head is None else str(one.alignment.head)
         rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
     return rows
@@ -79,19 +85,44 @@ def _whole_sentences(
     asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
 ) -> list[ScoreRow]:
     reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
+    judged = list(_judged(asked))  # read once: it may be a pipe
     if asked.alignment_data is not None:
-        rate = error_of(model, list(read_pairs(list(asked.data))), read_links(asked.alignment_data), align)
+        pairs = [(source, texts if isinstance(texts, str) else texts[0]) for source, texts in judged]
+        rate = error_of(model, pairs, read_links(asked.alignment_data), align)
         aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
-        found = model.evaluate(_judged(asked), beam=asked.search, reverse=reverse, tell=tell)
+        found = model.evaluate(
+            judged,
+            beam=asked.search,
+            reverse=reverse,
+            max_length=asked.max_length,
+            bleu_tokenize=asked.bleu_tokenize,
+            tell=tell,
+        )
+    _say_of_bleu(asked, [text for _, texts in judged for text in ([texts] if isinstance(texts, str) else texts)])
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
         ("chrF", f"{found.chrf.value:.2f}", found.chrf.signature),
         ("exact match", f"{found.exact_match:.2f}", "percent"),
         ("loss", f"{found.loss:.4f}", "nats a token"),
+        *_unknown(found.unknown, "of the references' tokens"),
+        *_cut_off(found.cut_off),
         *aligned,
     ]
+
+
+def _say_of_bleu(asked: Any, references: Sequence[str]) -> None:
+    if caution := bleu_caution(references, asked.bleu_tokenize):
+        print(caution, file=sys.stderr)
+
+
+def _cut_off(count: int) -> list[ScoreRow]:
+    return [("cut off", str(count), "translations without an end: raise --max-length")] if count else []
+
+
+def _unknown(share: float, of: str) -> list[ScoreRow]:
+    return [("unknown", f"{100 * share:.2f}", f"percent {of}: the loss counts them as one word")] if share else []
 
 
 def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
@@ -109,8 +140,15 @@ def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]
         ("tokens", str(found.tokens)),
         ("loss", f"{found.loss:.4f}", "nats a token"),
         ("perplexity", f"{found.perplexity:.3f}", "a token"),
-        ("bits per byte", f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"),
+        *_unknown(found.unknown, "of the tokens"),
+        ("bits per byte", *_bits(found)),
     ]
+
+
+def _bits(found: TextEvaluation) -> ScoreRow:
+    if found.bits_per_byte is not None:
+        return f"{found.bits_per_byte:.4f}", f"{found.text_bytes} bytes"
+    return "none", f"it tells nothing where more than {100 * MOST_UNKNOWN:g} percent of the tokens are unknown"
 
 
 def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
@@ -118,6 +156,7 @@ def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[S
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")
     print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)
+    print_table(_unknown(found.unknown, "of the masked tokens"))
     most = SINGLE_MASKS if asked.singly is None else asked.singly
     found = found.with_singles(model.fill_singly(row, most=most, tell=tell))
     sample = f"{found.singly} tokens masked singly, standard error {found.pseudo_perplexity_error:.1%}"

@@ -66,7 +66,7 @@ def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[s
     """
     from regard.tasks.translation.simultaneous.interpreter import Interpreted
 
-    state, is_bad, skipped, first = Interpreted(), False, 0, ""
+    state, is_bad, skipped, first, cut_off = Interpreted(), False, 0, "", 0
     for heard in words:
         try:
             if heard.raw is None:
@@ -86,7 +86,10 @@ def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[s
         state = longer
         if heard.raw is None:
             print(file=file, flush=True)
+            cut_off += state.is_cut_off
             state, is_bad = Interpreted(), False
             longer = state
+    if cut_off:
+        print(f"translations cut off before their end: {cut_off:,}", file=sys.stderr)
     if skipped:
         print(f"bad lines cut short: {skipped:,}; the first: {first}", file=sys.stderr)

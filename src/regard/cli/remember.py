@@ -66,4 +66,7 @@ class RememberCommand(Command):
         if (lists := found.memory.lists) is not None:
             print(f"of its {len(lists.sizes):,} lists a search on the CPU looks at {LOOKED_AT}", file=sys.stderr)
         print(f"loss on the validation pairs: {after:.4f} nats a token with it, {before:.4f} without", file=sys.stderr)
+        if after >= before:
+            print("leave it out: the loss is no better with it", file=sys.stderr)
+            return
         print(f"use it: regard translate {self.run} --memory {self.target}", file=sys.stderr)

@@ -86,8 +86,8 @@ class TranslateCommand(SearchCommand):
     vocabulary: Path | None = None
     """a file of words or sentences; translations contain their tokens alone."""
     max_length: int | None = None
-    """the most tokens of a line, beyond which it is a bad line; by default as many as the longest sentence had in
-    training."""
+    """the most tokens of a line, beyond which it is a bad line, and of its translation, which is cut off there; unless
+    given, as many as the longest sentence had in training, and some more than twice those of the line."""
     device: Device = "auto"
     engine: Engine | None = None
     """who searches: regard, or ctranslate2 by the run's own export, which is made once and kept in the run. Unless

@@ -51,6 +51,7 @@ def _options(asked: Any, translator: Translator, align: AlignmentOf) -> Translat
         copy_unknown=asked.copy_unknown,
         vocabulary=None if asked.vocabulary is None else translator.vocabulary(read_lines(asked.vocabulary)),
         max_length=asked.max_length,
+        max_target_length=asked.max_length,
         confidence=asked.confidence,
         keep_tags=asked.keep_tags,
         terms=None if asked.terms is None else Terms(read_terms(asked.terms)),
@@ -79,6 +80,8 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
                 _finish(work, unfinished, asked.input)
     if work.bad.lines:
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
+    if work.cut_off.lines:
+        print(f"translations cut off before their end: {work.cut_off}; raise --max-length", file=sys.stderr)
     if work.doubted.lines:
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if asked.verbose and searcher != OWN:

@@ -14,6 +14,7 @@ from regard.cli.shared import AnyRun, Command, Device, print_table, refuse_first
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.pairs import read_pairs
+from regard.tasks.training.bleu import LEAST_BLEU, BleuCounts, BleuTokenize, bleu_caution
 
 if TYPE_CHECKING:
     from regard.tasks.translation.tune import Tuned
@@ -39,6 +40,8 @@ class TuneCommand(Command):
     """files of `regard remember`, as for `translate`."""
     beam: int = 10
     """hypotheses of each source."""
+    bleu_tokenize: BleuTokenize = "auto"
+    """sacrebleu's tokenizer; auto is 13a, or for a script without spaces one that fits it."""
     device: Device = "auto"
 
     def check(self) -> None:
@@ -58,13 +61,19 @@ class TuneCommand(Command):
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
         pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(self.run))
+        targets, lowercase = [target for _, target in pairs], translator.target_tokenizer.lowercases
+        counts = BleuCounts(targets, lowercase=lowercase, tokenize=self.bleu_tokenize)
+        print(f"BLEU: {counts.signature}", file=sys.stderr)
+        if caution := bleu_caution(targets, self.bleu_tokenize):
+            print(caution, file=sys.stderr)
         other = None if self.reverse is None else Translator.load(self.reverse, device=self.device)
         with telling() as tell:
-            found = tune(translator, pairs, beam_size=self.beam, reverse=other, tell=tell)
+            found = tune(
+                translator, pairs, beam_size=self.beam, reverse=other, bleu_tokenize=self.bleu_tokenize, tell=tell
+            )
         self._tell(found)
 
     def _tell(self, found: Sequence["Tuned"]) -> None:
-        from regard.tasks.training.bleu import LEAST_BLEU
         from regard.tasks.translation.tune import REWARDS, WEIGHTS
 
         flags = [_flags(one, self.reverse) for one in found]

@@ -17,7 +17,7 @@ from regard.tasks.generation.filters import Filter, Vocabulary
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
-from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, together
+from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
 from regard.tasks.language_modelling.writer import Writer
 from regard.tasks.names import LANGUAGE_MODEL
@@ -47,17 +47,21 @@ class TextEvaluation(NamedTuple):
     """Mean cross-entropy of the tokens, in nats."""
     perplexity: float
     """The exponential of the loss: the model is as unsure as if it chose among so many equally probable tokens."""
-    bits_per_byte: float
-    """The summed loss in bits, divided by the text's bytes in UTF-8: an arithmetic coder would need as much."""
+    bits_per_byte: float | None
+    """The summed loss in bits, divided by the text's bytes in UTF-8: an arithmetic coder would need as much. None if
+    more than `MOST_UNKNOWN` of the tokens are unknown, whose bytes no coder could give back."""
     tokens: int
     text_bytes: int
+    unknown: float = 0.0
+    """The share (0..1) of the tokens that are unknown: loss and perplexity count them as one word that may be hit."""
 
     @classmethod
     def of(cls, likelihood: Likelihood, text_bytes: int) -> "TextEvaluation":
         """Compute the figures from the likelihood of a text and its size."""
         loss = -likelihood.log_probability / max(likelihood.tokens, 1)
-        bits = -likelihood.log_probability / math.log(2)
-        return cls(loss, math.exp(min(loss, 700.0)), bits / max(text_bytes, 1), likelihood.tokens, text_bytes)
+        bits, unknown = -likelihood.log_probability / math.log(2), likelihood.unknown / max(likelihood.tokens, 1)
+        each = None if unknown > MOST_UNKNOWN else bits / max(text_bytes, 1)
+        return cls(loss, math.exp(min(loss, 700.0)), each, likelihood.tokens, text_bytes, unknown)
 
 
 class LanguageModel:
@@ -334,5 +338,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
+        unknown = self.tokenizer.unknown_id
         for batch in window_batches(windows, places=BATCH_PLACES):
-            yield from likelihoods(self.model(batch.tokens.to(self.device)), batch.targets.to(self.device))
+            logits = self.model(batch.tokens.to(self.device))
+            yield from likelihoods(logits, batch.targets.to(self.device), unknown=unknown)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from regard.errors import DataError, RunFolderError
 from regard.tasks.language_modelling.config import TextConfig
+from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
@@ -60,8 +61,10 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
         tokenizer.save(folder.path / "tokenizer.json")
         stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
     for name, store in stores.items():
-        unknown = f", {store.unknown:,} of them unknown" if store.unknown else ""
+        unknown = f", {store.unknown:,} of them unknown ({store.unknown / len(store):.1%})" if store.unknown else ""
         say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
+    if stores["valid"].unknown > MOST_UNKNOWN * len(stores["valid"]):
+        say(f"no bits per byte: more than {MOST_UNKNOWN:.0%} of the tokens of the validation text are unknown")
     say(f"vocabulary of {len(tokenizer):,} tokens")
     counts = {f"{name}_bytes": store.text_bytes for name, store in stores.items()}
     write_prepared(folder, {**counts, "fingerprint": tokenizer.fingerprint()})

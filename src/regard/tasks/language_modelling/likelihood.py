@@ -10,6 +10,10 @@ from torch import Tensor
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tensors.precision import widest_dtype
 
+MOST_UNKNOWN = 0.01
+"""The largest share of unknown tokens in a text whose bits for each byte are told: an unknown token says nothing of its
+bytes, so that the figure is too low."""
+
 
 class Likelihood(NamedTuple):
     """The probability of a text's tokens."""
@@ -18,10 +22,14 @@ class Likelihood(NamedTuple):
     """Sum over the tokens, in nats; 0 or less."""
     tokens: int
     """How many are in the sum."""
+    unknown: int = 0
+    """How many of them stand for text outside the vocabulary."""
 
 
-def likelihoods(logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"]) -> list[Likelihood]:
-    """The likelihood of each row's targets, but for those that are UNPREDICTED.
+def likelihoods(
+    logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"], *, unknown: int | None = None
+) -> list[Likelihood]:
+    """The likelihood of each row's targets, but for those that are UNPREDICTED; `unknown` is the unknown token.
 
     >>> likelihoods(torch.zeros(2, 2, 4), torch.tensor([[3, 1], [2, UNPREDICTED]]))[1].tokens
     1
@@ -31,16 +39,18 @@ def likelihoods(logits: Float[Tensor, "B T V"], targets: Integer[Tensor, "B T"])
     counted = targets != UNPREDICTED
     own = precise.gather(-1, targets.where(counted, 0)[..., None])[..., 0] - precise.logsumexp(-1)
     sums = own.to(widest_dtype(own.device)).masked_fill(~counted, 0.0).sum(-1)
-    return [Likelihood(*pair) for pair in zip(sums.tolist(), counted.sum(-1).tolist(), strict=True)]
+    strange = (targets == (UNPREDICTED if unknown is None else unknown)) & counted
+    columns = sums, counted.sum(-1), strange.sum(-1)
+    return [Likelihood(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def together(parts: Iterable[Likelihood]) -> Likelihood:
     """The likelihood of independent parts.
 
     >>> together([Likelihood(-1.0, 2), Likelihood(-2.0, 3)])
-    Likelihood(log_probability=-3.0, tokens=5)
+    Likelihood(log_probability=-3.0, tokens=5, unknown=0)
     """
-    total, count = 0.0, 0
+    total, count, unknown = 0.0, 0, 0
     for part in parts:
-        total, count = total + part.log_probability, count + part.tokens
-    return Likelihood(total, count)
+        total, count, unknown = total + part.log_probability, count + part.tokens, unknown + part.unknown
+    return Likelihood(total, count, unknown)

@@ -68,7 +68,7 @@ class FillingEvaluation(NamedTuple):
     loss: float
     """Mean cross-entropy of tokens masked as in training, in nats."""
     accuracy: float
-    """Percentage of these tokens the model found, 0..100."""
+    """Percentage of these tokens the model found, 0..100; an unknown one is never found."""
     masked: int
     """How many tokens these were."""
     pseudo_perplexity: float
@@ -77,6 +77,8 @@ class FillingEvaluation(NamedTuple):
     """Its standard error as an estimate for the whole text: 0.05 means 5 %; 0 if no token is left out."""
     singly: int
     """How many tokens were masked one at a time."""
+    unknown: float = 0.0
+    """The share (0..1) of the tokens masked as in training that are unknown."""
 
     def with_singles(self, found: FilledSingly) -> "FillingEvaluation":
         """The same with the pseudo-perplexity of tokens masked one at a time."""
@@ -171,11 +173,12 @@ class MaskedLanguageModel:
     def fill(self, row: Integers, *, tell: Tell = tell_nobody) -> FillingEvaluation:
         """Loss and accuracy on tokens masked as in training; the pseudo-perplexity is NaN."""
         windows = masked_windows(row, length=self.block_length, vocab_size=len(self.tokenizer), mask_id=self.mask_id)
-        total, right, count = 0.0, 0, 0
-        for losses, is_right, done in self._answers(windows):
+        total, right, unknown, count = 0.0, 0, 0, 0
+        for losses, is_right, is_unknown, done in self._answers(windows):
             total, right, count = total + float(losses.sum()), right + int(is_right.sum()), count + len(losses)
+            unknown += int(is_unknown.sum())
             tell("blocks of tokens filled in", done, -(-len(row) // self.block_length))
-        return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, math.nan, 0)
+        return FillingEvaluation(total / count, 100.0 * right / count, count, math.nan, math.nan, 0, unknown / count)
 
     def fill_singly(self, row: Integers, *, most: int = SINGLE_MASKS, tell: Tell = tell_nobody) -> FilledSingly:
         """Mask at most so many tokens, evenly spread, one at a time, and see how well each is filled in."""
@@ -183,7 +186,7 @@ class MaskedLanguageModel:
         every = math.ceil(count / max(most, 1))
         windows = one_masked_windows(row, length=self.block_length, mask_id=self.mask_id, every=every)
         found: list[Tensor] = []
-        for losses, _, done in self._answers(windows):
+        for losses, _, _, done in self._answers(windows):
             found.append(losses.cpu())
             tell("tokens masked one at a time", done, count // every)
         return FilledSingly.of(torch.cat(found), out_of=count)
@@ -212,15 +215,18 @@ class MaskedLanguageModel:
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device), lengths))
 
     @torch.no_grad()
-    def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """For each batch: the loss of each masked token, whether the model finds it, and the windows so far."""
+    def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+        """For each batch: the loss of each masked token, whether the model finds it, whether it is unknown, and the
+        windows so far."""
         done = 0
         for batch in window_batches(windows, places=BATCH_PLACES):
             here = TextBatch(*(part.to(self.device) for part in batch))
             logits, targets = self._at_masks(here)
             done += len(here.tokens)
             losses = cross_entropy(logits.float(), targets, reduction="none")
-            yield losses.to(widest_dtype(losses.device)), logits.argmax(-1) == targets, done
+            is_unknown = targets == (UNPREDICTED if self.tokenizer.unknown_id is None else self.tokenizer.unknown_id)
+            is_right = (logits.argmax(-1) == targets) & ~is_unknown
+            yield losses.to(widest_dtype(losses.device)), is_right, is_unknown, done
 
     def _at_masks(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """The logits of the masked tokens, and these tokens. The output layer reads no other: it is a large part."""
@@ -232,5 +238,5 @@ class MaskedLanguageModel:
 
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
         """The likelihood of the tokens masked, batch by batch."""
-        for losses, _, _ in self._answers(windows):
-            yield Likelihood(-float(losses.sum()), len(losses))
+        for losses, _, is_unknown, _ in self._answers(windows):
+            yield Likelihood(-float(losses.sum()), len(losses), int(is_unknown.sum()))

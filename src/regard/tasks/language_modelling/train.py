@@ -15,6 +15,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig, TextConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
+from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
@@ -142,7 +143,8 @@ def next_token_job(config: LanguageModelConfig, folder: RunFolder, fabric: Any) 
         length = config.block_length
         return next_token_windows(corpus.valid.tokens, length=length, stride=length, begin_id=BOS)
 
-    validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=corpus.valid.text_bytes)
+    text_bytes = None if corpus.valid.unknown > MOST_UNKNOWN * len(corpus.valid) else corpus.valid.text_bytes
+    validate = _validation(config, next_token_loss, model, windows, fabric, text_bytes=text_bytes)
     look = look_at_text(model, corpus, config.pictures, config.block_length, model.attend)
     logged = attend_to_text(model, corpus, config.block_length, model.attend)
     return TrainingJob(model, batches, next_token_loss, _optimizer(config, model), validate, look=look, attend=logged)

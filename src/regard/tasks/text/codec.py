@@ -51,16 +51,3 @@ class Codec(Protocol):
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """The labels of the tokens on an axis, in order."""
         ...
-
-
-def unknown_share(codec: Codec, texts: Iterable[str]) -> float:
-    """The share (0..1) of the tokens of some texts that stand for text outside the vocabulary.
-
-    >>> from regard.tasks.text import Words
-    >>> unknown_share(Words().train(["to be"]), ["to be", "to see"])
-    0.25
-    """
-    if codec.unknown_id is None:
-        return 0.0
-    ids = codec.encode_batch(texts)
-    return sum(one.count(codec.unknown_id) for one in ids) / max(sum(map(len, ids)), 1)

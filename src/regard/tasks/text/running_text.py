@@ -153,6 +153,11 @@ class TextStore(TokenFile[TextFooter]):
 class PieceBytes(Protocol):
     """The bytes each token adds to a text."""
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The token for text outside the vocabulary; None for tokenizers without gaps."""
+        ...
+
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in UTF-8; they may be only a part of a character."""
         ...

@@ -18,7 +18,6 @@ from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
-from regard.tasks.text.codec import unknown_share
 from regard.tasks.text.lines import Reader
 from regard.tasks.text.links import LinkedPair, read_linked_pairs
 from regard.tasks.text.pair_store import TokenStore
@@ -76,7 +75,7 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         with Spool(_part(config, "valid", pairs), folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
             write_texts(folder, held)
-            _say_of_figures(config, [pair[1] for pair in held], tokenizers[1], say)
+            _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
             if config.alignment_data is not None:
                 store_links(_links_file(folder), _part(config, "train", pairs), tokenizers)
             if _has_valid_links(config):
@@ -166,10 +165,14 @@ def read_texts(folder: RunFolder, store: TokenStore) -> list[Pair]:
     return pairs
 
 
-def _say_of_figures(config: TranslationConfig, targets: Sequence[str], tokenizer: Tokenizer, say: Say) -> None:
+def _say_of_figures(
+    config: TranslationConfig, targets: Sequence[str], valid: TokenStore, tokenizer: Tokenizer, say: Say
+) -> None:
     """Say what the loss and BLEU of the validation pairs cannot see."""
-    if share := unknown_share(tokenizer, targets):
-        say(f"{share:.1%} of the validation targets' tokens are unknown: the loss counts them as one word")
+    unknown = sum(int((valid.target(i) == tokenizer.unknown_id).sum()) for i in range(len(valid)))
+    if unknown and tokenizer.unknown_id is not None:
+        share = unknown / int(valid.target_lengths.sum())
+        say(f"{share:.1%} of the tokens of the validation targets are unknown: the loss counts them as one word")
     if config.best_by == "bleu":
         counts = BleuCounts(targets, lowercase=tokenizer.lowercases, tokenize=config.bleu_tokenize)
         say(f"BLEU of the validation pairs: {counts.signature}")

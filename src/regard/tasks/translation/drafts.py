@@ -51,7 +51,7 @@ def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: 
         prefixes = model.target_tokenizer.encode_batch([one.prefix for one in asked])
     drafts = []
     for one, (text, tags), ids, prefix in zip(asked, plain, sources, prefixes, strict=True):
-        problem = model.problem(ids, prefix, options.vocabulary, options.max_length)
+        problem = model.problem(ids, prefix, options.vocabulary, options.max_length, options.max_target_length)
         drafts.append(Draft(one, text, tags, [] if problem else ids, prefix, problem))
     return drafts
 

@@ -79,6 +79,7 @@ class TranslationModel:
         prefix: Sequence[int] = (),
         vocabulary: Vocabulary | None = None,
         longest: int | None = None,
+        most: int | None = None,
     ) -> str | None:
         """Why a sentence cannot be translated; None if it can.
 
@@ -87,6 +88,7 @@ class TranslationModel:
             prefix: the tokens that its translation must begin with.
             vocabulary: the tokens that its translation may contain.
             longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
+            most: the most tokens of the translation, end mark counted.
         """
         limit, count = self.limit, len(source) + 1
         if limit is not None and count > limit:
@@ -94,8 +96,9 @@ class TranslationModel:
         longest = self.longest if longest is None else longest
         if longest is not None and count > longest:
             return f"{count} tokens, and the limit is {longest}: cut it, or raise the limit (--max-length)"
-        if limit is not None and len(prefix) + 1 > limit:
-            return f"a prefix of {len(prefix) + 1} tokens, and the model writes {limit} at most"
+        most = min((one for one in (limit, most) if one is not None), default=None)
+        if most is not None and len(prefix) + 1 > most:
+            return f"a prefix of {len(prefix) + 1} tokens, and the model writes {most} at most"
         if vocabulary is not None and not bool(vocabulary.tokens[list(prefix)].all()):
             return "a prefix with words that the vocabulary leaves out"
         return None
@@ -136,7 +139,7 @@ class TranslationModel:
             for rows in by_length([len(s) + len(t) for s, t in zip(sources, targets, strict=True)], BATCH_PLACES):
                 batch = self.collate([sources[i] for i in rows], [targets[i] for i in rows])
                 logits = self.model(batch.source, batch.source_lengths, batch.target_input)
-                scored = likelihoods(logits, batch.expected)
+                scored = likelihoods(logits, batch.expected, unknown=self.target_tokenizer.unknown_id)
                 for row, likelihood in zip(rows, scored, strict=True):
                     found[row] = likelihood
             yield from found

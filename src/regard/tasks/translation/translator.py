@@ -13,8 +13,8 @@ from regard.errors import ArgumentError, DataError
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
+from regard.tasks.language_modelling.likelihood import together
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.text.codec import unknown_share
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.unicode import normalise
@@ -213,7 +213,8 @@ class Translator(TranslationModel):
 
         options = TranslationOptions(beam=beam, reverse=reverse, max_target_length=max_length)
         found = self.translate_whole([source for source, _ in sets], options, tell=tell)
-        texts, targets = [one.text for one in found], [target for _, targets in sets for target in targets]
+        texts = [one.text for one in found]
+        whole = together(self.score((source, target) for source, targets in sets for target in targets))
         # The first reference of each source, the second of each, ...
         streams = list(zip_longest(*([normalise(target) for target in targets] for _, targets in sets)))
         lowercase = self.target_tokenizer.lowercases
@@ -221,10 +222,10 @@ class Translator(TranslationModel):
             bleu(texts, *streams, lowercase=lowercase, tokenize=bleu_tokenize),
             chrf(texts, *streams, lowercase=lowercase),
             exact_match(texts, *streams, lowercase=lowercase),
-            self.loss((source, target) for source, targets in sets for target in targets),
+            -whole.log_probability / whole.tokens,
             len(sets),
             sum(not one.finished for one in found),
-            unknown_share(self.target_tokenizer, targets),
+            whole.unknown / whole.tokens,
         )
 
     def translate_whole(

@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import DataError
 from regard.tasks.telling import Tell, tell_nobody
-from regard.tasks.training.bleu import bleu
+from regard.tasks.training.bleu import BleuTokenize, bleu
 from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
@@ -37,10 +37,16 @@ class SimultaneousEvaluation(NamedTuple):
     """Length-adaptive average lagging, in the same way."""
     pairs: int
     translations: list[str]
+    cut_off: int
+    """Translations that were cut off before their end."""
 
 
 def evaluate_interpreter(
-    interpreter: Interpreter, pairs: Sequence[tuple[str, str]], *, tell: Tell = tell_nobody
+    interpreter: Interpreter,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    bleu_tokenize: BleuTokenize = "auto",
+    tell: Tell = tell_nobody,
 ) -> SimultaneousEvaluation:
     """Translate sources word by word, and compare with the references.
 
@@ -71,11 +77,13 @@ def evaluate_interpreter(
             [state.text for state in found],
             [target for _, target in pairs],
             lowercase=translator.target_tokenizer.lowercases,
+            tokenize=bleu_tokenize,
         ),
         sum(average_lagging(*lag) for lag in lags) / count,
         sum(length_adaptive_average_lagging(*lag) for lag in lags) / count,
         len(pairs),
         [state.text for state in found],
+        sum(state.is_cut_off for state in found),
     )
 
 
@@ -101,7 +109,12 @@ class TriedHead(NamedTuple):
 
 
 def try_heads(
-    translator: Translator, pairs: Sequence[tuple[str, str]], *, frames: int = 2, tell: Tell = tell_nobody
+    translator: Translator,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    frames: int = 2,
+    bleu_tokenize: BleuTokenize = "auto",
+    tell: Tell = tell_nobody,
 ) -> list[TriedHead]:
     """Compare all layers and heads, and the means over the heads of each layer, as the attention of AlignAtt.
 
@@ -125,13 +138,14 @@ def try_heads(
     curve = []
     for done, k in enumerate(TRIED_K):
         tell("policies tried", done, len(TRIED_K) + len(choices))
-        found = evaluate_interpreter(Interpreter(translator, WaitK(k), max_length=ANY_LENGTH), some)
+        interpreter = Interpreter(translator, WaitK(k), max_length=ANY_LENGTH)
+        found = evaluate_interpreter(interpreter, some, bleu_tokenize=bleu_tokenize)
         curve.append((found.laal, found.bleu.value))
     tried = []
     for done, alignment in enumerate(choices, start=len(TRIED_K)):
         tell("policies tried", done, len(TRIED_K) + len(choices))
         interpreter = Interpreter(translator, AlignAtt(frames), alignment, max_length=ANY_LENGTH)
-        found = evaluate_interpreter(interpreter, some)
+        found = evaluate_interpreter(interpreter, some, bleu_tokenize=bleu_tokenize)
         gain = found.bleu.value - _interpolated(sorted(curve), found.laal)
         tried.append(TriedHead(alignment, found.bleu.value, found.laal, gain))
     return sorted(tried, key=lambda one: (-one.gain, one.laal))

@@ -34,6 +34,8 @@ class Interpreted:
     """How many source words had been read when each of them was written."""
     tokens: tuple[int, ...] = ()
     """The tokens of these words."""
+    is_cut_off: bool = False
+    """Whether the translation reached the most tokens before its end."""
 
     @property
     def text(self) -> str:
@@ -136,7 +138,9 @@ class Interpreter:
     def _greedy(self, states: Sequence[Interpreted], source: Tensor, lengths: Tensor) -> list[list[int]]:
         """The most probable tokens behind those written, and these too; an end mark ends them."""
         marks = self.translator.target_tokenizer.marks
-        longest = 2 * source.shape[1] + 50 + max(len(state.tokens) for state in states)
+        # A longer answer is surely wrong. The limit is a sentence's own, whatever is read beside it.
+        own = [2 * length + 50 + len(state.tokens) for length, state in zip(lengths.tolist(), states, strict=True)]
+        longest = max(own)
         limits: dict[str, Any] = {
             "bos_id": marks.begin_id,
             "eos_id": marks.end_id,
@@ -167,7 +171,7 @@ class Interpreter:
             for row, token, ended in zip(step.rows.tolist(), step.tokens.tolist(), step.ended.tolist(), strict=True):
                 if not ended:
                     found[row].append(token)
-        return found
+        return [tokens[:most] for tokens, most in zip(found, own, strict=True)]
 
     def _has_enough(self, state: Interpreted, tokens: list[int]) -> bool:
         """Whether the words that may be written are there, with the token behind them, which shows that they end."""
@@ -194,6 +198,8 @@ class Interpreter:
 
     def _accepted(self, state: Interpreted, tokens: list[int], aligned: list[int]) -> Interpreted:
         """Add the words that may be written to a sentence, up to the first that may not."""
+        is_cut_off = state.has_ended and tokens[-1:] != [self.translator.target_tokenizer.marks.end_id]
+        state = replace(state, is_cut_off=is_cut_off)
         most = self.policy.most_words(len(state.read))
         for first, end, text in self._words(state, tokens):
             is_free = state.has_ended

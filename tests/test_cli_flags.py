@@ -262,9 +262,11 @@ def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(RunFolder, "task", lambda self: "translation")
 
     monkeypatch.setattr(choosing, "choose_checkpoint", lambda run, **how: asked.update(how) or [Winner])
-    status, out, err = call("choose", "run", "--by", "bleu", "--beam", "3", "--device", "cpu")
+    status, out, err = call(
+        "choose", "run", "--by", "bleu", "--beam", "3", "--bleu-tokenize", "char", "--device", "cpu"
+    )
     assert callable(asked.pop("tell"))
-    assert asked == {"by": "bleu", "beam_size": 3, "device": "cpu"}
+    assert asked == {"by": "bleu", "beam_size": 3, "bleu_tokenize": "char", "device": "cpu"}
     assert (status, out, err) == (0, "best\tloss 1.0000\tbleu 50.0000\n", "the best model of run is now: best\n")
 
 

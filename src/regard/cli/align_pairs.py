@@ -1,6 +1,7 @@
 """`regard align`: links between the words of given pairs."""
 
 from dataclasses import KW_ONLY, dataclass
+from itertools import tee
 from pathlib import Path
 
 from regard.cli.loading import loading
@@ -50,13 +51,15 @@ class AlignCommand(Command):
 
         translator = Translator.load(self.run, device=self.device)
         which = alignment_of(self.alignment_layer, self.alignment_head, translator.alignment)
-        found = words_aligned(translator, read_pairs(list(self.data)), which)
+        pairs = read_pairs(list(self.data))
         if self.reverse is None:
-            for links in found:
+            for links in words_aligned(translator, pairs, which):
                 print(as_line(links))
             return
+        here, there = tee(pairs)  # they are read once: the file may be a pipe
+        found = words_aligned(translator, here, which)
         other = Translator.load(self.reverse, device=self.device)
         which = alignment_of(self.reverse_layer, self.reverse_head, other.alignment)
-        turned = words_aligned(other, ((target, source) for source, target in read_pairs(list(self.data))), which)
+        turned = words_aligned(other, ((target, source) for source, target in there), which)
         for links, back in zip(found, turned, strict=True):
             print(as_line(symmetrised(links, frozenset((word, of) for of, word in back))))

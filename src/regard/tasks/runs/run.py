@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import IO, Any, NamedTuple, Protocol, TypedDict, TypeVar
 
@@ -25,7 +25,6 @@ from regard.tasks.training.bad_batches import bad_batches
 from regard.tasks.training.checkpoints import check_fit, fill_model
 from regard.tasks.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
 from regard.tasks.training.distributed.ranks import Ranks
-from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.gradient_checkpointing import recompute_layers
 from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
@@ -53,8 +52,12 @@ RESUMABLE = WATCHING | {
     "bad_batches",
     "device",
     "gradient_checkpointing",
+    "threads",
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
+
+BUSY = 1.5
+"""A machine is busy if the threads of a run bring its load to so many for each core."""
 
 
 class CountedBatches(Batches[Any], Protocol):
@@ -134,6 +137,8 @@ def train_run(
         _refuse_unfit_weights(config, make_model)
     if config.optimizer == "muon":
         require_muon()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     refuse_too_large(make_model, config.sizes, config)
     config = _in_one_precision(task, config, folder, goes_on=resume and folder.holds_a_run())
     fabric = start_fabric(config.device, config.precision)
@@ -183,6 +188,8 @@ def _train(
     with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
         if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
             say(rate)
+        if fabric.device.type == "cpu" and (busy := _busy(config, torch.get_num_threads())):
+            say(busy)
         fit(
             job.model,
             job.batches,
@@ -216,6 +223,18 @@ def _never_reached(config: TrainingConfig) -> str | None:
     return (
         f"the learning rate rises for {config.warmup_steps:,} steps to {config.learning_rate:g}, and training ends "
         f"after {steps:,}, at {highest:.3g}: lower --warmup-steps, or train longer"
+    )
+
+
+def _busy(config: TrainingConfig, threads: int) -> str | None:
+    """The line for threads that wait for cores on which other programs run: each waits for the slowest."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if config.threads is not None or threads == 1 or load + threads < BUSY * cores:
+        return None
+    return (
+        f"the machine is busy (a load of {load:.1f} on {cores} cores, and {threads} threads more): beside other work "
+        "fewer threads are several times as fast, as --threads 1"
     )
 
 
@@ -289,17 +308,23 @@ def check_resumed(config: C, saved: C) -> None:
     """
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
-            raise RunFolderError(f"the run in {config.out} has {name} {theirs}, not {ours}; it can only go on as it is")
+            told = f"{name} {_told(theirs)}, not {_told(ours)}"
+            raise RunFolderError(f"the run in {config.out} has {told}; it can only go on as it is")
 
 
 def _settings(config: TrainingConfig) -> Iterator[tuple[str, Any]]:
-    """The settings with their names; those of the training loop are among them."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, FitConfig):
-            yield from ((inner.name, getattr(value, inner.name)) for inner in fields(value))
+    """The settings with their names, as values for JSON; those of the training loop are among them."""
+    plain = to_plain(config)
+    fit = plain.pop("fit")
+    for name, value in (plain | fit).items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", of) for inner, of in value.items())
         else:
-            yield field.name, value
+            yield name, value
+
+
+def _told(value: Any) -> str:
+    return "none" if value in (None, []) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _open_folder(

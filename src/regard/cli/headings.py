@@ -33,7 +33,10 @@ MODEL = Heading("model", "What learns.", ("model", "transformer", "rnn", "warm_s
 OUTPUT = Heading(
     "output",
     "Where the run goes, and what it tells and keeps on the way.",
-    ("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "keep", "pictures"),
+    (
+        *("out", "validate_every", "save_every", "log_every", "best_by", "validation_beam", "bleu_tokenize"),
+        *("keep", "pictures"),
+    ),
 )
 OPTIMISATION = Heading("optimisation", "How the model learns, for how long, and on what.")
 """All other settings."""

@@ -57,7 +57,7 @@ class TrainingConfig(ABC):
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     threads: int | None = None
-    """Threads on the processor; unless given, one for each core. Beside other work on the same cores fewer are faster."""
+    """Threads on the processor, one for each core unless given; beside other work on these cores fewer are faster."""
     precision: Precision = "auto"
     """float32, bf16, or bf16 where the processor multiplies it faster."""
     gradient_checkpointing: bool = False
@@ -69,9 +69,7 @@ class TrainingConfig(ABC):
             raise ArgumentError(f"muon_rate is for --optimizer muon, and this is {self.optimizer}: leave it out")
         if self.tokenizers_of is not None and self.warm_start is not None:
             raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
-        require_at_least(
-            1, batch_tokens=self.batch_tokens, **({} if self.threads is None else {"threads": self.threads})
-        )
+        require_at_least(1, batch_tokens=self.batch_tokens, threads=1 if self.threads is None else self.threads)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
         require_at_least(0, qk_clip=self.qk_clip)
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)

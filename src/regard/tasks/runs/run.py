@@ -56,7 +56,7 @@ RESUMABLE = WATCHING | {
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
 
-BUSY = 1.5
+BUSY = 2.0
 """A machine is busy if the threads of a run bring its load to so many for each core."""
 
 

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from regard.tasks.names import LANGUAGE_MODEL
 
 if TYPE_CHECKING:
     from regard.tasks.generation.filters import Filter
+    from regard.tasks.language_modelling.causal import LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,23 @@ class GenerateCommand(Command):
         model = LanguageModel.load(self.run, device=self.device)
         limits: dict[str, Any] = {"max_tokens": self.max_tokens, "stop": self.stop, "seed": self.seed}
         limits["filters"] = self._filters()
+        cut_off = count(1)
+        limits["cut_off"] = partial(next, cut_off)
         with search.writing(model, self.run):
-            if self.samples > 1:
-                for number, text in enumerate(model.samples(self.prompt, count=self.samples, **limits)):
-                    print(*(["---"] if number else []), self.prompt + text, sep="\n", flush=True)
-                return
-            sys.stdout.write(self.prompt)
-            for piece in model.generate(self.prompt, **limits):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            print(flush=True)
+            self._write(model, limits)
+        if cut := next(cut_off) - 1:
+            print(f"texts cut off before their end: {cut}; raise --max-tokens", file=sys.stderr)
+
+    def _write(self, model: "LanguageModel", limits: dict[str, Any]) -> None:
+        if self.samples > 1:
+            for number, text in enumerate(model.samples(self.prompt, count=self.samples, **limits)):
+                print(*(["---"] if number else []), self.prompt + text, sep="\n", flush=True)
+            return
+        sys.stdout.write(self.prompt)
+        for piece in model.generate(self.prompt, **limits):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print(flush=True)
 
     def _filters(self) -> list["Filter"]:
         """The filters of the flags, in the order in which they are applied."""

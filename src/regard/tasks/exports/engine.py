@@ -113,7 +113,7 @@ class CTranslate2Engine:
         size = job.beam.size
         answers: Sequence[Any] = self._translator.translate_batch(
             self._pieces(job.sources), self._prefixes(job) or None, beam_size=size,
-            num_hypotheses=size if job.prefixes else job.beam.num_best,
+            num_hypotheses=size if job.prefixes or job.beam.length_penalty else job.beam.num_best,
             length_penalty=job.beam.length_penalty if size > 1 else 0,
             max_input_length=0, max_decoding_length=job.max_steps, min_decoding_length=0,
             return_end_token=True, return_scores=True, asynchronous=True,

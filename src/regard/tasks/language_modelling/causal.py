@@ -1,7 +1,7 @@
 """A trained language model: it continues a text, scores a text, and shows its attention."""
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -128,6 +128,7 @@ class LanguageModel:
         filters: Sequence[Filter] = (),
         stop: Sequence[str] = (),
         seed: int = 0,
+        cut_off: Callable[[], None] = lambda: None,
     ) -> Iterator[str]:
         """Continue a prompt, and hand out the new text piece by piece as it is written.
 
@@ -140,11 +141,12 @@ class LanguageModel:
             filters: they change the distribution of the next token; see `regard.tasks.generation.filters`.
             stop: strings that end the text; the text ends before the first of them.
             seed: the seed of the random numbers.
+            cut_off: is called for each text that reaches `max_tokens` before its end, if the model ends texts.
 
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
         """
-        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed)):
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed), cut_off):
             yield piece
 
     def samples(
@@ -156,6 +158,7 @@ class LanguageModel:
         filters: Sequence[Filter] = (),
         stop: Sequence[str] = (),
         seed: int = 0,
+        cut_off: Callable[[], None] = lambda: None,
     ) -> Iterator[str]:
         """Continue one prompt several times. The texts are drawn together, which is much faster than one by one.
 
@@ -166,6 +169,7 @@ class LanguageModel:
             filters: they change the distribution of the next token.
             stop: strings that end a text; it ends before the first of them.
             seed: the seed of the random numbers.
+            cut_off: is called for each text that reaches `max_tokens` before its end, if the model ends texts.
 
         Raises:
             ArgumentError: `count` or `max_tokens` is below 1, or a stop string is empty.
@@ -175,7 +179,7 @@ class LanguageModel:
         generator = self._begin(seed)
         for done in range(0, count, SAMPLES_TOGETHER):
             texts = [""] * min(SAMPLES_TOGETHER, count - done)
-            for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator):
+            for row, piece in self._write(prompt, len(texts), max_tokens, filters, stop, generator, cut_off):
                 texts[row] += piece
             yield from texts
 
@@ -192,12 +196,13 @@ class LanguageModel:
         filters: Sequence[Filter],
         stop: Sequence[str],
         generator: torch.Generator,
+        cut_off: Callable[[], None],
     ) -> Iterator[tuple[int, str]]:
         """Pieces of `count` texts as they come, each with the number of its text."""
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens must be at least 1, got {max_tokens}")
         streams = [TextStream(self.tokenizer, stop=stop) for _ in range(count)]
-        begun = self.language.prompt(prompt)
+        begun, has_ends = self.language.prompt(prompt), set(self.language.end_ids) & set(self.language.writable)
         texts = {row: list(begun) for row in range(count)}  # the texts that have not ended
         while texts:
             most = len(begun) + max_tokens - len(next(iter(texts.values())))
@@ -207,6 +212,8 @@ class LanguageModel:
                 if not is_end and (piece := streams[row].add(token)):
                     yield row, piece
                 if is_end or streams[row].stopped or len(texts[row]) == len(begun) + max_tokens:
+                    if has_ends and not (is_end or streams[row].stopped):
+                        cut_off()
                     del texts[row]
                     if rest := streams[row].finish():
                         yield row, rest

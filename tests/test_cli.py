@@ -528,7 +528,7 @@ def test_a_file_is_translated_into_a_file(call: Call, run: Path, tmp_path: Path)
     command = ("translate", str(run), "--input", str(source), "--beam", "2", "--nbest", "2")
     status, printed, err = call(*command)
     cut_off = sum(line.endswith("\tcut off") for line in printed.splitlines()[::2])
-    said = f"translations cut off before their end: {cut_off}; " if cut_off else ""
+    said = f"translations cut off by the limit of their tokens: {cut_off}; " if cut_off else ""
     assert (status, err[: len(said)], len(err.splitlines())) == (0, said, bool(said))
     assert call(*command, "--output", str(target)) == (0, "", err)
     assert target.read_text() == printed

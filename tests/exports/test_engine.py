@@ -87,6 +87,20 @@ def test_answers_that_are_cut_off_come_last_with_the_scores_of_ours(run_of: Runs
         assert [one.score for one in some] == pytest.approx([other.score for other in others], abs=2e-5)
 
 
+def test_an_answer_that_ended_comes_before_better_ones_that_were_cut_off(run_of: Runs) -> None:
+    """In one search for the best, and both say that the limit decided."""
+    translator = Translator.load(run_of("pre"), device="cpu")
+    sources = [[*one, 2] for one in translator.source_tokenizer.encode_batch(LINES[:3])]
+    (ended, *_) = search(translator.model, SearchJob(sources=sources, begin_id=1, end_id=2, max_steps=90))[0]
+    job = SearchJob(sources=sources, begin_id=1, end_id=2, max_steps=1, beam=Beam(5, num_best=1))
+    engine = use(run_of("pre"))
+    for most in range(1, len(ended.tokens) + 3):
+        one = replace(job, max_steps=most)
+        for ours, theirs in zip(search(translator.model, one), engine.search([one])[0], strict=True):
+            assert (ours[0].tokens, ours[0].limited) == (theirs[0].tokens, theirs[0].limited)
+    assert not ended.limited
+
+
 def test_int8_is_near_and_our_own_model_shows_its_attention(run_of: Runs) -> None:
     translator = Translator.load(run_of("pre"), device="cpu")
     options: dict[str, Any] = {"alignments": AlignmentOf(), "confidence": True, "keep_tags": True}

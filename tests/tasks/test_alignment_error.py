@@ -14,6 +14,7 @@ from regard.tasks.translation.alignment_error import alignment_error_rate, error
 from regard.tasks.translation.alignments import AlignmentOf
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, write_pairs
+from tests.tasks.test_read_once import fed
 from tests.tasks.test_simultaneous import run
 from tests.tasks.test_translate_options import make
 
@@ -106,6 +107,9 @@ def test_evaluate_prints_the_rate(run: Path, call: Call) -> None:
     assert status == 0
     assert cells["AER"] == f"{expected:.2f}"
     assert "BLEU" in cells
+    with fed(run.parent / "pipe", data.read_bytes()):  # the pairs are read once
+        piped = call("evaluate", str(run), "--data", str(run.parent / "pipe"), "--alignment-data", str(links))
+    assert piped[:2] == (0, out)
     links.write_text("0-0\n")
     before = sorted(run.parent.rglob("*"))
     status, out, err = call("evaluate", str(run), "--data", str(data), "--alignment-data", str(links))
@@ -147,6 +151,8 @@ def test_align_prints_a_line_for_each_pair_that_training_reads(run: Path, call: 
         as_line(symmetrised(one, frozenset((s, t) for t, s in other))) for one, other in zip(alone, turned, strict=True)
     ]
     assert both.splitlines() == expected
+    with fed(run.parent / "once", data.read_bytes()):
+        assert call("align", str(run), "--data", str(run.parent / "once"), *flags)[:2] == (0, both)
     status, out, err = call("align", str(run), "--data", str(data), "--reverse-head", "0")
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == "regard: --reverse-layer and --reverse-head go with --reverse"

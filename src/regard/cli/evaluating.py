@@ -118,7 +118,7 @@ def _say_of_bleu(asked: Any, references: Sequence[str]) -> None:
 
 
 def _cut_off(count: int) -> list[ScoreRow]:
-    return [("cut off", str(count), "translations without an end: raise --max-length")] if count else []
+    return [("cut off", str(count), "translations, by the limit of their tokens: raise --max-length")] if count else []
 
 
 def _unknown(share: float, of: str) -> list[ScoreRow]:

@@ -84,7 +84,7 @@ class GenerateCommand(Command):
         with search.writing(model, self.run):
             self._write(model, limits)
         if cut := next(cut_off) - 1:
-            print(f"texts cut off before their end: {cut}; raise --max-tokens", file=sys.stderr)
+            print(f"texts cut off by the limit of their tokens: {cut}; raise --max-tokens", file=sys.stderr)
 
     def _write(self, model: "LanguageModel", limits: dict[str, Any]) -> None:
         if self.samples > 1:

@@ -90,6 +90,6 @@ def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[s
             state, is_bad = Interpreted(), False
             longer = state
     if cut_off:
-        print(f"translations cut off before their end: {cut_off:,}", file=sys.stderr)
+        print(f"translations cut off by the limit of their tokens: {cut_off:,}", file=sys.stderr)
     if skipped:
         print(f"bad lines cut short: {skipped:,}; the first: {first}", file=sys.stderr)

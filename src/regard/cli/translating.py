@@ -81,7 +81,7 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     if work.bad.lines:
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
     if work.cut_off.lines:
-        print(f"translations cut off before their end: {work.cut_off}; raise --max-length", file=sys.stderr)
+        print(f"translations cut off by the limit of their tokens: {work.cut_off}; raise --max-length", file=sys.stderr)
     if work.doubted.lines:
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if asked.verbose and searcher != OWN:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class TuneCommand(Command):
     """Find the length reward, and the weight of a reverse translator, that are best on validation pairs, by BLEU.
 
-    Each source is translated once, and all settings choose among the same hypotheses. Nothing is written: the flags
-    for `translate` and `evaluate` are printed.
+    All settings choose among the same hypotheses of each source; BLEU without any is that of `evaluate`. Nothing is
+    written: the flags for `translate` and `evaluate` are printed.
     """
 
     run: AnyRun

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -135,7 +136,10 @@ class CTranslate2Engine:
             if isfinite(score) and score > IMPOSSIBLE:
                 tokens = [self._numbers[piece] for piece in pieces]
                 found.append(Hypothesis(tokens, score + before / len(tokens) ** penalty))
+        highest = max((one.score for one in found), default=0.0)
         found.sort(key=lambda one: (one.tokens[-1] == job.end_id, one.score), reverse=True)
+        if found and found[0].score < highest:
+            found[0] = replace(found[0], limited=True)
         return found[: job.beam.num_best]
 
     def _pieces(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Beam search: the most probable continuations of several hypotheses at once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -172,6 +173,8 @@ class _Hypotheses:
                     answer.append(Hypothesis([*tokens, self.eos_id], score, self._attended([*path, row])))
         length = len(self.trace)
         for at, (source, totals) in enumerate(zip(self.sources.tolist(), self.live.tolist(), strict=True)):
+            if answers[source] and self.beam.score(max(totals), max(length, 1)) > answers[source][0].score:
+                answers[source][0] = replace(answers[source][0], limited=True)
             for row, total in enumerate(totals, start=at * self.size):
                 if total > -torch.inf and len(answers[source]) < self.num_best:
                     tokens, path = _walk_back(links, row)

@@ -51,7 +51,8 @@ class Present:
             text = put_back(text, draft.tags, self._aligned_units(draft, hypothesis, unknown, text))
         is_finished, terms = tokens[-1:] == [tokenizer.marks.end_id], self._labels_of_terms(one.placed, written)
         sure = self._confidence(draft, hypothesis, written, source)
-        return Candidate(text, hypothesis.score, written.texts, alignment, is_finished, sure, terms)
+        labels, limited = written.texts, hypothesis.limited
+        return Candidate(text, hypothesis.score, labels, alignment, is_finished, sure, terms, limited)
 
     def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:
         if one.log_probabilities is None or one.alignment is None:

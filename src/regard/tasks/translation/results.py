@@ -38,6 +38,8 @@ class Candidate(NamedTuple):
     """How sure the model was of each label, if it was asked for."""
     terms: list[TermLabels] | None = None
     """The terms forced, in order, if terms were given."""
+    limited: bool = False
+    """Whether it ended, and one that was cut off at the most steps scored higher."""
 
 
 class Translation(NamedTuple):
@@ -96,6 +98,6 @@ class Evaluation(NamedTuple):
     """Mean cross-entropy of the references' tokens, in nats."""
     pairs: int
     cut_off: int = 0
-    """Translations that were cut off before their end."""
+    """Translations that were cut off before their end, or are the best because better ones were."""
     unknown: float = 0.0
     """The share (0..1) of the references' tokens that are unknown: the loss counts each as one word that may be hit."""

@@ -224,7 +224,7 @@ class Translator(TranslationModel):
             exact_match(texts, *streams, lowercase=lowercase),
             -whole.log_probability / whole.tokens,
             len(sets),
-            sum(not one.finished for one in found),
+            sum(one.limited or not one.finished for one in found),
             whole.unknown / whole.tokens,
         )
 

@@ -60,10 +60,11 @@ def tune(
     bleu_tokenize: BleuTokenize = "auto",
     tell: Tell = tell_nobody,
 ) -> list[Tuned]:
-    """Search once for each source, and look which choice among the hypotheses translates the pairs best, by BLEU.
+    """Look which choice among the hypotheses that a search finds for each source translates the pairs best, by BLEU.
 
     All choices are made among the same hypotheses, those of a beam with a length penalty of 1. A search with the
-    reward chosen here may find others, so that its BLEU differs a little.
+    reward chosen here may find others, so that its BLEU differs a little. The figure of the usual choice is that of
+    `Translator.evaluate`, which searches for one translation.
 
     Args:
         translator: alone, an ensemble, or with memories.
@@ -86,11 +87,14 @@ def tune(
     if not pairs:
         raise DataError("there are no pairs to tune on")
     lowercase = translator.target_tokenizer.lowercases
-    counts = BleuCounts([normalise(target) for _, target in pairs], lowercase=lowercase, tokenize=bleu_tokenize)
+    targets = [normalise(target) for _, target in pairs]
+    counts = BleuCounts(targets, lowercase=lowercase, tokenize=bleu_tokenize)
     pool = _searched(translator, pairs, Beam(beam_size, num_best=beam_size), reverse, counts, tell)
     tried = [_tried(pool, 0.0, reward, weight) for weight, reward in product((0.0, *WEIGHTS), REWARDS)]
     alone = [one for one in tried if not one.weight]
-    usual = _tried(pool, 1.0, 0.0, 0.0)
+    sources = [source for source, _ in pairs]
+    found = translator.translate_whole(sources, TranslationOptions(beam=Beam(beam_size)), tell=tell)
+    usual = Tuned(1.0, 0.0, 0.0, counts.score(counts.of([one.text for one in found], targets)))
     # Of choices that are equally good, the first has the smallest reward and weight.
     best = (
         {_best([usual, *alone]), usual} if reverse is None else {_best([usual, *tried]), _best([usual, *alone]), usual}

@@ -78,7 +78,7 @@ class RenderedWindow(NamedTuple):
     doubted: list[str]
     """Source words that were perhaps left untranslated; each names its line."""
     cut_off: list[str]
-    """The lines whose translations reached the most tokens before their end."""
+    """The lines whose translations were cut off at the most tokens, or are the best because better ones were."""
 
 
 class Notes:
@@ -118,7 +118,7 @@ class BulkTranslation:
             shown.append(f"{self.show(number, translation)}\n")
             if translation.problem is not None:
                 bad.append(translation.problem)
-            if not translation.candidates[0].finished:
+            if translation.candidates[0].limited or not translation.candidates[0].finished:
                 cut_off.append(f"line {number}")
             sure = translation.candidates[0].confidence
             if sure is not None and sure.untranslated:

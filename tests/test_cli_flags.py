@@ -257,7 +257,7 @@ def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) 
     asked: Asked = {}
 
     class Winner:
-        name, metrics = "best", {"loss": 1.0, "bleu": 50.0}
+        name, metrics, signature = "best", {"loss": 1.0, "bleu": 50.0}, "of BLEU"
 
     monkeypatch.setattr(RunFolder, "task", lambda self: "translation")
 
@@ -266,8 +266,9 @@ def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) 
         "choose", "run", "--by", "bleu", "--beam", "3", "--bleu-tokenize", "char", "--device", "cpu"
     )
     assert callable(asked.pop("tell"))
+    said = "BLEU: of BLEU\nthe best model of run is now: best\n"
     assert asked == {"by": "bleu", "beam_size": 3, "bleu_tokenize": "char", "device": "cpu"}
-    assert (status, out, err) == (0, "best\tloss 1.0000\tbleu 50.0000\n", "the best model of run is now: best\n")
+    assert (status, out, err) == (0, "best\tloss 1.0000\tbleu 50.0000\n", said)
 
 
 def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

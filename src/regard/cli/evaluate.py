@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
@@ -220,16 +220,12 @@ class ChooseCommand(Command):
             from regard.tasks.runs.choose_checkpoint import choose_checkpoint, is_chance
 
         with telling() as tell:
-            candidates = choose_checkpoint(
-                self.run,
-                by=self.by,
-                beam_size=self.beam,
-                bleu_tokenize=self.bleu_tokenize,
-                device=self.device,
-                tell=tell,
-            )
+            how: dict[str, Any] = {"beam_size": self.beam, "bleu_tokenize": self.bleu_tokenize, "device": self.device}
+            candidates = choose_checkpoint(self.run, by=self.by, tell=tell, **how)
         rows = [(one.name, *(f"{name} {value:.4f}" for name, value in one.metrics.items())) for one in candidates]
         print_table(rows)
+        if self.by == "bleu":
+            print(f"BLEU: {candidates[0].signature}", file=sys.stderr)
         if self.by == "bleu" and is_chance(candidates):
             print("no model reaches 1 BLEU, where BLEU tells nothing: the loss decided", file=sys.stderr)
         print(f"the best model of {self.run} is now: {candidates[0].name}", file=sys.stderr)

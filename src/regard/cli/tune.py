@@ -55,12 +55,12 @@ class TuneCommand(Command):
 
     def work(self) -> None:
         with loading("sacrebleu"):
-            from regard.tasks.translation.own_pairs import own_texts
+            from regard.tasks.translation.own_pairs import own_corpus
             from regard.tasks.translation.translator import Translator
             from regard.tasks.translation.tune import tune
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
-        pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(self.run))
+        pairs = list(read_pairs(list(self.valid))) if self.valid else own_corpus(self.run, "valid").valid_texts
         targets, lowercase = [target for _, target in pairs], translator.target_tokenizer.lowercases
         counts = BleuCounts(targets, lowercase=lowercase, tokenize=self.bleu_tokenize)
         print(f"BLEU: {counts.signature}", file=sys.stderr)

@@ -28,6 +28,8 @@ class CandidateWeights(NamedTuple):
     checkpoints: tuple[str, ...]
     """The checkpoint it is; or several, whose weights are averaged."""
     metrics: Mapping[str, float]
+    signature: str = ""
+    """sacrebleu's signature of BLEU, if it is among the metrics."""
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ def choose_checkpoint(
         tell("models scored", number, len(every))
         fill_model(job.model, _weights(run.checkpoints, names), source=run.path / names[0])
         with torch.no_grad():
-            candidates.append(CandidateWeights(names, job.validate()))
+            candidates.append(CandidateWeights(names, job.validate(), getattr(job.validate, "signature", "")))
     candidates.sort(key=lambda candidate: deciding(candidate.metrics, by), reverse=by != "loss")
     _make_best(run.checkpoints, candidates[0])
     return candidates

@@ -55,25 +55,14 @@ def bleu(
 class BleuCounts:
     """The counts of corpus BLEU, which can be summed over sentences, batches and ranks.
 
-    They are arrays of ten: matching n-grams of 1 to 4 words, all n-grams of 1 to 4 words, words of hypotheses, words of
-    references.
-
-    Args:
-        references: every reference; they decide about the tokenizer as in `bleu`.
-        lowercase: as in `bleu`.
-        tokenize: as in `bleu`.
-
-    Raises:
-        ArgumentError: the tokenizer cannot be had.
-        MissingExtraError: sacrebleu is not installed.
+    They are ten: matching n-grams of 1 to 4 words, all n-grams of 1 to 4 words, words of hypotheses and of references.
+    All references decide about the tokenizer; the other arguments and the errors are those of `bleu`.
 
     >>> text = ["the cat sat on the mat"]
     >>> counter = BleuCounts(text)
     >>> counter.score(counter.of(text, text))
     100.0
     """
-
-    SIZE = 10
 
     def __init__(self, references: Iterable[str], *, lowercase: bool = False, tokenize: BleuTokenize = "auto") -> None:
         self._metric = _metric(fitting_tokenizer(references) if tokenize == "auto" else tokenize, lowercase)
@@ -87,7 +76,7 @@ class BleuCounts:
     def of(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
         """The counts of some sentences and their references."""
         if not hypotheses:
-            return [0.0] * self.SIZE
+            return [0.0] * 10
         found = self._metric.corpus_score(list(hypotheses), [list(references)])
         return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 

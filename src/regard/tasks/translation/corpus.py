@@ -52,7 +52,7 @@ class Corpus(NamedTuple):
     aligned: Sequence[AlignedPair] = ()
     """The pairs for validation with their links, if links were given for them."""
     valid_texts: Sequence[Pair] = ()
-    """The pairs for validation as they were read."""
+    """The pairs for validation as they were read: texts that tokens give back lack the unknown words."""
 
 
 def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> None:
@@ -74,7 +74,10 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         train = _store(folder, "train", _part(config, "train", pairs), tokenizers, config)
         with Spool(_part(config, "valid", pairs), folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
-            write_texts(folder, held)
+            with replacing(_texts_file(folder)) as file:
+                for source, target, _ in held:
+                    record = {"source": source, "target": target}
+                    file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
             if config.alignment_data is not None:
                 store_links(_links_file(folder), _part(config, "train", pairs), tokenizers)
@@ -106,7 +109,9 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
     aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
-    return Corpus(*tokenizers, train, valid, links, aligned, read_texts(folder, valid))
+    path = _texts_file(folder)  # a run of an earlier version has none
+    texts = list(read_pairs(path, format="jsonl")) if path.exists() else []
+    return Corpus(*tokenizers, train, valid, links, aligned, texts)
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
@@ -138,31 +143,6 @@ def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Token
             raise RunFolderError(f"{path} is not the tokenizer that {folder.path} was trained with")
         loaded.append(tokenizer)
     return loaded[0], loaded[1]
-
-
-def write_texts(folder: RunFolder, pairs: Iterable[Sequence[str]]) -> None:
-    """Keep the texts of the validation pairs: those that tokens give back lack the unknown words."""
-    with replacing(_texts_file(folder)) as file:
-        for source, target, *_ in pairs:
-            file.write(json.dumps({"source": source, "target": target}, ensure_ascii=False).encode() + b"\n")
-
-
-def read_texts(folder: RunFolder, store: TokenStore) -> list[Pair]:
-    """The texts of the validation pairs, whose tokens are in the store; none in a run of an earlier version.
-
-    Raises:
-        RunFolderError: they do not belong to the store.
-    """
-    path = _texts_file(folder)
-    if not path.exists():
-        return []
-    try:
-        pairs = list(read_pairs(path, format="jsonl"))
-    except DataError as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): copy it again") from None
-    if len(pairs) != len(store):
-        raise RunFolderError(f"{path} does not belong to {store}: copy it again")
-    return pairs
 
 
 def _say_of_figures(

@@ -9,8 +9,6 @@ from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.pair_store import TokenStore
-from regard.tasks.text.pairs import Pair
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import Corpus, open_corpus
 
@@ -21,28 +19,19 @@ if TYPE_CHECKING:
 RunPart = Literal["train", "valid"]
 
 
-def own_pairs(run: Path, part: RunPart) -> TokenStore:
-    """The tokens of a run's own pairs.
+def own_corpus(run: Path, part: RunPart) -> Corpus:
+    """A run's own pairs; `part` says which of them are wanted.
 
     Raises:
         ArgumentError: it is a folder in Hugging Face's format, which has none.
         RunFolderError: the run is cut short.
     """
-    corpus = _own_corpus(run, part)
-    return corpus.train if part == "train" else corpus.valid
-
-
-def own_texts(run: Path) -> Sequence[Pair]:
-    """The texts of a run's own validation pairs.
-
-    Raises:
-        ArgumentError: it is a folder in Hugging Face's format, or an earlier version's run, which kept no texts.
-        RunFolderError: the run is cut short.
-    """
-    texts = _own_corpus(run, "valid").valid_texts
-    if not texts:
-        raise ArgumentError(f"{run} was prepared by an earlier version, which kept no texts: name pairs by --valid")
-    return texts
+    if is_huggingface(run):
+        flag = "--data" if part == "train" else "--valid"
+        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
+    folder = RunFolder(run)
+    check_prepared(folder)
+    return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)
 
 
 def texts_of(
@@ -51,12 +40,3 @@ def texts_of(
     """The texts of some pairs of tokens."""
     source, target = translator.source_tokenizer.decode, translator.target_tokenizer.decode
     return [(source([*map(int, a)]), target([*map(int, b)])) for a, b in zip(sources, targets, strict=True)]
-
-
-def _own_corpus(run: Path, part: RunPart) -> Corpus:
-    if is_huggingface(run):
-        flag = "--data" if part == "train" else "--valid"
-        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
-    folder = RunFolder(run)
-    check_prepared(folder)
-    return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)

@@ -17,7 +17,7 @@ from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.translation.memory_file import Remembered
-from regard.tasks.translation.own_pairs import RunPart, own_pairs, texts_of
+from regard.tasks.translation.own_pairs import RunPart, own_corpus, texts_of
 from regard.tasks.translation.translator import Translator
 
 TOGETHER_PAIRS = 128
@@ -91,7 +91,8 @@ def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *
         sources = translator.source_tokenizer.encode_batch([source for source, _ in pairs])
         cut: CutSides = sources, translator.target_tokenizer.encode_batch([target for _, target in pairs])
     else:
-        store = own_pairs(Path(run), part)
+        corpus = own_corpus(Path(run), part)
+        store = corpus.train if part == "train" else corpus.valid
         cut = [store.source(i) for i in range(len(store))], [store.target(i) for i in range(len(store))]
     fitting = [i for i, (a, b) in enumerate(zip(*cut, strict=True)) if _fits(translator, len(a), len(b))]
     if not fitting:

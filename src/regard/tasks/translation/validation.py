@@ -1,6 +1,7 @@
 """How good a translator is on its run's validation pairs: the loss, and BLEU if it decides which model is best."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,6 +60,22 @@ class Validation:
             metrics["aer"] = rate
         return metrics | {"bleu": self._bleu()} if self._config.best_by == "bleu" else metrics
 
+    @property
+    def signature(self) -> str:
+        """sacrebleu's signature of BLEU; empty if BLEU is not wanted."""
+        return self._counts.signature if self._config.best_by == "bleu" else ""
+
+    @cached_property
+    def _counts(self) -> BleuCounts:
+        if not self._texts:
+            out = self._config.out
+            raise RunFolderError(f"{out} was prepared by an earlier version, which kept no texts: begin anew")
+        return BleuCounts(
+            [pair.target for pair in self._texts],
+            lowercase=self._translator.target_tokenizer.lowercases,
+            tokenize=self._config.bleu_tokenize,
+        )
+
     def _share(self) -> Iterator[Batch]:
         return map(self._fabric.to_device, Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)))
 
@@ -81,14 +98,7 @@ class Validation:
         return 100.0 * (1 - right / total) if total else None
 
     def _bleu(self) -> float:
-        translator, config, ranks = self._translator, self._config, Ranks.of(self._fabric)
-        if not self._texts:
-            raise RunFolderError(f"{config.out} was prepared by an earlier version, which kept no texts: begin anew")
-        counts = BleuCounts(
-            [pair.target for pair in self._texts],
-            lowercase=translator.target_tokenizer.lowercases,
-            tokenize=config.bleu_tokenize,
-        )
+        translator, config, ranks, counts = self._translator, self._config, Ranks.of(self._fabric), self._counts
         mine = self._texts[self._fabric.global_rank :: self._fabric.world_size]
         options = TranslationOptions(beam=Beam(config.validation_beam))
         found = translator.translate_whole([pair.source for pair in mine], options, bad_lines="skip")

@@ -9,7 +9,7 @@ first access.
 
 from typing import TYPE_CHECKING
 
-from regard.lazy import on_demand
+from regard.lazy import draws, on_demand
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from regard.call.biases.t5 import T5Bias as T5Bias
     from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
     from regard.call.checks import checking as checking
+    from regard.call.given_scores import masked_softmax as masked_softmax
     from regard.call.masks.base import Mask as Mask
     from regard.call.masks.basic import causal as causal
     from regard.call.masks.basic import lengths as lengths
@@ -97,6 +98,7 @@ else:
             "regard.call.biases.t5": ("T5Bias",),
             "regard.call.biases.transformer_xl": ("TransformerXL",),
             "regard.call.checks": ("checking",),
+            "regard.call.given_scores": ("masked_softmax",),
             "regard.call.masks.base": ("Mask",),
             "regard.call.masks.basic": ("causal", "lengths", "padding", "predicate"),
             "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
@@ -137,3 +139,5 @@ else:
             "watching",
         ),
     )
+
+draws(__name__, "regard.views.display")

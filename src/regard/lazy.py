@@ -1,9 +1,29 @@
-"""Lazy imports of a package's names (PEP 562), for a fast import."""
+"""Lazy imports of a package's names (PEP 562), for a fast import, and of the module that draws its objects."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
+
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+"""Contents by MIME type and their metadata, as IPython's display protocol has them."""
+DRAWN_BY: dict[str, str] = {}
+"""From the name of a package to the module that draws its objects for notebooks."""
+
+
+class Displayed:
+    """An object that a notebook shows as a picture or a table. `draws` names the module that makes it."""
+
+    __slots__ = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        drawn: Bundle = import_module(DRAWN_BY["regard"]).bundle(self)
+        return drawn
+
+
+def draws(package: str, module: str) -> None:
+    """Register the module whose `bundle(shown)` displays the objects of a package; it is imported at the first."""
+    DRAWN_BY[package] = module
 
 
 def on_demand(

@@ -6,12 +6,16 @@ which any block of the weights follows from its scores alone. For softmax the st
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.call.given_scores import normalized
+from regard.call.masks.base import Mask
+from regard.call.named import made
+from regard.errors import ArgumentError
 from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
@@ -52,6 +56,17 @@ class Normalization(ABC):
     def select(self, heads: Tensor) -> "Normalization":
         """The normalization of some heads, each as a batch row of one head."""
         return self
+
+    def __call__(self, scores: Any, mask: Mask | Tensor | None = None) -> Tensor:
+        """The weights of given scores (..., T, S) where the mask allows, as in `regard.masked_softmax`.
+
+        Raises:
+            ShapeError: as in `regard.masked_softmax`.
+
+        >>> Sparsemax()([[1.0, 0.5, 9.0]], torch.tensor([[True, True, False]]))
+        tensor([[0.7500, 0.2500, 0.0000]])
+        """
+        return normalized(self, scores, mask)
 
     @abstractmethod
     def normalize(
@@ -311,3 +326,18 @@ class Entmax15(_Threshold):
 
     def __str__(self) -> str:
         return "entmax-1.5"
+
+
+def as_normalization(normalization: object) -> Normalization:
+    """The caller's normalization: an object, its class, or its name ("sparsemax").
+
+    Raises:
+        ArgumentError: the name is unknown, or the argument is none of these.
+    """
+    if isinstance(normalization, Normalization):
+        return normalization
+    named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized)
+    found: Normalization | None = made(normalization, Normalization, named, "normalization")
+    if found is None:
+        raise ArgumentError(f"normalization= takes a regard normalization or its name, got {normalization!r}")
+    return found

@@ -40,10 +40,12 @@ def require_matplotlib() -> None:
 
 def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
     """A figure of the size of the outline, with axes in the boxes."""
-    from matplotlib.figure import Figure
+    from regard.views.shown import ShownAxes, ShownFigure
 
-    figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
-    return figure, [figure.add_axes(fractions(outline, box)) for box in boxes]
+    figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
+    # matplotlib's stubs do not know `axes_class` beside a rectangle.
+    axes: Any = [figure.add_axes(fractions(outline, box), axes_class=ShownAxes) for box in boxes]
+    return figure, axes
 
 
 def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
@@ -57,22 +59,24 @@ def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
     )
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure atomically, in the format of the path's ending.
+def save_figure(figure: "Figure | Axes", path: str | os.PathLike[str]) -> Path:
+    """Write a figure, or the figure of axes, atomically, in the format of the path's ending.
 
     Returns:
         The path.
 
     Raises:
         FileError: the file cannot be written; an older one stays as it was.
-        ArgumentError: matplotlib has no format of that ending.
+        ArgumentError: matplotlib has no format of that ending, or the axes were removed.
     """
-    target = Path(path)
-    kind, known = target.suffix[1:].lower() or "png", sorted(figure.canvas.get_supported_filetypes())
+    target, whole = Path(path), figure.get_figure(root=True)
+    if whole is None:
+        raise ArgumentError("these axes were removed from their figure: draw the heatmap again")
+    kind, known = target.suffix[1:].lower() or "png", sorted(whole.canvas.get_supported_filetypes())
     if kind not in known:
         raise ArgumentError(f"a figure is saved as {', '.join(known)}; got {os.fspath(path)!r}, which ends in .{kind}")
     with file_errors(target), replacing(target) as file:
-        figure.savefig(file, format=kind)
+        whole.savefig(file, format=kind)
     return target
 
 

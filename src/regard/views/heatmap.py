@@ -66,7 +66,9 @@ def heatmap(
     unlike weights of 0.
 
     Args:
-        weights: (T, S), an `AttentionMap`, a tensor or an array. Values below 0 get colours of their own.
+        weights: (T, S), an `AttentionMap`, a tensor, an array or lists, with or without batches and heads of one
+            before it; or a mask, of which as many queries and keys are drawn as there are labels, or 12. Values below 0
+            get colours of their own.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
         ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the
@@ -86,7 +88,7 @@ def heatmap(
             over its queries ("mass").
 
     Returns:
-        The axes; `save_figure(axes.figure, path)` writes a new figure.
+        The axes, which a notebook shows as their figure; `save_figure(axes, path)` writes it.
 
     Raises:
         ShapeError: `weights` is not one non-empty real matrix, the labels are not one per token, or the mask does not

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import is_integer
 from regard.maps.sources.summary import Summarize
@@ -101,7 +102,7 @@ def watch(
     return Seen(Record(modules, chooser(names, modules), policy, verify=verify, summary=summary))
 
 
-class Seen:
+class Seen(Displayed):
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
     `seen["encoder.0"]` is the map of a module called once, or the list of its maps; `seen[name, 2]`

@@ -48,6 +48,25 @@ def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figur
     return figure, axes
 
 
+def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
+    """A figure of the caller's size in inches with one plot, laid out when it is drawn.
+
+    Raises:
+        ArgumentError: the size is not two numbers above 0.
+    """
+    from regard.views.shown import ShownAxes, ShownFigure
+
+    try:
+        width, height = (float(side) for side in size)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"figsize must be two numbers of inches, width and height; got {size!r}") from None
+    if not (0 < width < np.inf and 0 < height < np.inf):
+        raise ArgumentError(f"figsize must be two numbers of inches above 0; got {size!r}")
+    figure = ShownFigure(figsize=(width, height), dpi=150, facecolor=theme.paper, layout="constrained")
+    axes: Any = figure.add_subplot(axes_class=ShownAxes)
+    return figure, axes
+
+
 def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
     """A box in the coordinates of matplotlib: shares of the figure, from the bottom left."""
     bottom = outline.height - box.top - box.height
@@ -183,10 +202,11 @@ def colour_bar(
         image, extend=extend, orientation="horizontal" if flat else "vertical",
         label=f"{scale.title}{beside}", **where
     )  # fmt: skip
-    ticks = scale.values(np.linspace(0, 1, 5), limits)
-    printed = [numeral(float(tick)) for tick in ticks]
-    step = 1 if len("".join(printed)) <= MOST_DIGITS else 2
-    bar.set_ticks(ticks[::step], labels=printed[::step])
+    ticks = scale.ticks(limits)
+    printed = [numeral(tick) for tick in ticks]
+    if len("".join(printed)) > MOST_DIGITS:
+        ticks, printed = [ticks[0], ticks[-1]], [printed[0], printed[-1]]
+    bar.set_ticks(ticks, labels=printed)
     bar.minorticks_off()
     bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2, width=0.5, pad=1, color=theme.line, labelcolor=theme.ink)
     (bar.ax.xaxis if flat else bar.ax.yaxis).label.set(fontsize=FONT_POINTS - 1, color=theme.ink)

@@ -1,7 +1,9 @@
 """Weights of scores that the caller has: the masked softmax of the textbooks, and every other normalization."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -31,9 +33,9 @@ def normalized(
 
 
 def masked_softmax(
-    scores: Float[Tensor, "*leading T S"], mask: Mask | Bool[Tensor, "..."] | None = None
+    scores: Tensor | npt.NDArray[Any] | Sequence[Any], mask: Mask | Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, "*leading T S"]:
-    r"""$P_{ij} = \exp(s_{ij}) / \sum_{l\ \mathrm{allowed}} \exp(s_{il})$ where the mask allows, and exactly 0 elsewhere.
+    r"""$P_{ij} = \exp(s_{ij}) / \sum_{l} \exp(s_{il})$, l and j over the keys that the mask allows; else exactly 0.
 
     It is `Softmax()(scores, mask)`; the other normalizations are called the same way.
 

@@ -9,7 +9,7 @@ from regard.errors import ArgumentError
 T = TypeVar("T")
 
 
-def made(given: Any, kind: type[T], makers: Sequence[Callable[..., T]], argument: str) -> T | None:
+def made(given: Any, kind: Any, makers: Sequence[Callable[..., T]], argument: str) -> T | None:
     """The object that a name, a class or another maker means; None if `given` is none of these.
 
     Args:

@@ -17,8 +17,8 @@ from regard.watching.watch import Seen
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_HEADS = 12
-"""The most heads in the picture of a map."""
+MOST_LABELLED = 4
+"""The most heads that are drawn with a label at each query and key."""
 CELLS = 64
 """The most cells on a side of a head."""
 MOST_ROWS = 40
@@ -59,17 +59,15 @@ def _picture(figure: "Figure | None") -> Bundle:
 
 @_drawn.register(AttentionMap)
 def _of_map(shown: AttentionMap) -> Bundle:
-    """The heads of the first sequence; of many heads the first."""
+    """The heads of the first sequence: a few with labels, many side by side without."""
     require_matplotlib()
     if len(shown.shape) == 2:
         return _picture(heatmap(shown, max_cells=4 * CELLS).get_figure(root=True))
-    heads = of_sequence(shown, 0)
-    count, batch = heads.shape[0], shown.leading[:-1]
-    first = f"{MOST_HEADS} of {count} heads" if count > MOST_HEADS else ""
-    title = ", ".join(
-        part for part in (f"sequence 0 of {tuple(batch)}" if batch and batch != (1,) else "", first) if part
-    )
-    return _picture(heatmap_grid(head_panels(heads)[:MOST_HEADS], title=title, max_cells=CELLS))
+    heads, batch = of_sequence(shown, 0), shown.leading[:-1]
+    title = f"sequence 0 of {' x '.join(map(str, batch))}" if any(size > 1 for size in batch) else ""
+    if heads.shape[0] > MOST_LABELLED or max(heads.shape[-2:]) > CELLS:
+        return _picture(model_grid({"heads": heads}, cells=CELLS, title=title))
+    return _picture(heatmap_grid(head_panels(heads), title=title))
 
 
 @_drawn.register(Mask)
@@ -86,9 +84,12 @@ def _of_seen(shown: Seen) -> Bundle:
 
 @_drawn.register(HeadTable)
 def _of_table(shown: HeadTable) -> Bundle:
-    header, *lines = [line.split() for line in str(shown).splitlines()]
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines[:MOST_ROWS]
-    )
-    names = "".join(f"<th>{escape(name)}</th>" for name in header)
-    return {"text/html": f"<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"}, {}
+    header, *lines = str(shown).splitlines()
+    names = header.split()
+    rows = [line.split() for line in lines]
+    cells = [row for row in rows if len(row) == len(names)][:MOST_ROWS]
+    rest = [line for line, row in zip(lines, rows, strict=True) if len(row) != len(names)]
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    below = "".join(f"<p>{escape(line)}</p>" for line in rest)
+    return {"text/html": f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"}, {}

@@ -281,12 +281,9 @@ def _remove_earlier(ax: "Axes") -> None:
 
 def _is_untouched(figure: "Figure") -> bool:
     """Whether the plots of a figure stand where matplotlib puts them."""
-    import matplotlib
+    from matplotlib.gridspec import SubplotParams
 
-    return all(
-        getattr(figure.subplotpars, side) == matplotlib.rcParams[f"figure.subplot.{side}"]
-        for side in ("left", "right", "bottom", "top", "wspace", "hspace")
-    )
+    return vars(figure.subplotpars) == vars(SubplotParams())
 
 
 def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage":

@@ -23,6 +23,7 @@ from regard.views.figures import (
 )
 from regard.views.heatmap import key_of_masked
 from regard.views.html.contents import Example, Map
+from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers
@@ -204,7 +205,7 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     # Whole dots per value, so that all are equally wide.
     zoom = max(1, int(SIDE * DOTS_PER_INCH) // max(dots.shape))
     across, down = (zoom * n / DOTS_PER_INCH for n in dots.shape[::-1])
-    labels = measured(names)
+    labels = measured(short_names(names), space=" ")
     left = MARGIN + max(0.4, widest(labels)) + 0.1
     above = MARGIN + LINE * (1.2 + 1.7 * bool(heading))
     wide = max(left + across, MARGIN + (heading_inches(heading) if heading else 0.0), NARROWEST) + MARGIN

@@ -9,7 +9,7 @@ first access.
 
 from typing import TYPE_CHECKING
 
-from regard.lazy import draws, on_demand
+from regard.lazy import on_demand
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from regard.call.biases.t5 import T5Bias as T5Bias
     from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
     from regard.call.checks import checking as checking
-    from regard.call.given_scores import masked_softmax as masked_softmax
     from regard.call.masks.base import Mask as Mask
     from regard.call.masks.basic import causal as causal
     from regard.call.masks.basic import lengths as lengths
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from regard.call.normalizations import SoftmaxWithSink as SoftmaxWithSink
     from regard.call.normalizations import Sparsemax as Sparsemax
     from regard.call.normalizations import Unnormalized as Unnormalized
+    from regard.call.normalizations import masked_softmax as masked_softmax
     from regard.call.packing import Packed as Packed
     from regard.call.packing import pack as pack
     from regard.call.rotary.rotary import Rotary as Rotary
@@ -98,7 +98,6 @@ else:
             "regard.call.biases.t5": ("T5Bias",),
             "regard.call.biases.transformer_xl": ("TransformerXL",),
             "regard.call.checks": ("checking",),
-            "regard.call.given_scores": ("masked_softmax",),
             "regard.call.masks.base": ("Mask",),
             "regard.call.masks.basic": ("causal", "lengths", "padding", "predicate"),
             "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
@@ -109,6 +108,7 @@ else:
                 "SoftmaxWithSink",
                 "Sparsemax",
                 "Unnormalized",
+                "masked_softmax",
             ),
             "regard.call.packing": ("Packed", "pack"),
             "regard.call.rotary.rotary": ("Rotary",),
@@ -138,6 +138,5 @@ else:
             "views",
             "watching",
         ),
+        drawn_by="regard.views.display",
     )
-
-draws(__name__, "regard.views.display")

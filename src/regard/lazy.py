@@ -12,7 +12,7 @@ DRAWN_BY: dict[str, str] = {}
 
 
 class Displayed:
-    """An object that a notebook shows as a picture or a table. `draws` names the module that makes it."""
+    """An object that a notebook shows as a picture or a table; `on_demand` knows the module that makes it."""
 
     __slots__ = ()
 
@@ -21,13 +21,8 @@ class Displayed:
         return drawn
 
 
-def draws(package: str, module: str) -> None:
-    """Register the module whose `bundle(shown)` displays the objects of a package; it is imported at the first."""
-    DRAWN_BY[package] = module
-
-
 def on_demand(
-    package: str, modules: Mapping[str, Iterable[str]], *, packages: Iterable[str] = ()
+    package: str, modules: Mapping[str, Iterable[str]], *, packages: Iterable[str] = (), drawn_by: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The functions `__getattr__` and `__dir__` of a package, and its list `__all__`.
 
@@ -40,12 +35,15 @@ def on_demand(
         package: the package's name.
         modules: from the name of a module to its public names.
         packages: modules in the package accessible without an import of their own.
+        drawn_by: the module whose `bundle(shown)` draws the package's `Displayed` objects; imported at the first.
 
     Raises:
         AttributeError: the package has no such name; raised by the first function.
     """
     homes = {name: module for module, names in modules.items() for name in names}
     within = frozenset(packages)
+    if drawn_by:
+        DRAWN_BY[package] = drawn_by
 
     def get(name: str) -> Any:
         if name in within:

@@ -10,12 +10,10 @@ from types import FunctionType
 from typing import NamedTuple
 
 Graph = Mapping[str, frozenset[str]]
-PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl"})
-"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`."""
-OF_OTHERS = frozenset(
-    {"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight", "_repr_mimebundle_"}
-)
-"""Of transformers, tyro, scikit-learn and IPython: there is no other way, and each is read where it is used."""
+PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl", "_repr_mimebundle_"})
+"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`; IPython the last."""
+OF_OTHERS = frozenset({"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight"})
+"""Of transformers, tyro and scikit-learn: there is no other way, and each is read where it is used."""
 
 
 class Definition(NamedTuple):

@@ -5,14 +5,16 @@ which any block of the weights follows from its scores alone. For softmax the st
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.call.given_scores import normalized
+from regard.call.given_scores import masked_scores
 from regard.call.masks.base import Mask
 from regard.call.named import made
 from regard.errors import ArgumentError
@@ -66,7 +68,9 @@ class Normalization(ABC):
         >>> Sparsemax()([[1.0, 0.5, 9.0]], torch.tensor([[True, True, False]]))
         tensor([[0.7500, 0.2500, 0.0000]])
         """
-        return normalized(self, scores, mask)
+        flat, shape = masked_scores(scores, mask)
+        weights, _ = self.finish(*self.base.normalize(flat))
+        return weights.reshape(shape)
 
     @abstractmethod
     def normalize(
@@ -341,3 +345,30 @@ def as_normalization(normalization: object) -> Normalization:
     if found is None:
         raise ArgumentError(f"normalization= takes a regard normalization or its name, got {normalization!r}")
     return found
+
+
+def masked_softmax(
+    scores: Tensor | npt.NDArray[Any] | Sequence[Any], mask: Mask | Tensor | None = None
+) -> Float[Tensor, "*leading T S"]:
+    r"""$P_{ij} = \exp(s_{ij}) / \sum_{l} \exp(s_{il})$, l and j over the keys that the mask allows; else exactly 0.
+
+    It is `Softmax()(scores, mask)`; the other normalizations are called the same way.
+
+    Args:
+        scores: (T, S), (batch, T, S) or (batch..., heads, T, S): a tensor, an array or lists of real numbers.
+        mask: a mask (`causal()`, `lengths(n)`) or a bool tensor, True = keep; None for all keys.
+
+    Returns:
+        Weights of the same shape. Each row sums to 1; a row without keys is exactly 0.
+
+    Raises:
+        ShapeError: the scores are not real numbers of two or more dimensions, or the mask does not fit.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3.
+
+    >>> from regard.call.masks import lengths
+    >>> masked_softmax([[[0.0, 0.0, 5.0]], [[0.0, 0.0, 0.0]]], lengths(torch.tensor([2, 3]))).squeeze(1)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    return Softmax()(scores, mask)

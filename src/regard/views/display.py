@@ -8,9 +8,10 @@ from regard.call.masks.base import Mask
 from regard.errors import MissingExtraError, RegardError
 from regard.lazy import Bundle
 from regard.maps.attention_map import AttentionMap
+from regard.views.examples import of_sequence
 from regard.views.figures import require_matplotlib
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
-from regard.views.model import model_grid, of_sequence
+from regard.views.model import model_grid
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.watch import Seen
 

@@ -137,7 +137,7 @@ def heatmap(
 
 
 def heatmap_grid(
-    panels: Iterable[Panel],
+    panels: Iterable[Panel | Any],
     *,
     title: str = "",
     across: int | None = None,
@@ -153,7 +153,8 @@ def heatmap_grid(
     """Draw several maps in one figure under one colour bar: the heads of a layer, a dozen sentences.
 
     Args:
-        panels: the maps with their labels and titles; `head_panels` makes them from one layer.
+        panels: the maps with their labels and titles, which `head_panels` makes from one layer; or maps alone, each as
+            for `heatmap`.
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         scale: as in `heatmap`.
@@ -179,7 +180,7 @@ def heatmap_grid(
     """
     require_matplotlib()
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
-    panels = list(panels)
+    panels = [one if isinstance(one, Panel) else Panel(one) for one in panels]
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]

@@ -21,6 +21,6 @@ def short_names(paths: Sequence[str]) -> list[str]:
     start = next((n for n in range(shortest) if len({one[n] for one in parts}) > 1), shortest)
     end = next((n for n in range(shortest - start) if len({one[-1 - n] for one in parts}) > 1), shortest - start)
     short = [one[start : len(one) - end] for one in parts]
-    if all(len(one) == 1 and one[0].isdigit() for one in short):
+    if shortest > 1 and all(len(one) == 1 and one[0].isdigit() for one in short):
         return [f"layer {one[0]}" for one in short]
     return [".".join(one) or path for one, path in zip(short, paths, strict=True)]

@@ -375,5 +375,5 @@ def given_on_demand(tree: ast.Module) -> OnDemand:
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))
     (call,) = (node for node in ast.walk(branch) if isinstance(node, ast.Call))
     modules = ast.literal_eval(call.args[1])
-    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords]
+    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "packages"]
     return OnDemand({name: module for module, names in modules.items() for name in names}, frozenset(sum(packages, ())))

@@ -5,11 +5,9 @@ which any block of the weights follows from its scores alone. For softmax the st
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -347,9 +345,7 @@ def as_normalization(normalization: object) -> Normalization:
     return found
 
 
-def masked_softmax(
-    scores: Tensor | npt.NDArray[Any] | Sequence[Any], mask: Mask | Tensor | None = None
-) -> Float[Tensor, "*leading T S"]:
+def masked_softmax(scores: Any, mask: Mask | Tensor | None = None) -> Float[Tensor, "*leading T S"]:
     r"""$P_{ij} = \exp(s_{ij}) / \sum_{l} \exp(s_{il})$, l and j over the keys that the mask allows; else exactly 0.
 
     It is `Softmax()(scores, mask)`; the other normalizations are called the same way.

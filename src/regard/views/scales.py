@@ -64,7 +64,7 @@ class ColourScale(ABC):
         """The two limits, and between them the round values that stand apart on the bar.
 
         >>> SquareRootScale().ticks(Limits(0.0, 1.0)), LinearScale().ticks(Limits(0.0, 0.941))
-        ([0.0, 0.25, 0.5, 1.0], [0.0, 0.25, 0.5, 0.941])
+        ([0.0, 0.25, 0.5, 1.0], [0.0, 0.25, 0.5, 0.75, 0.941])
         """
         kept = [limits.low, limits.high]
         for value in self.round_values(limits):

@@ -20,7 +20,7 @@ from regard.call.shapes import (
     owned,
     take_pairs,
 )
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
 
 
@@ -40,7 +40,10 @@ def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> 
     tensor([[ True, False, False],
             [ True,  True,  True]])
     """
-    tensor = torch.as_tensor(valid)
+    try:
+        tensor = torch.as_tensor(valid)
+    except (TypeError, ValueError, RuntimeError):
+        raise ShapeError(f"lengths must be integers, got {type(valid).__name__}: {valid!r:.80}") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ShapeError(f"lengths must be integers, got {tensor.dtype}; for a bool mask use padding()")
     return Lengths(tensor, per_query)
@@ -59,6 +62,7 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
     tensor([ True,  True, False])
     """
+    require(tokens, Tensor, "tokens", "a bool tensor or ids with pad_id=")
     if pad_id is not None:
         return Padding(counted(tokens) != pad_id)
     if tokens.dtype != torch.bool:
@@ -105,9 +109,9 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
     if (torchs := offset_and_shape(mask)) is not None:
         return _SizedCausal(*torchs)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-    raise ShapeError(
-        f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; a float tensor goes in as bias="
-    )
+    is_whole = isinstance(mask, Tensor) and not mask.is_floating_point()
+    advice = "valid lengths go in as lengths(...)" if is_whole else "a float tensor goes in as bias="
+    raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {advice}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

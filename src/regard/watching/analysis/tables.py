@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     found: list[tuple[str, Any]]
     if isinstance(maps, AttentionMap):
         found = [("0", maps)]
-    elif callable(items):
+    elif callable(items) and not isinstance(maps, type):
         keyed = [(_name_and_call(key), one) for key, one in items()]
         calls = [name for (name, _), _ in keyed]
         found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]
@@ -54,7 +55,7 @@ def _name_and_call(key: Any) -> tuple[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadTable:
+class HeadTable(Displayed):
     """Statistics of every head of every layer; `print` it.
 
     `table["entropy"]` is a tensor (layers, heads), NaN where a layer has fewer heads than another or the number

@@ -120,6 +120,23 @@ def _pattern(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
+def stretches(surfaces: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """Where the surfaces of tokens stand in their text; pieces of one character stand at the same place.
+
+    >>> stretches(["a", " b", "é", "é", "!"], "a bé!")
+    [(0, 1), (1, 3), (3, 4), (3, 4), (4, 5)]
+    """
+    found, place = list[tuple[int, int]](), 0
+    for surface in surfaces:
+        begin = text.find(surface, place) if surface else place
+        if begin < 0 or text[place:begin].strip():  # a further piece of the character before it
+            found.append(found[-1] if found else (0, 0))
+            continue
+        place = begin + len(surface)
+        found.append((begin, place))
+    return found
+
+
 def shares(places: Sequence[Span], spans: Sequence[Span]) -> Tensor:
     """How much of each stretch of a text lies in each of its units: (stretches, units), a row sums to 1 or is 0.
 
@@ -127,8 +144,7 @@ def shares(places: Sequence[Span], spans: Sequence[Span]) -> Tensor:
     tensor([[1., 0.],
             [0., 1.]])
     """
-    found = torch.zeros(len(places), len(spans))
-    for row, (begin, end) in enumerate(places):
-        for column, (first, last) in enumerate(spans):
-            found[row, column] = max(min(max(end, begin + 1), last) - max(begin, first), 0)
-    return found / found.sum(1, keepdim=True).clamp_min(1)
+    begin, end = torch.tensor(places).reshape(-1, 2, 1).unbind(1)
+    first, last = torch.tensor(spans).reshape(-1, 2).unbind(1)
+    common = (torch.minimum(end.maximum(begin + 1), last) - torch.maximum(begin, first)).clamp_min(0)
+    return common / common.sum(1, keepdim=True).clamp_min(1)

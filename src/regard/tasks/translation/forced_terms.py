@@ -14,19 +14,11 @@ from itertools import pairwise
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.unicode import normalise
+from regard.tasks.text.words import is_spaced, is_word, stretches, units
 from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.drafts import Draft, Written
 from regard.tasks.translation.searching import Begun, Search, WordRule
-from regard.tasks.translation.tags import stretches
-from regard.tasks.translation.terms import (
-    Occurrence,
-    PlacedTerm,
-    Terms,
-    begins_of_units,
-    is_letter,
-    is_spaced,
-    place_of,
-)
+from regard.tasks.translation.terms import Occurrence, PlacedTerm, Terms, begins_of_units, place_of
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -121,7 +113,7 @@ class _Lane:
         place, end = place_of(alignment, self._columns(one), [*pieces, ""], self.fixed)
         text = "".join(pieces[:place])
         begins_word = place < len(tokens) and pieces[place][:1].isspace()
-        at_end = place == len(tokens) and bool(text) and not text[-1].isspace() and _takes_space(text[-1])
+        at_end = place == len(tokens) and bool(text) and not text[-1].isspace() and _takes_space(text)
         is_spaced_form = begins_word or at_end or is_spaced(text)
         return place, spaced if is_spaced_form else plain, "".join(pieces[place:end])
 
@@ -175,6 +167,7 @@ def _pieces(tokens: Sequence[int], codec: Codec) -> list[str]:
     return pieces
 
 
-def _takes_space(character: str) -> bool:
-    """Whether a space follows the character before the next word."""
-    return is_spaced(character) or not is_letter(character)
+def _takes_space(text: str) -> bool:
+    """Whether a space follows a text before the next word: not behind words of scripts without spaces."""
+    begin, end = units(text)[-1]
+    return is_spaced(text) or not is_word(text[begin:end])

@@ -38,6 +38,8 @@ class Candidate(NamedTuple):
     """How sure the model was of each label, if it was asked for."""
     terms: list[TermLabels] | None = None
     """The terms forced, in order, if terms were given."""
+    left: bool = False
+    """Whether the text is that of the source: a tag or placeholder would not have come back exactly once."""
 
 
 class Translation(NamedTuple):

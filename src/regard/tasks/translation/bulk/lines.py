@@ -77,6 +77,8 @@ class RenderedWindow(NamedTuple):
     """Why lines could not be translated; each names its line."""
     doubted: list[str]
     """Source words that were perhaps left untranslated; each names its line."""
+    left: list[str]
+    """The lines left as they are for the sake of their tags."""
 
 
 class Notes:
@@ -107,18 +109,21 @@ class BulkTranslation:
     """Whether the work ends at a bad line, or answers it by an empty one."""
     bad: Notes = field(default_factory=Notes)
     doubted: Notes = field(default_factory=Notes)
+    left: Notes = field(default_factory=Notes)
 
     def render(self, window: Iterable[Answered], *, after: int) -> RenderedWindow:
         """Show the answers to lines that follow on line number `after`."""
-        shown, bad, doubted = [], list[str](), list[str]()
+        shown, bad, doubted, left = [], list[str](), list[str](), list[str]()
         for number, (_, translation) in enumerate(window, start=after + 1):
             shown.append(f"{self.show(number, translation)}\n")
             if translation.problem is not None:
                 bad.append(translation.problem)
+            if any(one.left for one in translation.candidates):
+                left.append(f"line {number}")
             sure = translation.candidates[0].confidence
             if sure is not None and sure.untranslated:
                 doubted.append(f"line {number}: {', '.join(sure.untranslated)}")
-        return RenderedWindow("".join(shown), bad, doubted)
+        return RenderedWindow("".join(shown), bad, doubted, left)
 
     def take(self, rendered: RenderedWindow) -> str:
         """Add the notes of a window, and return its answers.
@@ -130,6 +135,7 @@ class BulkTranslation:
             raise DataError(rendered.bad[0])
         self.bad.add(rendered.bad)
         self.doubted.add(rendered.doubted)
+        self.left.add(rendered.left)
         return rendered.content
 
     def print(self, file: IO[str], *, flush: bool) -> None:

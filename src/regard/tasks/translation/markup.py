@@ -22,7 +22,7 @@ PLACEHOLDER = re.compile(
 NAME = re.compile(r"\s*[\w.\-\[\]]*\s*")
 
 
-class Piece(NamedTuple):
+class MarkupPart(NamedTuple):
     """A stretch of a sentence."""
 
     kind: Literal["text", "opening", "closing", "alone"]
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     """The name of an opening or a closing tag, in lower case."""
 
 
-def pieces_of(sentence: str) -> list[Piece]:
+def pieces_of(sentence: str) -> list[MarkupPart]:
     """The tags, the placeholders and the text of a sentence, which together are the sentence.
 
     Comments, declarations, CDATA, and the content of `script` and `style` are no text: each is a piece of its own.
@@ -39,10 +39,10 @@ def pieces_of(sentence: str) -> list[Piece]:
     >>> [piece.text for piece in pieces_of('see <a title="x > y">{n}</a>, %.2f')]
     ['see ', '<a title="x > y">', '{n}', '</a>', ', ', '%.2f']
     """
-    found = list[Piece]()
+    found = list[MarkupPart]()
     for part in CDATA.split(sentence):
-        found += [Piece("alone", part)] if CDATA.fullmatch(part) else _Markup().pieces(part)
-    answer = list[Piece]()
+        found += [MarkupPart("alone", part)] if CDATA.fullmatch(part) else _Markup().pieces(part)
+    answer = list[MarkupPart]()
     for is_text, group in groupby(found, lambda piece: piece.kind == "text"):
         some = list(group)
         answer += _with_placeholders("".join(piece.text for piece in some)) if is_text else some
@@ -59,42 +59,45 @@ class _Markup(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
-        self._events = list[tuple[tuple[int, int], Piece]]()
+        self._events = list[tuple[tuple[int, int], MarkupPart]]()
 
-    def pieces(self, text: str) -> Iterator[Piece]:
+    def pieces(self, text: str) -> Iterator[MarkupPart]:
         self.feed(text)
         self.close()
         lines = [0, *(match.end() for match in re.finditer("\n", text))]
         places = [0, *(lines[line - 1] + column for (line, column), _ in self._events), len(text)]
         # What the parser drops, such as a tag cut short at the end, belongs to the piece before it.
-        kinds = [Piece("text", ""), *(piece for _, piece in self._events)]
+        kinds = [MarkupPart("text", ""), *(piece for _, piece in self._events)]
         for piece, (begin, end) in zip(kinds, pairwise(places), strict=True):
             if begin < end:
                 yield piece._replace(text=text[begin:end])
 
-    def _begin(self, piece: Piece) -> None:
+    def _begin(self, piece: MarkupPart) -> None:
         self._events.append((self.getpos(), piece))
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._begin(Piece("opening", "", tag))
+        self._begin(MarkupPart("opening", "", tag))
 
     def handle_endtag(self, tag: str) -> None:
-        self._begin(Piece("closing", "", tag))
+        self._begin(MarkupPart("closing", "", tag))
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self._begin(Piece("alone", ""))
+        self._begin(MarkupPart("alone", ""))
 
     def handle_data(self, data: str) -> None:
-        self._begin(Piece("alone" if self.cdata_elem else "text", ""))
+        self._begin(MarkupPart("alone" if self.cdata_elem else "text", ""))
 
     def handle_entityref(self, name: str) -> None:
-        self._begin(Piece("text", ""))
+        self._begin(MarkupPart("text", ""))
 
-    def _handle_other(self, data: str) -> None:
-        self._begin(Piece("alone", ""))
+    def handle_comment(self, data: str) -> None:
+        self._begin(MarkupPart("alone", ""))
+
+    def handle_decl(self, decl: str) -> None:
+        self._begin(MarkupPart("alone", ""))
 
     handle_charref = handle_entityref
-    handle_comment = handle_decl = handle_pi = unknown_decl = _handle_other
+    handle_pi = unknown_decl = handle_comment
 
     def set_cdata_mode(self, elem: str, **how: Any) -> None:
         # Later versions of Python also read `title` so, in which XML may have tags.
@@ -102,10 +105,10 @@ class _Markup(HTMLParser):
             super().set_cdata_mode(elem, **how)
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
-        return self.parse_bogus_comment(i, report)  # its own raises AssertionError at a name that it does not know
+        return self.parse_bogus_comment(i)  # its own raises AssertionError at a name that it does not know
 
 
-def _with_placeholders(text: str) -> Iterator[Piece]:
+def _with_placeholders(text: str) -> Iterator[MarkupPart]:
     closed, at, done = _closed_braces(text), 0, 0
     while match := PLACEHOLDER.search(text, at):
         at = match.end()
@@ -115,11 +118,11 @@ def _with_placeholders(text: str) -> Iterator[Piece]:
                 at = match.end()
                 continue
         if done < match.start():
-            yield Piece("text", text[done : match.start()])
-        yield Piece("alone", text[match.start() : at])
+            yield MarkupPart("text", text[done : match.start()])
+        yield MarkupPart("alone", text[match.start() : at])
         done = at
     if done < len(text):
-        yield Piece("text", text[done:])
+        yield MarkupPart("text", text[done:])
 
 
 def _closed_braces(text: str) -> dict[int, int]:

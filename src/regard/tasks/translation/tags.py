@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from regard.tasks.text.words import Span, is_spaced, lengthens, shares, units
-from regard.tasks.translation.markup import Piece, pieces_of
+from regard.tasks.translation.markup import MarkupPart, pieces_of
 
 
 class Tag(NamedTuple):
@@ -67,7 +67,7 @@ def taken_out(sentence: str) -> TaggedSentence:
     return TaggedSentence(plain, tuple(_in_units(found, plain)))
 
 
-def _closings(pieces: Sequence[Piece]) -> dict[int, int]:
+def _closings(pieces: Sequence[MarkupPart]) -> dict[int, int]:
     """The number of the closing tag of each opening tag that is closed, and crosses no pair before it."""
     found, open_ones = dict[int, int](), list[int]()
     for n, piece in enumerate(pieces):

@@ -1,20 +1,27 @@
 """Tags of the source in the translation: each once, well-formed, and where the alignment says."""
 
-import random
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from regard.tasks.generation.config import Beam
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.words import units
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.markup import marks_of, pieces_of
+from regard.tasks.translation.options import Request
 from regard.tasks.translation.tags import between_units, put_back, taken_out
+from tests.conftest import Call
+from tests.tasks.test_simultaneous import run
 from tests.tasks.test_translate_options import make
+
+__all__ = ["run"]
 
 
 @pytest.mark.parametrize(
@@ -76,35 +83,68 @@ def sharp(aligned: list[int], plain: str) -> torch.Tensor:
     return torch.eye(max(len(units(plain)), 1))[aligned]
 
 
-def test_whatever_the_alignment_every_tag_comes_back_once_and_well_formed() -> None:
-    dice = random.Random(7)
-    for _ in range(2000):
-        source = _tagged(dice, depth=3)
-        found = taken_out(source)
-        words = [f"w{n}" for n in range(dice.randint(0, 7))]
-        translation = "".join(word + dice.choice([" ", ", ", " "]) for word in words).strip()
-        aligned = [dice.randrange(max(len(units(found.plain)), 1)) for _ in units(translation)]
-        answer = put_back(translation, found.tags, sharp(aligned, found.plain))
-        assert marks_of(answer) == marks_of(source), (source, answer)
-        assert without_marks(answer) == re.sub(r"\s", "", translation)
-        ElementTree.fromstring(f"<all>{answer}</all>")
+WORDS = [
+    "see",
+    "l'été",
+    "हिन्दी",
+    "पढ़ना",
+    "我今天",
+    "喜欢茶",
+    "大きな木々",
+    "ผมรักคุณ",
+    "می\u200cخواهم",
+    "안녕",
+    "3.14",
+    "100%",
+    "!",
+    "。",
+]
+ALONE = [
+    "{n}", "$name", "%.2f", "%(k)s", "%1$s", "${x.y}", "{{ a b }}", "<br/>", '<img alt="5 > 3"/>', "<!-- <b> -->",
+    "<![CDATA[ > ]]>", "{n, plural, one {# cat} other {# cats}}", "<?php a ?>", "%5d", "%{k}",
+]  # fmt: skip
+spaces = st.sampled_from(["", " "])
+leaves = st.one_of(st.sampled_from(WORDS), st.sampled_from(WORDS), st.sampled_from(ALONE))
+
+
+def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.builds(lambda space, some: space.join(some), spaces, st.lists(parts, min_size=1, max_size=4))
+
+
+def in_pair(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    openings = st.sampled_from([("<b>", "</b>"), ('<a title="x > y" href="u">', "</a>"), ("<x:i>", "</x:i>")])
+    return st.builds(lambda text, pair: text.join(pair), joined(parts), openings)
+
+
+sentences = joined(st.recursive(leaves, lambda parts: st.one_of(parts, in_pair(parts)), max_leaves=8))
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(sentences, st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join), st.integers(0, 2**20))
+def test_whatever_the_alignment_every_tag_comes_back_once_and_well_formed(
+    source: str, translation: str, seed: int
+) -> None:
+    found, some = taken_out(source), torch.Generator().manual_seed(seed)
+    weights = torch.rand(len(units(translation)), max(len(units(found.plain)), 1), generator=some) ** 8
+    answer = put_back(translation, found.tags, weights)
+    assert marks_of(answer) == marks_of(source), (source, answer)
+    assert without_marks(answer) == re.sub(r"\s", "", translation)
+    names = 'xmlns:x="x"'
+    tree = [ElementTree.fromstring(f"<all {names}>{PROLOGUE.sub('', text)}</all>") for text in (source, answer)]
+    in_source, in_answer = ([has_text(element) for element in one.iter()] for one in tree)
+    if units(translation):  # no pair lost its words
+        assert sum(in_source) <= sum(in_answer), (source, answer)
+
+
+PROLOGUE = re.compile(r"<\?.*?\?>")
+
+
+def has_text(element: ElementTree.Element) -> bool:
+    return bool(units(without_marks(" ".join(element.itertext()))))
 
 
 def without_marks(text: str) -> str:
     return re.sub(r"\s", "", "".join(piece.text for piece in pieces_of(text) if piece.kind == "text"))
-
-
-def _tagged(dice: random.Random, depth: int) -> str:
-    parts = []
-    for _ in range(dice.randint(1, 4)):
-        kind = dice.randrange(4) if depth else 0
-        name = dice.choice("bip")
-        parts.append(
-            [f"s{dice.randrange(9)}", f"<{name}>{_tagged(dice, depth - 1) if depth else ''}</{name}>", "<br/>", "{x}"][
-                kind
-            ]
-        )
-    return dice.choice([" ", ""]).join(parts)
 
 
 @pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
@@ -141,3 +181,35 @@ def test_a_pair_stands_around_what_is_aligned_with_its_word() -> None:
     found = re.search("<b>(.*)</b>", best.text)
     assert found is not None
     assert re.sub(r"\s", "", found[1]) == "".join(words[inside[0] : inside[-1] + 1])
+
+
+@pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
+def test_a_line_whose_tags_would_not_come_back_once_is_left_as_it_is(tokenizer: Any) -> None:
+    """Here a given prefix brings a placeholder that the source lacks, or has once."""
+    translator = make(tokenizer=tokenizer, max_length=40)
+    lines = [Request("we see", "on {n}"), Request("we  see {n}", "on {n}"), Request("<b>we</b> see", "on")]
+    found = list(translator.translate(lines, keep_tags=True, beam=Beam(2, num_best=2)))
+    for line, one in zip(lines[:2], found, strict=False):
+        assert [(best.text, best.left) for best in one.candidates] == [(line.source, True)] * len(one.candidates)
+    assert not any(best.left for best in found[2].candidates)
+    assert all(best.text.startswith(("on", "<b>on")) for best in found[2].candidates)
+
+
+def test_the_command_counts_lines_that_it_leaves(run: Path, call: Call, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("we see two\twe {n}\nwe <b>see</b> two\n{n}\twe {n}\nsee two\t%s\n", encoding="utf-8")
+    base = ["translate", str(run), "--input", str(lines), "--keep-tags", "--prefix-column", "--device", "cpu"]
+    status, out, err = call(*base)
+    assert status == 0
+    left = "lines left as they are, because a tag would not come back once: 2; the first: line 1"
+    assert err.splitlines()[-1:] == [left], (out, err)
+    assert [out.splitlines()[n] for n in (0, 2, 3)] == ["we see two", "{n}", "see two"]
+    assert call(*base, "--output", str(tmp_path / "out"))[2].splitlines()[-1] == left
+    assert (tmp_path / "out").read_text() == out
+
+
+def test_a_line_without_tags_is_translated_as_without_the_flag() -> None:
+    translator = make(tokenizer=Characters, max_length=40)
+    for line in ("we  see\u00a0two", " we see 100 % < 3", "we see {two of them"):
+        texts = [next(translator.translate([line], keep_tags=keep, beam=Beam(1))).text for keep in (True, False)]
+        assert texts[0] == texts[1], line

@@ -17,7 +17,7 @@ CONVERSION = (
 a space, for the sake of "100 % sure"."""
 PLACEHOLDER = re.compile(
     rf"(?<!\d)(?<!\d\s){CONVERSION}|{CONVERSION}(?!\w)|%%"  # behind a number a word follows a percentage: "100%sure"
-    r"|<%.*?%>|\$[A-Za-z_]\w*|(?P<prefix>[$#%@]?)(?P<brace>\{)"
+    r"|<%.*?%>|\$[A-Za-z_]\w*|(?P<prefix>(?:(?<!\d)[$#%@])?)(?P<brace>\{)"
 )
 NAME = re.compile(r"\s*[\w.\-\[\]]*\s*")
 

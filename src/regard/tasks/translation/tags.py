@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from regard.tasks.text.words import Span, is_spaced, lengthens, shares, units
-from regard.tasks.translation.markup import MarkupPart, pieces_of
+from regard.tasks.translation.markup import MarkupPart, marks_of, pieces_of
 
 
 class Tag(NamedTuple):
@@ -200,10 +200,13 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
             case "alone":
                 if item.tag.left or not answer:
                     answer, done = answer + translation[done:upcoming], upcoming
-                is_tight = item.tag.left and answer and not answer[-1].isspace() and items[n - 1].kind != "opening"
-                answer += " " * bool(is_tight) + item.tag.text
+                upcoming = translation[done : done + 1]
+                # `{n}` behind a `%` would be another placeholder.
+                is_tight = marks_of(answer[-2:] + item.tag.text + upcoming) != [item.tag.text]
+                needs_space = item.tag.left and answer and items[n - 1].kind != "opening"
+                answer += " " * bool((needs_space or is_tight) and not answer[-1:].isspace()) + item.tag.text
                 has_next = n + 1 < len(items) and items[n + 1].kind != "closing"
-                answer += " " * (item.tag.right and has_next and not translation[done : done + 1].isspace())
+                answer += " " * (((item.tag.right and has_next) or is_tight) and not upcoming.isspace())
     return answer + translation[done:]
 
 

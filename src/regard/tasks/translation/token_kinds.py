@@ -25,7 +25,7 @@ class TokenKinds(NamedTuple):
         pieces += [""] * (size - len(pieces))
         # U+FFFD is a part of a character, which may be a letter.
         first = torch.tensor([lengthens(piece) or piece.startswith("\ufffd") for piece in pieces])
-        last = torch.tensor([is_spaced(piece) or piece.endswith("\ufffd") for piece in pieces])
+        last = torch.tensor([is_spaced(f"a{piece}") or piece.endswith("\ufffd") for piece in pieces])
         prints = torch.tensor([bool(piece) for piece in pieces])
         begins = prints & ~first
         begins[codec.marks.end_id] = True

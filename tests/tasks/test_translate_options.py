@@ -33,8 +33,10 @@ def shaken(model: Any) -> Any:
     return model
 
 
-def make(kind: str = "transformer", tokenizer: Any = Words, **changes: Any) -> Translator:
-    source, target = tokenizer().train(SOURCES[:4]), tokenizer().train(TARGETS)
+def make(
+    kind: str = "transformer", tokenizer: Any = Words, *, targets: Sequence[str] = TARGETS, **changes: Any
+) -> Translator:
+    source, target = tokenizer().train(SOURCES[:4]), tokenizer().train(targets)
     sizes: dict[str, Any] = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
     model: Any
     if kind == "rnn":

@@ -127,7 +127,7 @@ def test_whatever_the_alignment_every_tag_comes_back_once_and_well_formed(
     found, some = taken_out(source), torch.Generator().manual_seed(seed)
     weights = torch.rand(len(units(translation)), max(len(units(found.plain)), 1), generator=some) ** 8
     answer = put_back(translation, found.tags, weights)
-    assert marks_of(answer) == marks_of(source), (source, answer)
+    assert sorted(marks_of(answer)) == sorted(marks_of(source)), (source, answer)
     assert without_marks(answer) == re.sub(r"\s", "", translation)
     names = 'xmlns:x="x"'
     tree = [ElementTree.fromstring(f"<all {names}>{PROLOGUE.sub('', text)}</all>") for text in (source, answer)]
@@ -156,7 +156,7 @@ def test_a_translator_translates_without_the_tags_and_puts_them_back(tokenizer: 
     without = [one.text for one in translator.translate(plain, beam=Beam(2))]
     for source, one, text in zip(sources, tagged, without, strict=True):
         assert one.source == source
-        assert marks_of(one.text) == marks_of(source)
+        assert sorted(marks_of(one.text)) == sorted(marks_of(source))
         assert without_marks(one.text) == re.sub(r"\s", "", text)
     assert tagged[1].text == "{name}"
 
@@ -185,25 +185,26 @@ def test_a_pair_stands_around_what_is_aligned_with_its_word() -> None:
 
 @pytest.mark.parametrize("tokenizer", [Words, Characters, lambda: ByteLevelBPE(vocab_size=280)])
 def test_a_line_whose_tags_would_not_come_back_once_is_left_as_it_is(tokenizer: Any) -> None:
-    """Here a given prefix brings a placeholder that the source lacks, or has once."""
-    translator = make(tokenizer=tokenizer, max_length=40)
-    lines = [Request("we see", "on {n}"), Request("we  see {n}", "on {n}"), Request("<b>we</b> see", "on")]
-    found = list(translator.translate(lines, keep_tags=True, beam=Beam(2, num_best=2)))
-    for line, one in zip(lines[:2], found, strict=False):
-        assert [(best.text, best.left) for best in one.candidates] == [(line.source, True)] * len(one.candidates)
-    assert not any(best.left for best in found[2].candidates)
-    assert all(best.text.startswith(("on", "<b>on")) for best in found[2].candidates)
+    """Here a given prefix brings a placeholder that the source has once."""
+    translator = make(tokenizer=tokenizer, max_length=24)
+    lines = [Request("we  see {n}", "on {n}"), Request("<b>we</b> see", "on"), Request("we see", "on {n}")]
+    left, *others = translator.translate(lines, keep_tags=True, beam=Beam(2, num_best=2))
+    assert [(best.text, best.left) for best in left.candidates] == [("we  see {n}", True)] * len(left.candidates)
+    for one in others:
+        assert not any(best.left for best in one.candidates)
+        assert all(best.text.startswith(("on", "<b>on")) for best in one.candidates)
 
 
 def test_the_command_counts_lines_that_it_leaves(run: Path, call: Call, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
-    lines.write_text("we see two\twe {n}\nwe <b>see</b> two\n{n}\twe {n}\nsee two\t%s\n", encoding="utf-8")
+    lines.write_text("we see two\twe {n}\nwe %s two\twe %s\n{n}\twe {n}\n<b>see</b>\t<b>\n", encoding="utf-8")
     base = ["translate", str(run), "--input", str(lines), "--keep-tags", "--prefix-column", "--device", "cpu"]
     status, out, err = call(*base)
     assert status == 0
-    left = "lines left as they are, because a tag would not come back once: 2; the first: line 1"
+    left = "lines left as they are, because a tag would not come back once: 2; the first: line 2"
     assert err.splitlines()[-1:] == [left], (out, err)
-    assert [out.splitlines()[n] for n in (0, 2, 3)] == ["we see two", "{n}", "see two"]
+    assert out.splitlines()[0].startswith("we {n}")
+    assert out.splitlines()[1:] == ["we %s two", "{n}", "<b>see</b>"]
     assert call(*base, "--output", str(tmp_path / "out"))[2].splitlines()[-1] == left
     assert (tmp_path / "out").read_text() == out
 

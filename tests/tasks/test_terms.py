@@ -244,25 +244,3 @@ def test_wrong_terms_are_told_in_one_line(run: Path, call: Call, tmp_path: Path,
 )
 def test_terms_are_whole_words_in_any_script(term: str, sentence: str, places: list[int]) -> None:
     assert [one.begin for one in Terms([Term(term, "x")]).found_in(sentence)] == places
-
-
-@pytest.mark.parametrize("tokenizer", [Characters, lambda: ByteLevelBPE(vocab_size=330)])
-@pytest.mark.parametrize(
-    ("target", "learnt"),
-    [
-        ("हिन", ["मैं हिन्दी पढ़ना चाहता हूँ।", "हिन हिना हिनि हिन्दी"]),
-        ("京都", ["東京都と京都に住む。", "京都都都京京都市"]),
-        ("รัก", ["ผมรักคุณ รักษา รักกกา"]),
-    ],
-)
-def test_a_term_of_any_script_is_written_once(tokenizer: Any, target: str, learnt: list[str]) -> None:
-    """By a model that has learnt nothing, and would make longer words of it; where no spaces are, as text."""
-    translator = make(tokenizer=tokenizer, targets=learnt * 3, max_length=120)
-    terms = Terms([Term("cat", target)])
-    for sentence in ("we see a cat", "a cat, a cat", "cat", "a dog and a cat sees two"):
-        for beam in (Beam(1), Beam(3)):
-            (one,) = translator.translate([sentence], terms=terms, beam=beam)
-            best = one.candidates[0]
-            assert len(best.terms or ()) == sentence.count("cat")
-            if best.finished:
-                assert best.text.count(target) == sentence.count("cat"), (sentence, best.text)

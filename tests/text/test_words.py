@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from regard.tasks.generation.filters import Progress
+from regard.tasks.generation.whole_words import WholeWords
 from regard.tasks.text.bpe_dropout import BPEDropout
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer
@@ -118,3 +121,10 @@ def test_the_kinds_of_tokens_in_many_scripts() -> None:
     assert of["ी"] == of["s"] == (False, False)  # these lengthen a word
     assert of[" हिन्दी"] == of[" cats"] == (True, False)
     assert of["今天"] == of["。"] == (True, True)
+    # A word that must not come again: where no spaces are, a longer one may not begin with it either.
+    (cat,), (today,) = bpe.encode(" cat"), bpe.encode("今天")
+    rule = WholeWords([0], [False], [[[cat], [today]]], [[]], *kinds)
+    first = rule.allowed(Progress(torch.tensor([0]), torch.zeros(1, 0, dtype=torch.int64)), len(bpe))[0]
+    after = rule.allowed(Progress(torch.tensor([0]), torch.tensor([[cat]])), len(bpe))[0]
+    assert (~first).nonzero()[:, 0].tolist() == [today]
+    assert after.equal(kinds.lengthens)

@@ -50,8 +50,8 @@ def pieces_of(sentence: str) -> list[MarkupPart]:
 
 
 def marks_of(sentence: str) -> list[str]:
-    """The tags and placeholders of a sentence, sorted."""
-    return sorted(piece.text for piece in pieces_of(sentence) if piece.kind != "text")
+    """The tags and placeholders of a sentence."""
+    return [piece.text for piece in pieces_of(sentence) if piece.kind != "text"]
 
 
 class _Markup(HTMLParser):

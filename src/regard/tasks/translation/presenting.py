@@ -1,5 +1,6 @@
 """The present stage: tokens become texts, labels, alignments over labels, and figures of confidence."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -56,17 +57,18 @@ class Present:
     def _text(self, draft: Draft, one: Written) -> tuple[str, bool]:
         """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
         unknown = self._unknown(draft, one.hypothesis)
-        if not (draft.prefix or one.placed or self.options.keep_tags):
+        if not (draft.prefix or one.placed or draft.tags):
             return self.model.target_tokenizer.decode(one.hypothesis.tokens, unknown=unknown), False
         pieces = self._pieces(one.hypothesis.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
         for term in one.placed:
             _write(pieces, term.first, term.last + 1, term.occurrence.term.target)
         text = "".join(pieces)
-        if draft.tags:
-            text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
-        is_left = self.options.keep_tags and marks_of(text) != marks_of(normalise(draft.asked.source))
-        return (draft.asked.source, True) if is_left else (text, False)
+        if not draft.tags:
+            return text, False
+        text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
+        found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
+        return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
 
     def _pieces(self, tokens: Sequence[int], unknown: Sequence[str]) -> list[str]:
         """The text that each token adds; of tokens that share a character the first adds it."""

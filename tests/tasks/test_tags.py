@@ -170,6 +170,15 @@ def test_a_unit_is_aligned_with_the_unit_that_its_tokens_look_at_most() -> None:
     torch.testing.assert_close(weights, torch.tensor([[0.1, 0.3, 0.6], [0.4, 0.5, 0.1]]))
 
 
+def test_words_look_at_words_and_signs_at_signs() -> None:
+    """Attention rests on the full stop, and a full stop on the word before it."""
+    alignment, places = torch.tensor([[0.3, 0.1, 0.6], [0.1, 0.3, 0.6], [0.1, 0.7, 0.2]]), [(0, 2), (2, 7), (7, 8)]
+    found = between_units(alignment, places, places, "so nice.", "si beau.")
+    assert found.argmax(-1).tolist() == [0, 1, 2]
+    assert put_back("si beau.", taken_out("so <b>nice</b>.").tags, found) == "si <b>beau</b>."
+    assert between_units(alignment, places, places, "so nicer", "si beau.").argmax(-1).tolist() == [1, 1, 1]
+
+
 def test_a_pair_stands_around_what_is_aligned_with_its_word() -> None:
     """The alignment that the command prints, read by hand."""
     translator, which = make(), AlignmentOf(layer=1, head=2)

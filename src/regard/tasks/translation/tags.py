@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from regard.tasks.text.words import Span, is_spaced, lengthens, shares, units
+from regard.tasks.text.words import Span, is_spaced, is_word, lengthens, shares, units
 from regard.tasks.translation.markup import MarkupPart, marks_of, pieces_of
 
 
@@ -231,6 +232,8 @@ def between_units(
 ) -> Tensor:
     """How much each unit of a translation looks at each unit of its source: (T, S).
 
+    Words look at words, and signs at signs where the source has any: models rest much of their attention on signs.
+
     Args:
         alignment: over tokens; columns behind `source_places` belong to marks.
         source_places: the stretch of the source of each of its tokens.
@@ -239,4 +242,7 @@ def between_units(
         target: the translation.
     """
     rows, columns = shares(target_places, units(target)), shares(source_places, units(source))
-    return rows.T @ alignment[: len(rows), : len(columns)].cpu().float() @ columns
+    weights = rows.T @ alignment[: len(rows), : len(columns)].cpu().float() @ columns
+    of_words = [torch.tensor([is_word(text[begin:end]) for begin, end in units(text)]) for text in (target, source)]
+    is_alike = of_words[0][:, None] == of_words[1]
+    return torch.where(is_alike | ~is_alike.any(1, keepdim=True), weights, 0)

@@ -201,13 +201,13 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
             case "alone":
                 if item.tag.left or not answer:
                     answer, done = answer + translation[done:upcoming], upcoming
-                upcoming = translation[done : done + 1]
+                behind = translation[done : done + 1]
                 # `{n}` behind a `%` would be another placeholder.
-                is_tight = marks_of(answer[-2:] + item.tag.text + upcoming) != [item.tag.text]
+                is_tight = marks_of(answer[-2:] + item.tag.text + behind) != [item.tag.text]
                 needs_space = is_tight or (item.tag.left and items[n - 1].kind != "opening")
                 answer += " " * bool(answer and needs_space and not answer[-1].isspace()) + item.tag.text
                 has_next = n + 1 < len(items) and items[n + 1].kind != "closing"
-                answer += " " * (((item.tag.right and has_next) or is_tight) and not upcoming.isspace())
+                answer += " " * (((item.tag.right and has_next) or is_tight) and not behind.isspace())
     return answer + translation[done:]
 
 

@@ -9,7 +9,6 @@ is that of Wuebker et al. 2016, "Models and inference for prefix-constrained mac
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.codec import Codec
@@ -18,7 +17,7 @@ from regard.tasks.text.words import is_spaced, is_word, stretches, units
 from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.drafts import Draft, Written
 from regard.tasks.translation.searching import Begun, Search, WordRule
-from regard.tasks.translation.terms import Occurrence, PlacedTerm, Terms, begins_of_units, place_of
+from regard.tasks.translation.terms import Occurrence, PlacedTerm, Terms, added_texts, begins_of_units, place_of
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -82,7 +81,8 @@ class _Lane:
         """Place terms, until one of them is not there yet: the search that puts it there. None if all are there."""
         while self.left and not self.has_failed:
             tokens = self._written()
-            pieces = _pieces(tokens, self.model.target_tokenizer)
+            # Unknown tokens would print as U+FFFD, as parts of a character do.
+            pieces = added_texts(self.model.target_tokenizer, tokens, ["a"] * len(tokens))
             places = [(*self._place(one, tokens, pieces), one) for one in self.left]
             place, form, replaced, occurrence = min(places, key=lambda one: one[0])
             is_there = self._stands(form, tokens, pieces, place)
@@ -153,18 +153,6 @@ class _Lane:
 def _forms(target: str, codec: Codec) -> list[list[int]]:
     """The tokens of a term behind a space, and those without one."""
     return codec.encode_batch([f" {target}", target])
-
-
-def _pieces(tokens: Sequence[int], codec: Codec) -> list[str]:
-    """The text each token adds; of tokens that share a character the first adds it."""
-    unknown = ["a"] * len(tokens)  # they would print as U+FFFD, as parts of a character do
-    whole = [codec.decode(tokens[:n], unknown=unknown[:n]).rstrip("\ufffd") for n in range(len(tokens) + 1)]
-    pieces, waiting = [""] * len(tokens), None
-    for number, (before, after) in enumerate(pairwise(whole)):
-        waiting = number if waiting is None else waiting
-        if len(after) > len(before):
-            pieces[waiting], waiting = after[len(before) :], None
-    return pieces
 
 
 def _takes_space(text: str) -> bool:

@@ -19,7 +19,7 @@ from regard.tasks.translation.markup import marks_of
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, TermLabels, Translation
 from regard.tasks.translation.tags import between_units, put_back
-from regard.tasks.translation.terms import PlacedTerm
+from regard.tasks.translation.terms import PlacedTerm, added_texts
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -59,7 +59,7 @@ class Present:
         unknown = self._unknown(draft, one.hypothesis)
         if not (draft.prefix or one.placed or draft.tags):
             return self.model.target_tokenizer.decode(one.hypothesis.tokens, unknown=unknown), False
-        pieces = self._pieces(one.hypothesis.tokens, unknown)
+        pieces = added_texts(self.model.target_tokenizer, one.hypothesis.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
         for term in one.placed:
             _write(pieces, term.first, term.last + 1, term.occurrence.term.target)
@@ -69,13 +69,6 @@ class Present:
         text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
         found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
         return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
-
-    def _pieces(self, tokens: Sequence[int], unknown: Sequence[str]) -> list[str]:
-        """The text that each token adds; of tokens that share a character the first adds it."""
-        decode = self.model.target_tokenizer.decode
-        text = decode(tokens, unknown=unknown)
-        ends = [min(len(decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
-        return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 
     def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:
         if one.log_probabilities is None or one.alignment is None:

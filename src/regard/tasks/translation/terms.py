@@ -2,12 +2,14 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.lines import StrPath, decoded, raw_lines
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import boundaries, is_word
@@ -84,6 +86,13 @@ class Terms:
             terms = ((self._by_source.get(sentence[begin:end]), end) for end in reversed(ends))
             found += [Occurrence(term, begin, end) for term, end in terms if term is not None][:1]
         return found
+
+
+def added_texts(codec: Codec, tokens: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+    """The text that each token adds; of tokens that share a character the first adds it."""
+    text = codec.decode(tokens, unknown=unknown)
+    ends = [min(len(codec.decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
+    return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 
 
 def begins_of_units(pieces: Sequence[str], first: int) -> list[int]:

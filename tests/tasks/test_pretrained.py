@@ -243,6 +243,8 @@ def test_unknown_pieces_are_copied(make: Callable[..., Any], tmp_path: Path) -> 
     pieces = "".join(translator.source_tokenizer.surfaces("Zürich sees 木 trees"))
     assert set(copied.text) <= set(pieces)
     assert pieces.strip() == "Zürich sees 木 trees"
+    # What a vocabulary writes in another form is copied as it was given.
+    assert "".join(translator.source_tokenizer.surfaces("a ｔree … ①")).strip() == "a ｔree … ①"
 
 
 def test_byte_level_folders_have_nothing_to_copy(bart: Path) -> None:

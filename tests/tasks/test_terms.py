@@ -224,3 +224,23 @@ def test_wrong_terms_are_told_in_one_line(run: Path, call: Call, tmp_path: Path,
     assert (status, out) == (2, "")
     assert said in err.splitlines()[-1]
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("term", "sentence", "places"),
+    [
+        ("हिन", "मैं हिन्दी हिन", [11]),  # also where a mark follows
+        ("हिन्दी", "हिन्दी, हिन्दीभाषी", [0]),
+        ("京都", "東京都と京都", [4]),
+        ("喜欢", "我今天喜欢茶。", [3]),
+        ("机器学习", "他喜欢机器学习吗", [3]),
+        ("รัก", "ผมรักคุณ", [2]),
+        ("كتاب", "كتاب كتابي", [0]),
+        ("사과", "사과 사과나무", [0]),
+        ("homme", "l'homme, d’homme hommes", [2, 11]),
+        ("cat", "the cat's cat5 cat_ cat-like", [4, 20]),
+        ("3", "3.14 and 3.", [9]),
+    ],
+)
+def test_terms_are_whole_words_in_any_script(term: str, sentence: str, places: list[int]) -> None:
+    assert [one.begin for one in Terms([Term(term, "x")]).found_in(sentence)] == places

@@ -1,6 +1,7 @@
 """Alignments of any layer and head, copied words, prefixes, vocabularies and several references."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.options import Request
+from regard.tasks.translation.terms import Term, Terms
 from regard.tasks.translation.translator import Translator
 
 SOURCES = ["we see one red house", "they see two", "a cat, a dog and three trees!", "we", "", "Zoë sees Oslo"]
@@ -204,6 +206,30 @@ def test_a_translation_begins_with_its_prefix(translator: Translator, beam_size:
     for one, prefix in zip(found, prefixes, strict=True):
         assert not one.source or one.text.startswith(prefix)  # and a word outside the vocabulary is printed as given
     assert any(not one.text.startswith(prefix) for one, prefix in zip(free, prefixes, strict=True))
+
+
+@pytest.mark.parametrize("prefix", ["ON  voit,  DEUX", "Zoe\u0308 et", "  on voit ", "un\tchat"])
+@pytest.mark.parametrize("tokenizer", [Words, Characters, partial(ByteLevelBPE, vocab_size=280)])
+def test_what_was_given_is_printed_as_it_was_given(tokenizer: Any, prefix: str) -> None:
+    """Tokens may write it in lower case, in another form of Unicode, without its spaces, or not know it."""
+    translator = make(tokenizer=partial(tokenizer, lowercase=True), max_length=30)
+    asked = [Request("we see <b>two</b>", prefix), Request("we", prefix)]
+    for keep_tags, copy_unknown in ((True, False), (False, tokenizer is Words)):
+        for one in translator.translate(asked, beam=Beam(1), keep_tags=keep_tags, copy_unknown=copy_unknown):
+            plain = one.text.replace("<b>", "").replace("</b>", "")
+            assert plain.startswith((prefix.strip(), prefix)), one.text
+    terms = Terms([Term("two", "DEUX  Zoe\u0308")])
+    (one,) = translator.translate(["we see two"], beam=Beam(1), terms=terms)
+    assert "DEUX  Zoe\u0308" in one.text
+
+
+@pytest.mark.parametrize("line", ["", " ", "\t \t", "\u00a0", "\u3000\u2003", "\u200b\ufeff", " <b> </b> ", "{n}"])
+@pytest.mark.parametrize("tokenizer", [Words, Characters, partial(ByteLevelBPE, vocab_size=280)])
+def test_a_line_without_words_stays_as_it_is(tokenizer: Any, line: str) -> None:
+    translator, keep_tags = make(tokenizer=tokenizer, max_length=20), line[-1:] in ("}", " ")
+    for beam in (Beam(1), Beam(2, num_best=2)):
+        (one,) = translator.translate([Request(line, "on")], beam=beam, keep_tags=keep_tags, confidence=True)
+        assert (one.text, one.candidates[0].left, len(one.candidates)) == (line, False, 1)
 
 
 def test_a_translation_is_kept_to_a_vocabulary(translator: Translator) -> None:

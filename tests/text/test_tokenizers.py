@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DataError, MissingExtraError, RunFolderError
-from regard.tasks.text.labels import byte_values
+from regard.tasks.text.labels import byte_values, printed
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words, recipe
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import normalise
@@ -125,7 +125,7 @@ def test_labels_cover_all_tokens_in_order_and_spell_the_text(text: str) -> None:
     assert labels[-1] == ("<eos>", (len(ids) - 1, len(ids) - 1))
     for label, (first, last) in labels[:-1]:
         piece = BPE.decode(ids[first : last + 1])
-        assert label == (piece.strip() or "␣")
+        assert label == printed(piece)
         assert "\ufffd" not in piece or "\ufffd" in text
     assert "".join(BPE.decode(ids[a : b + 1]) for _, (a, b) in labels) == normalise(text)
 
@@ -135,6 +135,21 @@ def test_labels_of_cut_characters_end_where_the_cut_is() -> None:
     plain = ByteLevelBPE(vocab_size=260).train(["a"])
     labels = plain.labels([*plain.encode("日")[:2], EOS, *plain.encode("日")[:1]])
     assert [tuple(label) for label in labels] == [("�", (0, 1)), ("<eos>", (2, 2)), ("�", (3, 3))]
+
+
+SPACES = st.text("".join(chr(code) for code in range(0x3001) if chr(code).isspace()), min_size=1)
+
+
+@given(SPACES, SPACES, st.text(min_size=1))
+@example(" ", "\u00a0", "a")
+@example("\n", "\t", " a")
+@example("    ", " ", "a")
+@example("\u202f", "\u00a0", "\u3000a")
+def test_different_white_space_has_different_labels(one: str, other: str, text: str) -> None:
+    assert (printed(one) == printed(other)) == (one == other)
+    assert not any(char.isspace() and char != " " for char in printed(text))
+    seen = CHARACTERS.labels(CHARACTERS.encode(" \n\t"))  # of a vocabulary without them they are unknown
+    assert [label.text for label in seen] == ["␣", "<unk>", "<unk>"]
 
 
 def test_labels_of_words_and_characters() -> None:

@@ -84,6 +84,8 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"translations cut off by the limit of their tokens: {work.cut_off}; raise --max-length", file=sys.stderr)
     if work.doubted.lines:
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
+    if work.left.lines:
+        print(f"lines left as they are, because a tag would not come back once: {work.left}", file=sys.stderr)
     if asked.verbose and searcher != OWN:
         print(searcher, file=sys.stderr)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from regard.errors import ArgumentError, ShapeError, require
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
-"""Visible symbols for invisible characters. Every other space gets the symbol of the plain space, and every other
-control character its picture from U+2400 on."""
+"""Visible symbols for invisible characters. Every other space gets the symbol of the plain space, or alone its number,
+and every other control character its picture from U+2400 on."""
 NAMES = {
     "\xad": "SHY", "\u034f": "CGJ", "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ",
     "\u200e": "LRM", "\u200f": "RLM", "\u2028": "LS", "\u2029": "PS", "\u2060": "WJ", "\ufeff": "BOM",
@@ -67,6 +67,8 @@ def _parts(label: str) -> list[str]:
             parts[-1] += char
         elif name := _name(char):
             parts.append(name if len(label) == 1 else f"‹{name}›")
+        elif label == char and unicodedata.category(char) == "Zs" and char not in " \xa0":
+            parts.append(f"U+{ord(char):04X}")
         elif unicodedata.category(char) in ("Mn", "Mc", "Me") and _is_bare(before):
             parts.append(DOTTED_CIRCLE + char)
         elif parts and (unicodedata.category(char)[0] == "M" or (before == _ZWJ and parts[-1].endswith(_ZWJ))):

@@ -58,7 +58,7 @@ class WholeWords:
     def _ban(self, free: Tensor, tokens: list[int], word: list[int], *, behind: bool) -> None:
         """Ban the end of a word; `tokens` are those generated, after one of the prefix if `behind`."""
         lengthens = self.lengthens.to(free.device)
-        can_be_longer = bool(lengthens.any())
+        can_be_longer = bool(lengthens.any()) and not bool(self.closes[word[-1]])
         done = word if can_be_longer else word[:-1]
         at = len(tokens) - len(done)
         if at < int(behind) or tokens[at:] != done:

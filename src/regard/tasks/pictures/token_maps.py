@@ -87,8 +87,8 @@ def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
     """
     labels, texts = tokenizer.labels(ids), []
     for text, (first, last) in labels:
-        begins_word = text != "␣" and tokenizer.decode(list(ids[first : last + 1])).startswith(" ")
-        texts.append(f" {text}" if begins_word else text)
+        decoded = tokenizer.decode(list(ids[first : last + 1]))
+        texts.append(f" {text}" if decoded.startswith(" ") and not decoded.isspace() else text)
     return Axis(texts, [label.pieces for label in labels])
 
 

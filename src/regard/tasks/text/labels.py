@@ -5,6 +5,8 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from regard.views.labels import printable
+
 
 class Label(NamedTuple):
     """The text of a label, and its first and last (inclusive) token."""
@@ -37,12 +39,14 @@ def byte_string(piece: str) -> bytes:
 
 
 def printed(text: str) -> str:
-    """Text as an axis shows it: without spaces around it, and with a symbol if nothing else would be left.
+    r"""Text as an axis shows it: without the plain spaces around it, and each other white space as a sign of its own.
 
-    >>> printed(" of"), printed(" "), printed("")
-    ('of', '␣', '')
+    >>> printed(" of"), printed("  "), printed("\n\t"), printed("\u3000"), printed("")
+    ('of', '␣␣', '↵⇥', 'U+3000', '')
     """
-    return text.strip() or "␣" * bool(text)
+    kept = text if text.isspace() else text.strip(" ")
+    is_sign = [char.isspace() and (char != " " or text.isspace()) for char in kept]
+    return "".join(printable(char) if sign else char for char, sign in zip(kept, is_sign, strict=True))
 
 
 def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:

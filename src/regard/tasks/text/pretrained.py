@@ -69,8 +69,10 @@ class SentencePieces:
         return False
 
     def surfaces(self, text: str) -> list[str]:
-        """The text of each token. A piece at the beginning of a word has a space before it."""
-        return [piece.replace(SPACE, " ") for piece in self._cut(normalise(text))]
+        """The text of each token, as it was given. A piece at the beginning of a word has a space before it."""
+        code, rest = _language_code(normalise(text))
+        found = self._pieces.encode(rest, return_type="proto").pieces
+        return [*code, *(" " * one.piece.startswith(SPACE) + one.surface.lstrip() for one in found)]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids without special tokens. An unknown token is U+FFFD, or its text in `unknown`."""

@@ -9,8 +9,13 @@ from regard.errors import ArgumentError, DataError
 from regard.tasks.text.tokenizer_files import tokenizers_library
 from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import normalise
+from regard.tasks.text.words import MARKS, has_unspaced, is_word, segments
 
 BYTE_ALPHABET_SIZE = 256
+PIECES = (
+    rf"'(?:s|t|re|ve|m|ll|d)| ?\p{{L}}[\p{{L}}{MARKS}]*| ?\p{{N}}[\p{{N}}{MARKS}]*| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+)
+"""The stretches of text that no merge crosses: those of GPT-2, but marks stay with their letters."""
 MOST_PIECES = 2**24
 """The largest vocabulary of a byte-level BPE, for all of which its trainer takes room before it reads: 1.5 GiB."""
 
@@ -56,7 +61,9 @@ class ByteLevelBPE:
         backend = library.Tokenizer(library.models.BPE())
         if self.lowercase:
             backend.normalizer = library.normalizers.Lowercase()
-        backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        cutters = library.pre_tokenizers
+        by_words = cutters.Split(library.Regex(PIECES), "isolated")
+        backend.pre_tokenizer = cutters.Sequence([by_words, cutters.ByteLevel(add_prefix_space=False, use_regex=False)])
         backend.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=self.vocab_size,
@@ -65,7 +72,7 @@ class ByteLevelBPE:
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        return _trained(backend, trainer, texts)
+        return _trained(backend, trainer, (part for text in texts for part in _apart(text)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +106,7 @@ class Words:
         """
         library = tokenizers_library()
         normalizers, decoders = library.normalizers, library.decoders
-        backend = _word_level(library, r" ?\w+| ?[^\w\s]+")
+        backend = _word_level(library, rf" ?\w[\w{MARKS}]*| ?[^\w\s]+")
         cases = [normalizers.Lowercase()] if self.lowercase else []
         spaces = [normalizers.Replace(library.Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
         backend.normalizer = normalizers.Sequence([*cases, *spaces])
@@ -170,6 +177,20 @@ def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) ->
         special_tokens=list(SPECIAL_TOKENS),
         show_progress=False,
     )
+
+
+def _apart(text: str) -> Iterator[str]:
+    """A text cut between words with no space between them, so that no merge joins two words of Chinese or Thai."""
+    if not has_unspaced(text):
+        yield text
+        return
+    part, is_behind_word = "", False
+    for segment in segments(normalise(text)):
+        if is_behind_word and is_word(segment):
+            yield part
+            part = ""
+        part, is_behind_word = part + segment, is_word(segment)
+    yield part
 
 
 def _trained(backend: Any, trainer: Any, texts: Iterable[str]) -> Tokenizer:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.tasks.pictures.token_maps import Axis
+from regard.tasks.text.words import is_word, shares, stretches, units
 
 LITTLE = 0.1
 """A source word is perhaps untranslated if all target tokens together gave it less than this much attention."""
@@ -22,7 +23,7 @@ class Confidence(NamedTuple):
     coverage: list[float]
     """The attention each label of the source got from the whole translation, 0..labels of the translation."""
     untranslated: list[str]
-    """The words of the source that got less than 0.1, in order. Signs without a letter or digit are left out."""
+    """The words of the source that got less than 0.1, in order."""
 
 
 def confidence_of(
@@ -49,23 +50,20 @@ def confidence_of(
         [float(log_probabilities[first : last + 1].sum().exp()) for first, last in written.spans],
         [float(entropies[first : last + 1].mean()) for first, last in written.spans],
         [float(columns[first : last + 1].sum()) for first, last in looked_at.spans],
-        _untranslated(columns.tolist(), source, surfaces),
+        _untranslated(columns, source, surfaces),
     )
 
 
-def _untranslated(columns: Sequence[float], source: str, surfaces: Sequence[str]) -> list[str]:
+def _untranslated(columns: Tensor, source: str, surfaces: Sequence[str]) -> list[str]:
     """The words of a sentence whose tokens got little in all.
 
-    >>> _untranslated([0.05, 0.01, 0.9, 0.02, 1.2], "un chat !", ["u", "n", " chat", " !"])
+    >>> _untranslated(torch.tensor([0.05, 0.01, 0.9, 0.02, 1.2]), "un chat !", ["u", "n", " chat", " !"])
     ['un']
     """
-    words = source.split()
-    sums = [0.0] * len(words)
-    for number, column in zip(word_numbers(surfaces), columns, strict=False):
-        if 0 <= number < len(words):
-            sums[number] += column
-    found = zip(words, sums, strict=True)
-    return [word for word, total in found if total < LITTLE and any(map(str.isalnum, word))]
+    words, places = units(source), stretches(surfaces, source)
+    sums = (columns[: len(places)].double() @ shares(places, words).double()).tolist()
+    found = [source[begin:end] for (begin, end), total in zip(words, sums, strict=True) if total < LITTLE]
+    return [word for word in found if is_word(word)]
 
 
 def word_numbers(surfaces: Sequence[str]) -> list[int]:

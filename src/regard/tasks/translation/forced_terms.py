@@ -9,24 +9,15 @@ is that of Wuebker et al. 2016, "Models and inference for prefix-constrained mac
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.unicode import normalise
+from regard.tasks.text.words import is_spaced, is_word, stretches, units
 from regard.tasks.translation.aligning import Align
 from regard.tasks.translation.drafts import Draft, Written
 from regard.tasks.translation.searching import Begun, Search, WordRule
-from regard.tasks.translation.tags import stretches
-from regard.tasks.translation.terms import (
-    Occurrence,
-    PlacedTerm,
-    Terms,
-    begins_of_units,
-    is_letter,
-    is_spaced,
-    place_of,
-)
+from regard.tasks.translation.terms import Occurrence, PlacedTerm, Terms, added_texts, begins_of_units, place_of
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -90,7 +81,8 @@ class _Lane:
         """Place terms, until one of them is not there yet: the search that puts it there. None if all are there."""
         while self.left and not self.has_failed:
             tokens = self._written()
-            pieces = _pieces(tokens, self.model.target_tokenizer)
+            # Unknown tokens would print as U+FFFD, as parts of a character do.
+            pieces = added_texts(self.model.target_tokenizer, tokens, ["a"] * len(tokens))
             places = [(*self._place(one, tokens, pieces), one) for one in self.left]
             place, form, replaced, occurrence = min(places, key=lambda one: one[0])
             is_there = self._stands(form, tokens, pieces, place)
@@ -121,7 +113,7 @@ class _Lane:
         place, end = place_of(alignment, self._columns(one), [*pieces, ""], self.fixed)
         text = "".join(pieces[:place])
         begins_word = place < len(tokens) and pieces[place][:1].isspace()
-        at_end = place == len(tokens) and bool(text) and not text[-1].isspace() and _takes_space(text[-1])
+        at_end = place == len(tokens) and bool(text) and not text[-1].isspace() and _takes_space(text)
         is_spaced_form = begins_word or at_end or is_spaced(text)
         return place, spaced if is_spaced_form else plain, "".join(pieces[place:end])
 
@@ -163,18 +155,7 @@ def _forms(target: str, codec: Codec) -> list[list[int]]:
     return codec.encode_batch([f" {target}", target])
 
 
-def _pieces(tokens: Sequence[int], codec: Codec) -> list[str]:
-    """The text each token adds; of tokens that share a character the first adds it."""
-    unknown = ["a"] * len(tokens)  # they would print as U+FFFD, as parts of a character do
-    whole = [codec.decode(tokens[:n], unknown=unknown[:n]).rstrip("\ufffd") for n in range(len(tokens) + 1)]
-    pieces, waiting = [""] * len(tokens), None
-    for number, (before, after) in enumerate(pairwise(whole)):
-        waiting = number if waiting is None else waiting
-        if len(after) > len(before):
-            pieces[waiting], waiting = after[len(before) :], None
-    return pieces
-
-
-def _takes_space(character: str) -> bool:
-    """Whether a space follows the character before the next word."""
-    return is_spaced(character) or not is_letter(character)
+def _takes_space(text: str) -> bool:
+    """Whether a space follows a text before the next word: not behind words of scripts without spaces."""
+    begin, end = units(text)[-1]
+    return is_spaced(text) or not is_word(text[begin:end])

@@ -1,22 +1,25 @@
 """The present stage: tokens become texts, labels, alignments over labels, and figures of confidence."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import cast
 
 from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
-from regard.tasks.text.tokenizers import REPLACEMENT
+from regard.tasks.text.unicode import normalise
+from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
 from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.drafts import Draft, Written
+from regard.tasks.translation.markup import marks_of
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, TermLabels, Translation
-from regard.tasks.translation.tags import aligned_units, put_back, stretches
-from regard.tasks.translation.terms import PlacedTerm
+from regard.tasks.translation.tags import between_units, put_back
+from regard.tasks.translation.terms import PlacedTerm, added_texts
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -31,13 +34,14 @@ class Present:
         tokenizer = self.model.source_tokenizer
         is_labelled = bool(draft.ids) and self.options.has_labels
         source = axis(tokenizer, [*draft.ids, tokenizer.marks.end_id] if is_labelled else [])
-        candidates = [self._candidate(draft, one, source) for one in draft.found]
-        return Translation(draft.asked.source, source.texts, candidates or [self._empty(draft)], draft.problem)
+        candidates = [self._candidate(draft, one, source) for one in draft.found] or [self._unsearched(draft)]
+        return Translation(draft.asked.source, source.texts, candidates, draft.problem)
 
-    def _empty(self, draft: Draft) -> Candidate:
+    def _unsearched(self, draft: Draft) -> Candidate:
+        """A blank line, or one with tags alone, as it is; nothing for a line that cannot be translated."""
         sure = Confidence([], [], [], []) if self.options.confidence else None
         terms = self._labels_of_terms((), Axis([], []))
-        return Candidate(put_back("", draft.tags, []), 0.0, [], None, confidence=sure, terms=terms)
+        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None, confidence=sure, terms=terms)
 
     def _candidate(self, draft: Draft, one: Written, source: Axis) -> Candidate:
         hypothesis, tokenizer = one.hypothesis, self.model.target_tokenizer
@@ -45,14 +49,27 @@ class Present:
         written = axis(tokenizer, tokens if self.options.has_labels else [])
         if self.options.alignments is not None and weights is not None:
             alignment = cast(Tensor, merge(weights, written, source))
-        unknown = self._unknown(draft, one)
-        text = tokenizer.decode(tokens, unknown=unknown)
-        if draft.tags and weights is not None:
-            text = put_back(text, draft.tags, self._aligned_units(draft, hypothesis, unknown, text))
+        text, is_left = self._text(draft, one)
         is_finished, terms = tokens[-1:] == [tokenizer.marks.end_id], self._labels_of_terms(one.placed, written)
         sure = self._confidence(draft, hypothesis, written, source)
         labels, limited = written.texts, hypothesis.limited
-        return Candidate(text, hypothesis.score, labels, alignment, is_finished, sure, terms, limited)
+        return Candidate(text, hypothesis.score, labels, alignment, is_finished, sure, terms, limited, is_left)
+
+    def _text(self, draft: Draft, one: Written) -> tuple[str, bool]:
+        """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
+        unknown = self._unknown(draft, one.hypothesis)
+        if not (draft.prefix or one.placed or draft.tags):
+            return self.model.target_tokenizer.decode(one.hypothesis.tokens, unknown=unknown), False
+        pieces = added_texts(self.model.target_tokenizer, one.hypothesis.tokens, unknown)
+        _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
+        for term in one.placed:
+            _write(pieces, term.first, term.last + 1, term.occurrence.term.target)
+        text = "".join(pieces)
+        if not draft.tags:
+            return text, False
+        text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
+        found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
+        return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
 
     def _confidence(self, draft: Draft, one: Hypothesis, written: Axis, source: Axis) -> Confidence | None:
         if one.log_probabilities is None or one.alignment is None:
@@ -66,26 +83,23 @@ class Present:
         owner = [label for label, (first, last) in enumerate(written.spans) for _ in range(first, last + 1)]
         return [TermLabels(*one.occurrence.term, owner[one.first], owner[one.last]) for one in placed]
 
-    def _aligned_units(self, draft: Draft, one: Hypothesis, unknown: Sequence[str], text: str) -> list[int]:
-        """For each unit of a translation the unit of its source that it attends to most."""
+    def _weights(self, draft: Draft, one: Hypothesis, pieces: Sequence[str]) -> Tensor:
+        """How much each unit of a translation looks at each unit of its source."""
         assert one.alignment is not None
-        tokens, decode = one.tokens, self.model.target_tokenizer.decode
-        ends = [min(len(decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens) + 1)]
+        places = list(pairwise(accumulate(map(len, pieces), initial=0)))
         source = stretches(self.model.source_tokenizer.surfaces(draft.text), draft.text)
-        return aligned_units(one.alignment, source, list(pairwise(ends)), draft.text, text)
+        return between_units(one.alignment, source, places, draft.text, "".join(pieces))
 
-    def _unknown(self, draft: Draft, one: Written) -> list[str]:
-        """The words to print for the unknown tokens of a translation; given words print as they were given."""
-        tokenizer, tokens, alignment = self.model.target_tokenizer, one.hypothesis.tokens, one.hypothesis.alignment
-        unknown = tokenizer.unknown_id
-        if unknown is None or unknown not in tokens:
+    def _unknown(self, draft: Draft, one: Hypothesis) -> list[str]:
+        """The words to print for the unknown tokens of a translation."""
+        unknown = self.model.target_tokenizer.unknown_id
+        if unknown is None or not self.options.copy_unknown or one.alignment is None:
             return []
-        given = dict(zip(range(len(draft.prefix)), tokenizer.surfaces(draft.asked.prefix), strict=False))
-        for term in one.placed:
-            surfaces = tokenizer.surfaces(term.occurrence.term.target)
-            given |= zip(range(term.last, term.first - 1, -1), reversed(surfaces), strict=False)
-        places = [n for n, token in enumerate(tokens) if token == unknown]
-        words = [REPLACEMENT] * len(places)
-        if self.options.copy_unknown and alignment is not None:
-            words = copies(tokens, unknown, alignment, self.model.source_tokenizer.surfaces(draft.text)) or words
-        return [given.get(place, word) for place, word in zip(places, words, strict=True)]
+        return copies(one.tokens, unknown, one.alignment, self.model.source_tokenizer.surfaces(draft.text))
+
+
+def _write(pieces: list[str], first: int, end: int, given: str) -> None:
+    """Put given words, as they were given, into the place of the text of some tokens, and keep the spaces around it."""
+    text = "".join(pieces[first:end])
+    if text.strip():
+        pieces[first:end] = [text.replace(text.strip(), given.strip(), 1), *[""] * (end - first - 1)]

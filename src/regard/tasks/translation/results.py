@@ -40,6 +40,8 @@ class Candidate(NamedTuple):
     """The terms forced, in order, if terms were given."""
     limited: bool = False
     """Whether it ended, and one that was cut off at the most steps scored higher."""
+    left: bool = False
+    """Whether the text is that of the source: a tag or placeholder would not have come back exactly once."""
 
 
 class Translation(NamedTuple):

@@ -1,20 +1,16 @@
 """Tags and placeholders: taken out before a sentence is translated, and put back where they belong."""
 
-import re
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-TAG = re.compile(
-    r"</?[A-Za-z][^<>]*>"  # of XML and HTML
-    r"|\$?\{\{?[^{}\s]*\}?\}"  # {name}, ${name}, {{name}}
-    r"|%(?:\(\w+\)|\d+\$)?[sdif](?!\w)"  # %s, %(name)s, %1$s
-)
-UNIT = re.compile(r"\w+|[^\w\s]")
-"""The unit beside which a tag may stand: a word, or one sign."""
+from regard.tasks.text.words import Span, is_spaced, is_word, lengthens, shares, units
+from regard.tasks.translation.markup import MarkupPart, marks_of, pieces_of
 
 
 class Tag(NamedTuple):
@@ -22,19 +18,20 @@ class Tag(NamedTuple):
 
     text: str
     begin: int
-    """How many units of the plain sentence stand before it."""
+    """How many units, words and signs, of the plain sentence stand before it."""
     end: int
-    """The same of its closing tag; `begin` for a tag that stands for itself."""
+    """The same of its closing tag; `begin` for a tag that stands for itself. A pair in a word is around all of it."""
     closing: str = ""
     """The tag that closes it; empty for one that stands for itself."""
     left: bool = False
     """Whether it had a space before it."""
     right: bool = False
     """Whether it had a space behind it."""
+    parent: int = -1
+    """The number of the pair that it stands in; -1 for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedSentence:
+class TaggedSentence(NamedTuple):
     """A sentence without its tags, and the tags in the order in which they begin."""
 
     plain: str
@@ -47,71 +44,83 @@ def taken_out(sentence: str) -> TaggedSentence:
     An opening tag with its closing tag is one; tags that are not closed, or cross others, each stand for themselves.
 
     >>> taken_out("see <b>the house</b>, {name}")
-    TaggedSentence(plain='see the house, ',
-     tags=(Tag(text='<b>', begin=1, end=3, closing='</b>', left=True, right=False),
-     Tag(text='{name}', begin=4, end=4, closing='', left=True, right=False)))
+    TaggedSentence(plain='see the house,',
+     tags=(Tag(text='<b>', begin=1, end=3, closing='</b>', left=True, right=False, parent=-1),
+     Tag(text='{name}', begin=4, end=4, closing='', left=True, right=False, parent=-1)))
     """
-    plain, before, found, open_ones = "", 0, list[Tag](), list[int]()
-    for match in TAG.finditer(sentence):
-        plain += sentence[before : match.start()]
-        before = match.end()
-        left = sentence[: match.start()][-1:].isspace()
-        right = sentence[match.end() :][:1].isspace()
-        text, at = match[0], len(UNIT.findall(plain))
-        if text.startswith("</") and open_ones and _name(found[open_ones[-1]].text) == _name(text):
+    pieces = pieces_of(sentence)
+    closings = _closings(pieces)
+    in_pairs, plain, found, open_ones = {*closings, *closings.values()}, "", list[Tag](), list[int]()
+    for n, piece in enumerate(pieces):
+        before = pieces[n - 1] if n else None
+        if piece.kind == "text":
+            plain += _after_tag(plain, piece.text, is_alone=n - 1 not in in_pairs) if before else piece.text
+        elif n in in_pairs and n not in closings:
             number = open_ones.pop()
-            found[number] = found[number]._replace(end=at, closing=text)
-            continue
-        if text.startswith("<") and not text.startswith("</") and not text.endswith("/>"):
-            open_ones.append(len(found))
-        elif left and right:
-            plain = plain[:-1]  # or there would be two spaces
-        elif not text.startswith("</") and plain[-1:].isalnum() and sentence[match.end() :][:1].isalnum():
-            plain += " "
-        found.append(Tag(text, at, at, "", left, right))
-    return TaggedSentence(plain + sentence[before:], tuple(found))
+            found[number] = found[number]._replace(end=len(plain), closing=piece.text)
+        else:
+            left = before is not None and before.text[-1].isspace()
+            right = n + 1 < len(pieces) and pieces[n + 1].text[0].isspace()
+            found.append(Tag(piece.text, len(plain), len(plain), "", left, right, open_ones[-1] if open_ones else -1))
+            if n in closings:
+                open_ones.append(len(found) - 1)
+    plain = plain.rstrip() if found and pieces[-1].kind != "text" else plain
+    return TaggedSentence(plain, tuple(_in_units(found, plain)))
 
 
-def _name(tag: str) -> str:
-    found = re.match(r"</?([A-Za-z][^\s<>/]*)", tag)
-    return found[1] if found else tag
+def _closings(pieces: Sequence[MarkupPart]) -> dict[int, int]:
+    """The number of the closing tag of each opening tag that is closed, and crosses no pair before it."""
+    found, open_ones = dict[int, int](), list[int]()
+    for n, piece in enumerate(pieces):
+        if piece.kind == "opening":
+            open_ones.append(n)
+        elif piece.kind == "closing" and piece.name in (pieces[one].name for one in open_ones):
+            while pieces[open_ones[-1]].name != piece.name:
+                open_ones.pop()
+            found[open_ones.pop()] = n
+    return found
 
 
-def units(text: str) -> list[tuple[int, int]]:
-    """Where the units of a text begin and end.
-
-    >>> units("the house, now")
-    [(0, 3), (4, 9), (9, 10), (11, 14)]
-    """
-    return [match.span() for match in UNIT.finditer(text)]
+def _after_tag(plain: str, text: str, *, is_alone: bool) -> str:
+    """A text that stood behind a tag: without a second space, and as a word of its own if the tag stood alone."""
+    if not plain or plain[-1].isspace():
+        return text.lstrip()
+    return f" {text}" if is_alone and is_spaced(plain) and lengthens(text) else text
 
 
-def put_back(translation: str, tags: Sequence[Tag], aligned: Sequence[int]) -> str:
+def _in_units(tags: Sequence[Tag], plain: str) -> Iterator[Tag]:
+    """Tags whose places are counted in units, of tags whose places are counted in characters."""
+    spans = units(plain)
+    begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+    for tag in tags:
+        begin = bisect_right(ends, tag.begin)
+        is_empty = not plain[tag.begin : tag.end].strip()
+        yield tag._replace(begin=begin, end=begin if is_empty else bisect_left(begins, tag.end))
+
+
+def put_back(translation: str, tags: Sequence[Tag], weights: Tensor) -> str:
     """A translation with the tags of its source.
 
-    A pair of tags stands around all units of the translation aligned with the units it stood around. A tag alone
-    stands where the fewest alignments cross it. Every tag comes back exactly once; a pair stays within the pair that it
-    stood in, and where two pairs would cross, the later one is cut.
+    A pair of tags stands around all units of the translation that look most at one of the units it stood around, or
+    else around the one that looks at these most. A tag alone stands where the fewest alignments cross it. Every tag
+    comes back exactly once; a pair stays within the pair that it stood in, and where two pairs would cross, the later
+    one is cut.
 
     Args:
         translation: a text without tags.
         tags: those taken out of the source, in the order in which they begin.
-        aligned: for each unit of the translation, the number of the source unit it is aligned with.
+        weights: (T, S), how much each unit of the translation looks at each unit of the source.
 
+    >>> import torch
     >>> tags = taken_out("see <b>the house</b>, {name}").tags
-    >>> put_back("la maison, voir", tags, [1, 2, 3, 0])
+    >>> put_back("la maison, voir", tags, torch.eye(4)[[1, 2, 3, 0]])
     '<b>la maison</b>, voir {name}'
     """
-    root = _Node(Tag("", 0, sys.maxsize), 0, len(aligned))
-    around: list[tuple[Tag, _Node]] = [(root.tag, root)]
+    root = _Node(Tag("", 0, sys.maxsize), 0, len(weights))
+    nodes = list[_Node]()
     for tag in tags:
-        while not around[-1][0].begin <= tag.begin <= tag.end <= around[-1][0].end:
-            around.pop()
-        parent = around[-1][1]
-        begin, end = (min(max(place, parent.begin), parent.end) for place in _target_span(tag, aligned))
-        node = _placed(_Node(tag, begin, end), parent)
-        if tag.closing:
-            around.append((tag, node))
+        parent = nodes[tag.parent] if tag.parent >= 0 else root
+        nodes.append(_placed(_Node(tag, *_target_span(tag, weights, parent.begin, parent.end)), parent))
     return _written(translation, list(_items(root)))
 
 
@@ -192,73 +201,48 @@ def _written(translation: str, items: Sequence[_Item]) -> str:
             case "alone":
                 if item.tag.left or not answer:
                     answer, done = answer + translation[done:upcoming], upcoming
-                is_tight = item.tag.left and answer and not answer[-1].isspace() and items[n - 1].kind != "opening"
-                answer += " " * bool(is_tight) + item.tag.text
+                behind = translation[done : done + 1]
+                # `{n}` behind a `%` would be another placeholder.
+                is_tight = marks_of(answer[-2:] + item.tag.text + behind) != [item.tag.text]
+                needs_space = is_tight or (item.tag.left and items[n - 1].kind != "opening")
+                answer += " " * bool(answer and needs_space and not answer[-1].isspace()) + item.tag.text
                 has_next = n + 1 < len(items) and items[n + 1].kind != "closing"
-                answer += " " * (item.tag.right and has_next and not translation[done : done + 1].isspace())
+                answer += " " * (((item.tag.right and has_next) or is_tight) and not behind.isspace())
     return answer + translation[done:]
 
 
-def _target_span(tag: Tag, aligned: Sequence[int]) -> tuple[int, int]:
-    """The units of the translation that a tag belongs around, or the place at which it stands alone."""
-    inside = [n for n, unit in enumerate(aligned) if tag.begin <= unit < tag.end]
-    if inside:
+def _target_span(tag: Tag, weights: Tensor, low: int, high: int) -> Span:
+    """The units of the translation, among some, that a tag belongs around, or the place at which it stands alone."""
+    aligned = weights.argmax(-1).tolist() if weights.numel() else []
+    if tag.begin < tag.end and low < high:
+        inside = [n for n in range(low, high) if tag.begin <= aligned[n] < tag.end]
+        inside = inside or [low + int(weights[low:high, tag.begin : tag.end].sum(-1).argmax())]
         return inside[0], inside[-1] + 1
     # Alignments that cross a place: of units before it with units behind the tag, and the reverse.
     crossings = [
         sum(unit >= tag.begin for unit in aligned[:place]) + sum(unit < tag.begin for unit in aligned[place:])
-        for place in range(len(aligned) + 1)
+        for place in range(low, high + 1)
     ]
-    place = crossings.index(min(crossings))
+    place = low + crossings.index(min(crossings))
     return place, place
 
 
-def stretches(surfaces: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """Where the surfaces of tokens stand in their text; pieces of one character stand at the same place.
+def between_units(
+    alignment: Tensor, source_places: Sequence[Span], target_places: Sequence[Span], source: str, target: str
+) -> Tensor:
+    """How much each unit of a translation looks at each unit of its source: (T, S).
 
-    >>> stretches(["a", " b", "é", "é", "!"], "a bé!")
-    [(0, 1), (1, 3), (3, 4), (3, 4), (4, 5)]
-    """
-    found, place = list[tuple[int, int]](), 0
-    for surface in surfaces:
-        begin = text.find(surface, place) if surface else place
-        if begin < 0 or text[place:begin].strip():  # a further piece of the character before it
-            found.append(found[-1] if found else (0, 0))
-            continue
-        place = begin + len(surface)
-        found.append((begin, place))
-    return found
-
-
-def aligned_units(
-    alignment: Tensor, source_places: Sequence[tuple[int, int]], target_places: Sequence[tuple[int, int]],
-    source: str, target: str,
-) -> list[int]:  # fmt: skip
-    """For each unit of a translation the unit of the source its tokens attend to most.
+    Words look at words, and signs at signs where the source has any: models rest much of their attention on signs.
 
     Args:
-        alignment: (T, S) over tokens; columns behind `source_places` belong to marks.
+        alignment: over tokens; columns behind `source_places` belong to marks.
         source_places: the stretch of the source of each of its tokens.
         target_places: the stretch of the translation of each of its tokens.
         source: the source without tags.
         target: the translation.
     """
-    columns = _unit_of_each(source_places, source)
-    rows = _unit_of_each(target_places, target)
-    count = len(units(source))
-    sums = alignment.new_zeros(len(units(target)), max(count, 1))
-    for row, unit in enumerate(rows):
-        for column, of in enumerate(columns):
-            if unit is not None and of is not None:
-                sums[unit, of] += alignment[row, column]
-    return [int(best) for best in sums.argmax(-1)]
-
-
-def _unit_of_each(places: Sequence[tuple[int, int]], text: str) -> list[int | None]:
-    """The unit in which each stretch of a text begins, spaces apart."""
-    begins_in: list[int | None] = []
-    found = units(text)
-    for begin, end in places:
-        inside = [n for n, (first, last) in enumerate(found) if first < max(end, begin + 1) and begin < last]
-        begins_in.append(inside[0] if inside else None)
-    return begins_in
+    rows, columns = shares(target_places, units(target)), shares(source_places, units(source))
+    weights = rows.T @ alignment[: len(rows), : len(columns)].cpu().float() @ columns
+    of_words = [torch.tensor([is_word(text[begin:end]) for begin, end in units(text)]) for text in (target, source)]
+    is_alike = of_words[0][:, None] == of_words[1]
+    return torch.where(is_alike | ~is_alike.any(1, keepdim=True), weights, 0)

@@ -1,19 +1,18 @@
 """Terms whose translation is given: read from a file, found in sentences, and given a place in translations."""
 
-import re
-import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.lines import StrPath, decoded, raw_lines
 from regard.tasks.text.unicode import normalise
-
-UNSPACED = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
-"""How Unicode's names of letters begin in scripts that put no space between words."""
+from regard.tasks.text.words import boundaries, is_word
 
 
 class Term(NamedTuple):
@@ -65,7 +64,7 @@ def read_terms(path: StrPath) -> tuple[Term, ...]:
 class Terms:
     """Terms and their translations, which translations of sentences with such a term must have.
 
-    Case counts. A term is a whole word or several, except in scripts that put no space between words.
+    Case counts. A term is a whole word or several, also in scripts that put no space between words: see `words`.
 
     >>> terms = Terms([Term("cat", "minou"), Term("black cat", "panthère")])
     >>> [(one.term.source, one.begin) for one in terms.found_in("the black cat sees a cat, not cats")]
@@ -75,39 +74,25 @@ class Terms:
     def __init__(self, terms: Iterable[Term]) -> None:
         self.terms = tuple(terms)
         self._by_source = {normalise(term.source): term for term in self.terms}
-        # Of terms that begin at one place the longest counts.
-        longest_first = sorted(self._by_source, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(_as_words, longest_first)))
+        self._longest = max(map(len, self._by_source), default=0)
 
     def found_in(self, sentence: str) -> list[Occurrence]:
-        """Where terms stand in a sentence, from left to right. None lies in another."""
-        matches = self._pattern.finditer(sentence) if self._by_source else ()
-        return [Occurrence(self._by_source[match[0]], *match.span()) for match in matches]
+        """Where terms stand in a sentence, from left to right. None lies in another, and the longest counts."""
+        found, borders = list[Occurrence](), boundaries(sentence)
+        for number, begin in enumerate(borders):
+            if found and begin < found[-1].end:
+                continue
+            ends = borders[number + 1 : bisect_right(borders, begin + self._longest)]
+            terms = ((self._by_source.get(sentence[begin:end]), end) for end in reversed(ends))
+            found += [Occurrence(term, begin, end) for term, end in terms if term is not None][:1]
+        return found
 
 
-def _as_words(term: str) -> str:
-    before = r"(?<!\w)" if _is_spaced(term[0]) else ""
-    behind = r"(?!\w)" if _is_spaced(term[-1]) else ""
-    return before + re.escape(term) + behind
-
-
-def _is_spaced(character: str) -> bool:
-    """Whether it is a letter or digit that another one beside it would make part of a longer word."""
-    return is_letter(character) and not unicodedata.name(character, "").startswith(UNSPACED)
-
-
-def is_letter(character: str) -> bool:
-    """Whether a character may stand in a word.
-
-    >>> is_letter("é"), is_letter("'")
-    (True, False)
-    """
-    return character.isalnum() or character == "_"
-
-
-def is_spaced(text: str) -> bool:
-    """Whether a text ends within a word of a script that puts spaces between words."""
-    return bool(text) and _is_spaced(text[-1])
+def added_texts(codec: Codec, tokens: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+    """The text that each token adds; of tokens that share a character the first adds it."""
+    text = codec.decode(tokens, unknown=unknown)
+    ends = [min(len(codec.decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
+    return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 
 
 def begins_of_units(pieces: Sequence[str], first: int) -> list[int]:
@@ -118,16 +103,14 @@ def begins_of_units(pieces: Sequence[str], first: int) -> list[int]:
         first: the tokens before it do not count.
 
     >>> begins_of_units(["un", " pe", "tit", " ", "chat", ".", "木", "々"], 0)
-    [0, 1, 4, 5, 6, 7]
+    [0, 1, 4, 5, 6]
     """
-    begins, before = [], " "
+    begins, borders, place = [], set(boundaries("".join(pieces))), 0
     for number, piece in enumerate(pieces):
         text = piece.lstrip()
-        if text and number >= first:
-            is_apart = piece[0].isspace() or not (is_letter(before) and is_letter(text[0]))
-            if is_apart or number == first or not (_is_spaced(before) and _is_spaced(text[0])):
-                begins.append(number)
-        before = piece[-1:] or before
+        if text and (number == first or (number > first and place + len(piece) - len(text) in borders)):
+            begins.append(number)
+        place += len(piece)
     return begins
 
 
@@ -145,7 +128,7 @@ def place_of(alignment: Tensor, columns: Sequence[int], pieces: Sequence[str], f
     """
     begins = begins_of_units(pieces, first)
     ends = [*begins[1:], len(pieces)][: len(begins)]
-    units = [(b, e) for b, e in zip(begins, ends, strict=True) if any(map(is_letter, "".join(pieces[b:e])))]
+    units = [(b, e) for b, e in zip(begins, ends, strict=True) if is_word("".join(pieces[b:e]))]
     if not units:
         end = next((n for n in range(first, len(pieces)) if not pieces[n]), len(pieces))
         return (begins[0] if begins else end,) * 2

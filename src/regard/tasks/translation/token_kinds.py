@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.tasks.text.codec import Codec
-from regard.tasks.translation.terms import is_letter
+from regard.tasks.text.words import is_spaced, lengthens
 
 
 class TokenKinds(NamedTuple):
@@ -23,13 +23,10 @@ class TokenKinds(NamedTuple):
         base = len(codec.decode(anchor))
         pieces = [codec.decode([*anchor, token])[base:] for token in range(min(len(codec), size))]
         pieces += [""] * (size - len(pieces))
-        first, last = (torch.tensor([_is_in_word(piece, at) for piece in pieces]) for at in (0, -1))
+        # U+FFFD is a part of a character, which may be a letter.
+        first = torch.tensor([lengthens(piece) or piece.startswith("\ufffd") for piece in pieces])
+        last = torch.tensor([is_spaced(f"a{piece}") or piece.endswith("\ufffd") for piece in pieces])
         prints = torch.tensor([bool(piece) for piece in pieces])
         begins = prints & ~first
         begins[codec.marks.end_id] = True
         return cls(begins, first, prints & ~last)
-
-
-def _is_in_word(piece: str, at: int) -> bool:
-    # U+FFFD is a part of a character, which may be a letter.
-    return bool(piece) and (is_letter(piece[at]) or piece[at] == "\ufffd")

@@ -79,6 +79,8 @@ class RenderedWindow(NamedTuple):
     """Source words that were perhaps left untranslated; each names its line."""
     cut_off: list[str]
     """The lines whose translations were cut off at the most tokens, or are the best because better ones were."""
+    left: list[str]
+    """The lines left as they are for the sake of their tags."""
 
 
 class Notes:
@@ -110,20 +112,24 @@ class BulkTranslation:
     bad: Notes = field(default_factory=Notes)
     doubted: Notes = field(default_factory=Notes)
     cut_off: Notes = field(default_factory=Notes)
+    left: Notes = field(default_factory=Notes)
 
     def render(self, window: Iterable[Answered], *, after: int) -> RenderedWindow:
         """Show the answers to lines that follow on line number `after`."""
-        shown, bad, doubted, cut_off = [], list[str](), list[str](), list[str]()
+        found = RenderedWindow("", [], [], [], [])
+        shown = []
         for number, (_, translation) in enumerate(window, start=after + 1):
             shown.append(f"{self.show(number, translation)}\n")
             if translation.problem is not None:
-                bad.append(translation.problem)
-            if translation.candidates[0].limited or not translation.candidates[0].finished:
-                cut_off.append(f"line {number}")
-            sure = translation.candidates[0].confidence
-            if sure is not None and sure.untranslated:
-                doubted.append(f"line {number}: {', '.join(sure.untranslated)}")
-        return RenderedWindow("".join(shown), bad, doubted, cut_off)
+                found.bad.append(translation.problem)
+            first = translation.candidates[0]
+            if first.limited or not first.finished:
+                found.cut_off.append(f"line {number}")
+            if any(one.left for one in translation.candidates):
+                found.left.append(f"line {number}")
+            if first.confidence is not None and first.confidence.untranslated:
+                found.doubted.append(f"line {number}: {', '.join(first.confidence.untranslated)}")
+        return found._replace(content="".join(shown))
 
     def take(self, rendered: RenderedWindow) -> str:
         """Add the notes of a window, and return its answers.
@@ -136,6 +142,7 @@ class BulkTranslation:
         self.bad.add(rendered.bad)
         self.doubted.add(rendered.doubted)
         self.cut_off.add(rendered.cut_off)
+        self.left.add(rendered.left)
         return rendered.content
 
     def print(self, file: IO[str], *, flush: bool) -> None:

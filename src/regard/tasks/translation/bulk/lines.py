@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
-from regard.tasks.text.lines import BadLines, Line, decoded, raw_lines
+from regard.tasks.text.lines import BadLines, Line, Lines, decoded
 from regard.tasks.translation.bulk.resumable_output import Unfinished
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
@@ -161,7 +161,7 @@ def count_lines(path: Path) -> int:
     Raises:
         DataError: it cannot be read.
     """
-    return sum(1 for _ in raw_lines(path))
+    return sum(1 for _ in Lines(path))
 
 
 def _parsed(line: Line, parse: Parse) -> Request | DataError:

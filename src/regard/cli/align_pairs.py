@@ -1,14 +1,26 @@
 """`regard align`: links between the words of given pairs."""
 
 from dataclasses import KW_ONLY, dataclass
+from itertools import tee
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import AnyRun, Command, Device, Mean, alignment_of, refuse_first, require_task
+from regard.cli.shared import (
+    AnyRun,
+    Command,
+    DataFormat,
+    Device,
+    Mean,
+    SkipBadLines,
+    alignment_of,
+    pairs_of,
+    refuse_first,
+    require_task,
+    tell_left_out,
+)
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.links import as_line
-from regard.tasks.text.pairs import read_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +34,9 @@ class AlignCommand(Command):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...]
-    """pairs: one file of two tab-separated columns or JSON lines, or two aligned files."""
+    """pairs, in the forms of --data-format."""
+    data_format: DataFormat = None
+    bad_lines: SkipBadLines = "stop"
     reverse: Path | None = None
     """a translator from the target's language to the source's."""
     alignment_layer: int | Mean | None = None
@@ -50,13 +64,15 @@ class AlignCommand(Command):
 
         translator = Translator.load(self.run, device=self.device)
         which = alignment_of(self.alignment_layer, self.alignment_head, translator.alignment)
-        found = words_aligned(translator, read_pairs(list(self.data)), which)
-        if self.reverse is None:
-            for links in found:
-                print(as_line(links))
-            return
-        other = Translator.load(self.reverse, device=self.device)
-        which = alignment_of(self.reverse_layer, self.reverse_head, other.alignment)
-        turned = words_aligned(other, ((target, source) for source, target in read_pairs(list(self.data))), which)
-        for links, back in zip(found, turned, strict=True):
-            print(as_line(symmetrised(links, frozenset((word, of) for of, word in back))))
+        reader = pairs_of(self, self.data)
+        pairs, again = tee(reader)
+        found = words_aligned(translator, pairs, which)
+        if self.reverse is not None:
+            other = Translator.load(self.reverse, device=self.device)
+            which = alignment_of(self.reverse_layer, self.reverse_head, other.alignment)
+            turned = words_aligned(other, ((target, source) for source, target in again), which)
+            both = zip(found, turned, strict=True)
+            found = (symmetrised(links, frozenset((word, of) for of, word in back)) for links, back in both)
+        for links in reader.with_gaps(found):
+            print("" if links is None else as_line(links))
+        tell_left_out(reader)

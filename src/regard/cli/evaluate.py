@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
@@ -13,22 +13,25 @@ from regard.cli.ranking import SearchCommand
 from regard.cli.shared import (
     AnyRun,
     Command,
+    DataFormat,
     Device,
     Mean,
     Run,
+    SkipBadLines,
     below,
-    lines_of,
+    pairs_of,
     print_table,
     refuse_first,
     require_task,
+    tell_left_out,
+    texts_of,
 )
 from regard.errors import ArgumentError
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.lines import STANDARD_INPUT, StrPath
-from regard.tasks.text.pairs import read_pairs
+from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 
 OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--length-reward", "--reverse", "--reverse-weight", "--references", "--ensemble"),
@@ -49,7 +52,9 @@ class EvaluateCommand(SearchCommand):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...]
-    """the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text."""
+    """the test set: pairs or text, in the forms of --data-format."""
+    data_format: DataFormat = None
+    bad_lines: SkipBadLines = "stop"
     references: tuple[Path, ...] = ()
     """translation: files of references, one for each set; --data then has the sources alone."""
     ensemble: tuple[Path, ...] = ()
@@ -161,7 +166,9 @@ class ScoreCommand(Command):
     run: Run
     _: KW_ONLY
     data: tuple[Path, ...] = ()
-    """pairs or lines, in the forms that `evaluate` takes; standard input unless given."""
+    """pairs or lines, in the forms of --data-format; standard input unless given."""
+    data_format: DataFormat = None
+    bad_lines: SkipBadLines = "stop"
     device: Device = "auto"
 
     def check(self) -> None:
@@ -174,9 +181,11 @@ class ScoreCommand(Command):
 
         model = task_of(self.run).load(self.run, device=self.device)
         paths: Sequence[StrPath] = self.data or (STANDARD_INPUT,)
-        found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
-        for likelihood in found:
-            print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
+        of_pairs = isinstance(model, Translator)
+        reader: Reader[Any] = pairs_of(self, paths) if of_pairs else texts_of(self, paths)
+        for one in reader.with_gaps(model.score(reader)):
+            print("" if one is None else f"{one.log_probability:.4f}\t{one.tokens}")
+        tell_left_out(reader)
 
 
 @dataclass(frozen=True, slots=True)

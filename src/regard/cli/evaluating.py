@@ -7,16 +7,17 @@ from typing import Any
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
-from regard.cli.shared import lines_of, print_table
+from regard.cli.shared import pairs_of, print_table, tell_left_out
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
 from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.telling import Tell
-from regard.tasks.text.links import read_links
-from regard.tasks.text.pairs import is_json_lines, read_pairs
+from regard.tasks.text.lines import Reader
+from regard.tasks.text.links import links_of, read_linked_pairs
 from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.text.texts import RunningText
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
@@ -51,7 +52,8 @@ def evaluate(asked: Any) -> None:
 
 
 def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    pairs = list(read_pairs(list(asked.data)))
+    pairs = list(reader := pairs_of(asked, asked.data))
+    tell_left_out(reader)
     with search_by.searching(model, asked.run):
         if asked.try_heads:
             return _tried_heads(model, pairs, FRAMES if asked.frames is None else asked.frames, tell)
@@ -79,11 +81,16 @@ def _whole_sentences(
     asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
 ) -> list[ScoreRow]:
     reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
+    reader: Reader[Any] = _judged(asked)
+    judged: Iterable[Any] = reader
     if asked.alignment_data is not None:
-        rate = error_of(model, list(read_pairs(list(asked.data))), read_links(asked.alignment_data), align)
+        linked = list(reader)
+        judged = pairs = [(pair.source, pair.target) for pair in linked]
+        rate = error_of(model, pairs, [links_of(pair.links, "the links") for pair in linked], align)
         aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
-        found = model.evaluate(_judged(asked), beam=asked.search, reverse=reverse, tell=tell)
+        found = model.evaluate(judged, beam=asked.search, reverse=reverse, tell=tell)
+    tell_left_out(reader)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
@@ -94,17 +101,19 @@ def _whole_sentences(
     ]
 
 
-def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
-    """Read sources and their references, in any of the forms."""
+def _judged(asked: Any) -> Reader[Any]:
+    """Read sources and their references, in any of the forms; with links, pairs and their links."""
     if asked.references:
-        return read_references(asked.data[0], asked.references)
-    if len(asked.data) == 1 and is_json_lines(asked.data[0]):
-        return read_judged(asked.data[0])
-    return read_pairs(list(asked.data))
+        return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
+    settings: dict[str, Any] = {"format": asked.data_format, "bad_lines": asked.bad_lines}
+    if asked.alignment_data is not None:
+        return read_linked_pairs(asked.data, asked.alignment_data, **settings)
+    return read_judged(asked.data, **settings)
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
-    found = model.evaluate(lines_of(asked.data), stride=asked.stride, tell=tell)
+    found = model.evaluate(text := _text(asked), stride=asked.stride, tell=tell)
+    tell_left_out(text)
     return [
         ("tokens", str(found.tokens)),
         ("loss", f"{found.loss:.4f}", "nats a token"),
@@ -113,8 +122,13 @@ def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]
     ]
 
 
+def _text(asked: Any) -> RunningText:
+    return RunningText(asked.data, format=asked.data_format, bad_lines=asked.bad_lines)
+
+
 def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
-    row = model.row(lines_of(asked.data))
+    row = model.row(text := _text(asked))
+    tell_left_out(text)
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")
     print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)

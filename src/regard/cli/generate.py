@@ -1,5 +1,6 @@
 """`regard generate`: let a language model write."""
 
+import os
 import sys
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -71,19 +72,21 @@ class GenerateCommand(Command):
         with loading():
             from regard.tasks.exports.text_engine import refuse_text_run
             from regard.tasks.language_modelling.causal import LanguageModel
+            from regard.tasks.text.lines import decoded
             from regard.tasks.training.distributed.devices import find_device
 
         search = EngineFlags.of(self).chosen(find_device(self.device), partial(refuse_text_run, self.run))
+        prompt = decoded("the prompt", os.fsencode(self.prompt))
         model = LanguageModel.load(self.run, device=self.device)
         limits: dict[str, Any] = {"max_tokens": self.max_tokens, "stop": self.stop, "seed": self.seed}
         limits["filters"] = self._filters()
         with search.writing(model, self.run):
             if self.samples > 1:
-                for number, text in enumerate(model.samples(self.prompt, count=self.samples, **limits)):
-                    print(*(["---"] if number else []), self.prompt + text, sep="\n", flush=True)
+                for number, text in enumerate(model.samples(prompt, count=self.samples, **limits)):
+                    print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
                 return
-            sys.stdout.write(self.prompt)
-            for piece in model.generate(self.prompt, **limits):
+            sys.stdout.write(prompt)
+            for piece in model.generate(prompt, **limits):
                 sys.stdout.write(piece)
                 sys.stdout.flush()
             print(flush=True)

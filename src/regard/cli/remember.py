@@ -6,7 +6,17 @@ from pathlib import Path
 
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import AnyRun, Command, Device, refuse_first, require_task
+from regard.cli.shared import (
+    AnyRun,
+    Command,
+    DataFormat,
+    Device,
+    SkipBadLines,
+    pairs_of,
+    refuse_first,
+    require_task,
+    tell_left_out,
+)
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 
@@ -22,10 +32,11 @@ class RememberCommand(Command):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...] = ()
-    """the pairs: one file of two tab-separated columns or JSON lines, or two aligned files; unless given, those that
-    the run was trained on."""
+    """the pairs, in the forms of --data-format; unless given, those that the run was trained on."""
     valid: tuple[Path, ...] = ()
     """pairs by which to choose how much the memory has to say; unless given, those of the run."""
+    data_format: DataFormat = None
+    bad_lines: SkipBadLines = "stop"
     out: Path | None = None
     """the file to write; unless given, memory.safetensors in the run folder."""
     overwrite: bool = False
@@ -58,8 +69,10 @@ class RememberCommand(Command):
             from regard.tasks.translation.translator import Translator
 
         translator = Translator.load(self.run, device=self.device)
+        data, valid = (pairs_of(self, paths) if paths else None for paths in (self.data, self.valid))
         with telling() as tell:
-            found = remember_for(translator, self.run, data=self.data, valid=self.valid, tell=tell)
+            found = remember_for(translator, self.run, data=data, valid=valid, tell=tell)
+        tell_left_out(*filter(None, (data, valid)))
         write_memory(self.target, found)
         before, after = found.figures["without"], found.figures["with"]
         print(f"{len(found.memory):,} places of text are in {self.target}", file=sys.stderr)

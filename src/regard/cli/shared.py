@@ -1,5 +1,6 @@
 """The base of all commands, and code shared by several."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -12,7 +13,10 @@ import tyro
 from regard.errors import ArgumentError
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
-from regard.tasks.text.lines import StrPath, read_lines
+from regard.tasks.text.gate import PairFormat, TextFormat
+from regard.tasks.text.lines import BadLines, Reader, StrPath
+from regard.tasks.text.pairs import Pair, read_pairs
+from regard.tasks.text.texts import RunningText, read_texts
 
 if TYPE_CHECKING:
     from regard.tasks.translation.alignments import AlignmentOf
@@ -28,6 +32,21 @@ AnyRun = Annotated[
 ]
 """A run folder, the first argument of most commands."""
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, cuda:N or mps.")]
+DataFormat = Annotated[
+    PairFormat | TextFormat | None,
+    tyro.conf.arg(
+        help="the form of the files, if their beginnings do not tell: of pairs, tables with a tab (tsv; tsv-extra has "
+        "further columns, which are ignored) or with commas and quotes (csv), jsonl, tmx, or aligned files; of text, "
+        "lines (text) or jsonl."
+    ),
+]
+SkipBadLines = Annotated[
+    BadLines,
+    tyro.conf.arg(
+        help="whether a line that cannot be read ends the work, or is left out and counted; where each line has an "
+        "answer, that answer is an empty line."
+    ),
+]
 
 
 class Command(ABC):
@@ -134,9 +153,20 @@ def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
         raise ArgumentError(f"{flag}: {out} is a file; name a folder")
 
 
-def lines_of(paths: Sequence[StrPath]) -> Iterable[str]:
-    """The lines of files, one file after the other."""
-    return (line for path in paths for line in read_lines(path))
+def pairs_of(asked: Any, paths: Sequence[StrPath]) -> Reader[Pair]:
+    """The pairs of files, as the flags of a command say."""
+    return read_pairs(paths, format=asked.data_format, bad_lines=asked.bad_lines)
+
+
+def texts_of(asked: Any, paths: Sequence[StrPath]) -> Reader[str]:
+    """The texts of files, as the flags of a command say."""
+    return read_texts(paths, format=asked.data_format, bad_lines=asked.bad_lines)
+
+
+def tell_left_out(*readers: Reader[Any] | RunningText) -> None:
+    """Say in one line on standard error which lines were left out, if there are any."""
+    if told := [line for reader in readers for line in reader.told]:
+        print("; ".join(told), file=sys.stderr)
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.ranking import refuse_reverse
-from regard.cli.shared import AnyRun, Command, Device, print_table, refuse_first, require_task
+from regard.cli.shared import (
+    AnyRun,
+    Command,
+    DataFormat,
+    Device,
+    SkipBadLines,
+    pairs_of,
+    print_table,
+    refuse_first,
+    require_task,
+    tell_left_out,
+)
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.pairs import read_pairs
 
 if TYPE_CHECKING:
     from regard.tasks.translation.tune import Tuned
@@ -31,6 +41,8 @@ class TuneCommand(Command):
     _: KW_ONLY
     valid: tuple[Path, ...] = ()
     """the pairs, which should be neither those of training nor those of a test; unless given, those of the run."""
+    data_format: DataFormat = None
+    bad_lines: SkipBadLines = "stop"
     reverse: Path | None = None
     """a translator of the other direction: how probable it finds a source, given a translation, counts too."""
     ensemble: tuple[Path, ...] = ()
@@ -57,7 +69,11 @@ class TuneCommand(Command):
             from regard.tasks.translation.tune import tune
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
-        pairs = list(read_pairs(list(self.valid))) if self.valid else list(own_texts(translator, self.run, "valid"))
+        if self.valid:
+            pairs: list[tuple[str, str]] = list(reader := pairs_of(self, self.valid))
+            tell_left_out(reader)
+        else:
+            pairs = own_texts(translator, self.run, "valid")
         other = None if self.reverse is None else Translator.load(self.reverse, device=self.device)
         with telling() as tell:
             found = tune(translator, pairs, beam_size=self.beam, reverse=other, tell=tell)

@@ -69,7 +69,7 @@ class Reader(Iterator[T], Generic[T]):
         return len(self._bad)
 
     @property
-    def left_out(self) -> list[str]:
+    def told(self) -> list[str]:
         """A line about the skipped lines so far; none if there are none."""
         return [f"{self.skipped:,} bad lines left out; the first: {self.first_skipped}"] if self._bad else []
 

@@ -70,7 +70,7 @@ class RunningText(Iterator[str]):
     def told(self) -> list[str]:
         """The lines so far that were left out or cut."""
         cut = [f"{len(self._cut):,} lines of more than 16 MiB cut (the first: {self._cut[0]})"] if self._cut else []
-        return [*self._reader.left_out, *cut]
+        return [*self._reader.told, *cut]
 
 
 def _paragraph_of_json(line: Line) -> str:

@@ -70,7 +70,8 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         of_training = partial(_those, pairs, is_held_out, wanted=False)
         tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
         train = _store(folder, "train", of_training(), tokenizers, config)
-        with Spool(*given or [_those(pairs, is_held_out, wanted=True)], folder.data) as held:
+        held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
+        with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
             if config.alignment_data is not None:
                 store_links(_links_file(folder), of_training(), tokenizers)
@@ -83,7 +84,7 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         for count, store, name in zip(too_long, (train, valid), ("to train on", "for validation"), strict=True)
         if count
     ]
-    say("; ".join([*told, *(line for reader in (read, *given) for line in reader.left_out)]))
+    say("; ".join([*told, *(line for reader in (read, *given) for line in reader.told)]))
     say(f"vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
     write_prepared(
         folder,

@@ -78,11 +78,10 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
             work.print(sys.stdout, flush=typed)
         else:
             form = {
-                "data-format": format,
                 "json": options.labels,
                 "prefix": asked.prefix,
                 "prefix-column": asked.prefix_column,
-            }
+            } | ({} if format == "text" else {"data-format": format})
             settings = {"model": translator.fingerprint(), **options.settings(), **search_by.settings(), **form}
             settings["window"] = WINDOW_LINES
             with opened(asked.output, settings, resume=asked.resume, overwrite=asked.overwrite) as unfinished:

@@ -46,7 +46,7 @@ MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 """The byte order marks of other encodings; the mark of UTF-16 begins that of UTF-32."""
-OBJECT = re.compile(r'\s*\{\s*("[^"\\]{1,80}"\s*:|\}\s*$)')
+OBJECT = re.compile(r'\s*\{\s*"[^"\\]{1,80}"\s*:')
 """The beginning of a line that holds a JSON object."""
 SEVERAL_LINES_OF_JSON = re.compile(r'\s*[\[{]\s*["{\[]')
 

@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -220,8 +220,14 @@ def _opened(path: StrPath, opened: ExitStack) -> Any:
     stream: Any = sys.stdin.buffer
     if not hasattr(stream, "peek"):
         stream = io.BufferedReader(stream)
-        opened.callback(stream.detach)  # or it would close standard input
+        opened.callback(_release, stream)
     return stream
+
+
+def _release(stream: Any) -> None:
+    """Take a reader off standard input, which it would close."""
+    with suppress(ValueError):  # it is closed already
+        stream.detach()
 
 
 def why_not_read(name: str, error: OSError) -> str:

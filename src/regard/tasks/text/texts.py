@@ -12,7 +12,7 @@ from regard.tasks.text.lines import BadLines, Line, Reader, StrPath, decoded
 def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
     r"""The text of a JSON object, under the first of some keys that it has.
 
-    >>> text_of_json(Line("x:1", b'{"id": 7, "text": "one\ntwo"}'))
+    >>> text_of_json(Line("x:1", b'{"id": 7, "text": "one\\ntwo"}'))
     'one\ntwo'
     """
     record = json_of(line)

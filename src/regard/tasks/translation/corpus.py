@@ -80,8 +80,8 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     too_long = [_too_long(config, part, store) for part, store in (("train", train), ("valid", valid))]
     told = [f"{len(train):,} pairs to train on, {len(valid):,} {'' if config.valid else 'held out '}for validation"]
     told += [
-        f"{count:,} of {len(store):,} {name} longer than --max-length or --batch-tokens: left out"
-        for count, store, name in zip(too_long, (train, valid), ("to train on", "for validation"), strict=True)
+        f"{count:,} of {len(store):,} {name} are longer than --max-length or --batch-tokens allow: left out"
+        for count, store, name in zip(too_long, (train, valid), ("pairs", "pairs for validation"), strict=True)
         if count
     ]
     say("; ".join([*told, *(line for reader in (read, *given) for line in reader.told)]))
@@ -104,10 +104,10 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
     limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
     if fitting := len(TokenBatches(store, seed=0, **limits)):
         return len(store) - fitting
-    purpose, others = {"train": ("to train on", ""), "valid": ("for validation", ", or give others by --valid")}[part]
+    of_part, others = {"train": ("", ""), "valid": (" for validation", ", or give others by --valid")}[part]
     raise DataError(
-        f"expected pairs {purpose} of at most {config.max_length} tokens on either side (--max-length) and "
-        f"{config.batch_tokens} in all (--batch-tokens), got {len(store):,} that are longer: raise these{others}"
+        f"there is no pair{of_part} of at most {config.batch_tokens} tokens (--batch-tokens), with at most "
+        f"{config.max_length} on either side (--max-length): raise them{others}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The gate: packed text is read, other encodings and files that are no text are named, and a form goes by its content."""
+"""The gate: packed text is read, other encodings and files that are no text are named, and content says the form."""
 
 import bz2
 import gzip
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from regard.cli.commands import COMMANDS
-from regard.cli.train import TRAINERS
 from regard.errors import ArgumentError, DataError
+from regard.tasks.registry import TASKS
 from regard.tasks.text.lines import Lines, read_lines
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.references import read_judged
@@ -218,12 +219,11 @@ def test_parts_are_the_text_and_cut_no_character() -> None:
 
 
 def test_every_reading_command_has_the_flags_that_messages_name() -> None:
-    reading = {
-        name: one for name, one in COMMANDS.items() if {"data", "valid", "input"} & {f.name for f in fields(one)}
-    }
+    flags = {name: {one.name for one in fields(cast(Any, command))} for name, command in COMMANDS.items()}
+    reading = {name: names for name, names in flags.items() if {"data", "valid", "input"} & names}
     assert set(reading) == {"translate", "align", "evaluate", "score", "remember", "tune"}
-    for name, trainer in TRAINERS.items():
-        reading[name] = {one.name for one in fields(trainer.__annotations__["settings"].__origin__)}
+    for name, task in TASKS.items():
+        reading[name] = {one.name for one in fields(task.config)}
     assert [name for name, names in reading.items() if not {"data_format", "bad_lines"} <= names] == []
 
 

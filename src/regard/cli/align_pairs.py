@@ -5,26 +5,14 @@ from itertools import tee
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import (
-    AnyRun,
-    Command,
-    DataFormat,
-    Device,
-    Mean,
-    SkipBadLines,
-    alignment_of,
-    pairs_of,
-    refuse_first,
-    require_task,
-    tell_left_out,
-)
+from regard.cli.shared import AnyRun, Device, Mean, ReadingCommand, alignment_of, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.links import as_line
 
 
 @dataclass(frozen=True, slots=True)
-class AlignCommand(Command):
+class AlignCommand(ReadingCommand):
     """Print links between the words of pairs, a line for each pair (`0-0 1-2`, source and target from 0).
 
     Each target word is linked with the source word that it attends to most. With a translator of the other direction,
@@ -35,8 +23,6 @@ class AlignCommand(Command):
     _: KW_ONLY
     data: tuple[Path, ...]
     """pairs, in the forms of --data-format."""
-    data_format: DataFormat = None
-    bad_lines: SkipBadLines = "stop"
     reverse: Path | None = None
     """a translator from the target's language to the source's."""
     alignment_layer: int | Mean | None = None
@@ -64,7 +50,7 @@ class AlignCommand(Command):
 
         translator = Translator.load(self.run, device=self.device)
         which = alignment_of(self.alignment_layer, self.alignment_head, translator.alignment)
-        reader = pairs_of(self, self.data)
+        reader = self.pairs_in(self.data)
         pairs, again = tee(reader)
         found = words_aligned(translator, pairs, which)
         if self.reverse is not None:
@@ -75,4 +61,4 @@ class AlignCommand(Command):
             found = (symmetrised(links, frozenset((word, of) for of, word in back)) for links, back in both)
         for links in reader.with_gaps(found):
             print("" if links is None else as_line(links))
-        tell_left_out(reader)
+        self.tell(reader)

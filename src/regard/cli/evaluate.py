@@ -13,18 +13,14 @@ from regard.cli.ranking import SearchCommand
 from regard.cli.shared import (
     AnyRun,
     Command,
-    DataFormat,
     Device,
     Mean,
+    ReadingCommand,
     Run,
-    SkipBadLines,
     below,
-    pairs_of,
     print_table,
     refuse_first,
     require_task,
-    tell_left_out,
-    texts_of,
 )
 from regard.errors import ArgumentError
 from regard.tasks.exports.formats import Engine, SearchPrecision
@@ -42,7 +38,7 @@ TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateCommand(SearchCommand):
+class EvaluateCommand(ReadingCommand, SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
@@ -53,8 +49,6 @@ class EvaluateCommand(SearchCommand):
     _: KW_ONLY
     data: tuple[Path, ...]
     """the test set: pairs or text, in the forms of --data-format."""
-    data_format: DataFormat = None
-    bad_lines: SkipBadLines = "stop"
     references: tuple[Path, ...] = ()
     """translation: files of references, one for each set; --data then has the sources alone."""
     ensemble: tuple[Path, ...] = ()
@@ -156,7 +150,7 @@ class EvaluateCommand(SearchCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreCommand(Command):
+class ScoreCommand(ReadingCommand):
     """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
     For a translator it is that of the target given the source, end mark included; for a language model that of the
@@ -167,8 +161,6 @@ class ScoreCommand(Command):
     _: KW_ONLY
     data: tuple[Path, ...] = ()
     """pairs or lines, in the forms of --data-format; standard input unless given."""
-    data_format: DataFormat = None
-    bad_lines: SkipBadLines = "stop"
     device: Device = "auto"
 
     def check(self) -> None:
@@ -177,15 +169,16 @@ class ScoreCommand(Command):
 
     def work(self) -> None:
         with loading():
+            from regard.tasks.text.texts import read_texts
             from regard.tasks.translation.translator import Translator
 
         model = task_of(self.run).load(self.run, device=self.device)
         paths: Sequence[StrPath] = self.data or (STANDARD_INPUT,)
         of_pairs = isinstance(model, Translator)
-        reader: Reader[Any] = pairs_of(self, paths) if of_pairs else texts_of(self, paths)
+        reader: Reader[Any] = self.pairs_in(paths) if of_pairs else read_texts(paths, **self.reading)
         for one in reader.with_gaps(model.score(reader)):
             print("" if one is None else f"{one.log_probability:.4f}\t{one.tokens}")
-        tell_left_out(reader)
+        self.tell(reader)
 
 
 @dataclass(frozen=True, slots=True)

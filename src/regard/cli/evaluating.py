@@ -7,7 +7,7 @@ from typing import Any
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
-from regard.cli.shared import pairs_of, print_table, tell_left_out
+from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageModel
@@ -52,8 +52,8 @@ def evaluate(asked: Any) -> None:
 
 
 def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    pairs = list(reader := pairs_of(asked, asked.data))
-    tell_left_out(reader)
+    pairs = list(reader := asked.pairs_in(asked.data))
+    asked.tell(reader)
     with search_by.searching(model, asked.run):
         if asked.try_heads:
             return _tried_heads(model, pairs, FRAMES if asked.frames is None else asked.frames, tell)
@@ -90,7 +90,7 @@ def _whole_sentences(
         aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
         found = model.evaluate(judged, beam=asked.search, reverse=reverse, tell=tell)
-    tell_left_out(reader)
+    asked.tell(reader)
     return [
         ("pairs", str(found.pairs)),
         ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
@@ -105,15 +105,14 @@ def _judged(asked: Any) -> Reader[Any]:
     """Read sources and their references, in any of the forms; with links, pairs and their links."""
     if asked.references:
         return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
-    settings: dict[str, Any] = {"format": asked.data_format, "bad_lines": asked.bad_lines}
     if asked.alignment_data is not None:
-        return read_linked_pairs(asked.data, asked.alignment_data, **settings)
-    return read_judged(asked.data, **settings)
+        return read_linked_pairs(asked.data, asked.alignment_data, **asked.reading)
+    return read_judged(asked.data, **asked.reading)
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
     found = model.evaluate(text := _text(asked), stride=asked.stride, tell=tell)
-    tell_left_out(text)
+    asked.tell(text)
     return [
         ("tokens", str(found.tokens)),
         ("loss", f"{found.loss:.4f}", "nats a token"),
@@ -123,12 +122,12 @@ def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]
 
 
 def _text(asked: Any) -> RunningText:
-    return RunningText(asked.data, format=asked.data_format, bad_lines=asked.bad_lines)
+    return RunningText(asked.data, **asked.reading)
 
 
 def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
     row = model.row(text := _text(asked))
-    tell_left_out(text)
+    asked.tell(text)
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")
     print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)

@@ -13,7 +13,7 @@ from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.gate import TextFormat
+from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
 
 FOR_LINES = (
@@ -44,7 +44,7 @@ class TranslateCommand(SearchCommand):
     _: KW_ONLY
     input: Path | None = None
     """a file with one sentence on each line; may be packed."""
-    data_format: TextFormat | None = None
+    data_format: RunningTextFormat | None = None
     """the form of the lines, if the first do not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
     output: Path | None = None
     """a file to write to, instead of standard output; it has that name once it is whole."""

@@ -12,7 +12,7 @@ from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.text.gate import TextFormat, form_of_text
+from regard.tasks.text.gate import RunningTextFormat, form_of_text
 from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines, read_lines
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignments import AlignmentOf
@@ -65,7 +65,7 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     typed = asked.sentence is None and asked.input is None and asked.output is None and sys.stdin.isatty()
     if asked.sentence is not None:
         lines: Iterator[Line] = iter([Line("the sentence", os.fsencode(asked.sentence))])
-        format: TextFormat = "text"
+        format: RunningTextFormat = "text"
     else:
         lines = read = Lines(asked.input or STANDARD_INPUT)
         format = asked.data_format or form_of_text(read.head)

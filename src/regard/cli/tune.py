@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.ranking import refuse_reverse
-from regard.cli.shared import (
-    AnyRun,
-    Command,
-    DataFormat,
-    Device,
-    SkipBadLines,
-    pairs_of,
-    print_table,
-    refuse_first,
-    require_task,
-    tell_left_out,
-)
+from regard.cli.shared import AnyRun, Device, ReadingCommand, print_table, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 
@@ -30,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TuneCommand(Command):
+class TuneCommand(ReadingCommand):
     """Find the length reward, and the weight of a reverse translator, that are best on validation pairs, by BLEU.
 
     Each source is translated once, and all settings choose among the same hypotheses. Nothing is written: the flags
@@ -41,8 +30,6 @@ class TuneCommand(Command):
     _: KW_ONLY
     valid: tuple[Path, ...] = ()
     """the pairs, which should be neither those of training nor those of a test; unless given, those of the run."""
-    data_format: DataFormat = None
-    bad_lines: SkipBadLines = "stop"
     reverse: Path | None = None
     """a translator of the other direction: how probable it finds a source, given a translation, counts too."""
     ensemble: tuple[Path, ...] = ()
@@ -70,8 +57,8 @@ class TuneCommand(Command):
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
         if self.valid:
-            pairs: list[tuple[str, str]] = list(reader := pairs_of(self, self.valid))
-            tell_left_out(reader)
+            pairs: list[tuple[str, str]] = list(reader := self.pairs_in(self.valid))
+            self.tell(reader)
         else:
             pairs = own_texts(translator, self.run, "valid")
         other = None if self.reverse is None else Translator.load(self.reverse, device=self.device)

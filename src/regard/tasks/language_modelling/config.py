@@ -7,7 +7,7 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
 from regard.tasks.config import TrainingConfig
-from regard.tasks.text.gate import TextFormat
+from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
 from regard.tasks.training.fit_config import FitConfig
 from regard.tensors.ranges import require_at_least, require_share
@@ -25,7 +25,7 @@ class TextConfig(TrainingConfig):
     """Share of the data that this tail is, 0 to 1; at most ten million bytes are taken."""
     documents: Literal["file", "paragraphs", "lines"] = "file"
     """Where a document ends: never (file), at a blank line, or at the end of each line."""
-    data_format: TextFormat | None = None
+    data_format: RunningTextFormat | None = None
     """The form of these files, if their beginnings do not tell: lines of text, or JSON lines with a `text` each."""
     bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""

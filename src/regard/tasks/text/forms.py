@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[R, T]):
+class RecordForm(Generic[R, T]):
     """A way in which files hold items: how their records are found, and the item of a record."""
 
     records: Callable[[Sequence[Lines]], Iterator[R]]
@@ -33,7 +33,7 @@ class Form(Generic[R, T]):
 def items_of(
     files: Sequence[StrPath],
     format: str | None,
-    forms: Mapping[str, Form[Any, T]],
+    forms: Mapping[str, RecordForm[Any, T]],
     *,
     too_long: Callable[[str], None] = refuse_long,
 ) -> Iterator[Callable[[], T]]:
@@ -49,14 +49,17 @@ def items_of(
     return _items([Lines(file, too_long=too_long) for file in files], format, forms)
 
 
-def _items(files: list[Lines], format: str | None, forms: Mapping[str, Form[Any, T]]) -> Iterator[Callable[[], T]]:
+def _items(
+    files: list[Lines], format: str | None, forms: Mapping[str, RecordForm[Any, T]]
+) -> Iterator[Callable[[], T]]:
     if format is not None:
         yield from forms[format].items(files)
     elif "text" in forms:
         for file in files:
             yield from forms[form_of_text(file.head)].items([file])
     else:
-        yield from forms[form_of_pairs([file.name for file in files], [file.head for file in files[:2]])].items(files)
+        format = form_of_pairs([file.name for file in files], [file.head for file in files[:2]])
+        yield from forms[format].items(files)
 
 
 def in_a_row(files: Sequence[Lines]) -> Iterator[Line]:

@@ -19,7 +19,9 @@ from typing import IO, Any, Literal, NamedTuple, cast
 from regard.errors import ArgumentError, DataError, MissingExtraError
 
 PairFormat = Literal["tsv", "tsv-extra", "csv", "jsonl", "tmx", "aligned"]
-TextFormat = Literal["text", "jsonl"]
+RunningTextFormat = Literal["text", "jsonl"]
+DataFormat = Literal["tsv", "tsv-extra", "csv", "jsonl", "tmx", "aligned", "text"]
+"""The forms of pairs and of running text."""
 
 HEAD_BYTES = 2**16
 """At most so many bytes of an input decide; of a pipe, those that are there."""
@@ -183,7 +185,7 @@ _SAID = {"tsv": "a table with tabs", "csv": "a table with commas", "jsonl": "JSO
 }
 
 
-def form_of_text(head: bytes) -> TextFormat:
+def form_of_text(head: bytes) -> RunningTextFormat:
     """The form in which a file holds running text."""
     return "jsonl" if _kind(head) == "jsonl" else "text"
 
@@ -210,7 +212,9 @@ def delimiter_of(head: bytes) -> str | None:
     lines = whole or [last]
     for delimiter in ",;":
         if any(f'"{delimiter}' in line or f'{delimiter}"' in line for line in lines):
-            rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+            rows: list[list[str]] = []
+            with suppress(csv.Error):
+                rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
             if len(rows) > 1 and len({len(row) for row in rows[:-1]}) == 1 and len(rows[0]) > 1:
                 return delimiter
     return None

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from regard.errors import DataError
-from regard.tasks.text.forms import Form, in_a_row, items_of, json_of, normalised, shape_of
+from regard.tasks.text.forms import RecordForm, in_a_row, items_of, json_of, normalised, shape_of
 from regard.tasks.text.gate import PairFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded
-from regard.tasks.text.tables import Cells, csv_rows, tmx_units
+from regard.tasks.text.tables import RawCells, csv_rows, tmx_units
 
 NUMBERED = re.compile(rb"\d+\t[^\t]*\t")
 """The beginning of a line of Tatoeba's exports: the number of a sentence, and two columns or more behind it."""
@@ -59,7 +59,7 @@ def read_pairs(
 
 
 def read_items(
-    files: Sequence[StrPath], format: str | None, forms: Mapping[str, Form[Any, T]], *, bad_lines: BadLines
+    files: Sequence[StrPath], format: str | None, forms: Mapping[str, RecordForm[Any, T]], *, bad_lines: BadLines
 ) -> Reader[T]:
     """The items of files, at least one; raises as `read_pairs` does."""
     must_hold = f"pairs of sentences in {' and '.join(map(str, files))}"
@@ -81,7 +81,7 @@ def _from_table(line: Line, *, extra_columns: bool) -> Pair:
     return _pair((line.place, cells[0]), (line.place, cells[1]))
 
 
-def _from_cells(cells: Cells) -> Pair:
+def _from_cells(cells: RawCells) -> Pair:
     if len(cells.raw) != 2:
         raise DataError(
             f"{cells.place}: expected a source and a target, got {len(cells.raw)}; keep these two, or name them "
@@ -137,14 +137,14 @@ def _side_by_side(files: Sequence[Lines]) -> Iterator[tuple[Line, Line]]:
             yield source, target
 
 
-PAIR_FORMS: Mapping[str, Form[Any, Pair]] = MappingProxyType(
+PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
     {
-        "tsv": Form(_rows, partial(_from_table, extra_columns=False)),
-        "tsv-extra": Form(_rows, partial(_from_table, extra_columns=True)),
-        "csv": Form(csv_rows, _from_cells),
-        "jsonl": Form(in_a_row, _from_json),
-        "tmx": Form(tmx_units, _from_cells),
-        "aligned": Form(_side_by_side, _from_aligned, is_by_twos=True),
+        "tsv": RecordForm(_rows, partial(_from_table, extra_columns=False)),
+        "tsv-extra": RecordForm(_rows, partial(_from_table, extra_columns=True)),
+        "csv": RecordForm(csv_rows, _from_cells),
+        "jsonl": RecordForm(in_a_row, _from_json),
+        "tmx": RecordForm(tmx_units, _from_cells),
+        "aligned": RecordForm(_side_by_side, _from_aligned, is_by_twos=True),
     }
 )
 """The forms of pairs by their names."""

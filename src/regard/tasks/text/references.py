@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from regard.errors import ArgumentError, DataError
-from regard.tasks.text.forms import Form, in_a_row, json_of
+from regard.tasks.text.forms import RecordForm, in_a_row, json_of
 from regard.tasks.text.gate import PairFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded
 from regard.tasks.text.pairs import PAIR_FORMS, read_items
@@ -54,7 +54,7 @@ def read_judged(
         ArgumentError: as with `read_pairs`.
         DataError: as with `read_pairs`.
     """
-    forms: dict[str, Form[Any, Any]] = {**PAIR_FORMS, "jsonl": Form(in_a_row, _judged_json)}
+    forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
     return read_items(paths, format, forms, bad_lines=bad_lines)
 
 

@@ -14,14 +14,14 @@ LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 SIDES = ("source", "target")
 
 
-class Cells(NamedTuple):
+class RawCells(NamedTuple):
     """The cells of a row, or the two sides of a unit, each of them undecoded."""
 
     place: str
     raw: tuple[bytes, ...]
 
 
-def csv_rows(files: Sequence[Lines]) -> Iterator[Cells]:
+def csv_rows(files: Sequence[Lines]) -> Iterator[RawCells]:
     """The cells of each row; of columns named `source` and `target` in the first row, these alone."""
     for file in files:
         texts = (line.raw.decode(errors="surrogateescape") + "\n" for line in file)
@@ -35,12 +35,12 @@ def csv_rows(files: Sequence[Lines]) -> Iterator[Cells]:
                     continue
                 cells = row if columns is None else [row[n] for n in columns if n < len(row)]
                 raw = tuple(cell.encode(errors="surrogateescape") for cell in cells)
-                yield Cells(f"{file.name}:{rows.line_num}", raw)
+                yield RawCells(f"{file.name}:{rows.line_num}", raw)
         except csv.Error as error:
             raise DataError(f"{file.name}:{rows.line_num}: expected cells in quotes, got others ({error})") from None
 
 
-def tmx_units(files: Sequence[Lines]) -> Iterator[Cells]:
+def tmx_units(files: Sequence[Lines]) -> Iterator[RawCells]:
     """The two sides of each unit of translation memories; the source is in the language that the header names."""
     for file in files:
         parser: Any = XMLPullParser(("start", "end"))
@@ -54,7 +54,7 @@ def tmx_units(files: Sequence[Lines]) -> Iterator[Cells]:
                         source = element.get("srclang", source).lower()
                     elif (event, element.tag) == ("end", "tu"):
                         number += 1
-                        yield Cells(f"{file.name}, unit {number}", tuple(_sides(element, source)))
+                        yield RawCells(f"{file.name}, unit {number}", tuple(_sides(element, source)))
                         element.clear()
             parser.close()
         except ParseError as error:

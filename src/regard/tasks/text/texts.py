@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from regard.errors import DataError
-from regard.tasks.text.forms import Form, in_a_row, items_of, json_of, normalised, shape_of
-from regard.tasks.text.gate import TextFormat
+from regard.tasks.text.forms import RecordForm, in_a_row, items_of, json_of, normalised, shape_of
+from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines, Line, Reader, StrPath, decoded
 
 
@@ -25,14 +25,14 @@ def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
     return normalised(line.place, texts[0])
 
 
-TEXT_FORMS: Mapping[str, Form[Line, str]] = MappingProxyType(
-    {"text": Form(in_a_row, lambda line: decoded(*line)), "jsonl": Form(in_a_row, text_of_json)}
+TEXT_FORMS: Mapping[str, RecordForm[Line, str]] = MappingProxyType(
+    {"text": RecordForm(in_a_row, lambda line: decoded(*line)), "jsonl": RecordForm(in_a_row, text_of_json)}
 )
 """The forms of running text by their names."""
 
 
 def read_texts(
-    paths: Sequence[StrPath], *, format: TextFormat | None = None, bad_lines: BadLines = "stop"
+    paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[str]:
     """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None decides by the beginning.
 
@@ -52,10 +52,10 @@ class RunningText(Iterator[str]):
     """
 
     def __init__(
-        self, paths: Sequence[StrPath], *, format: TextFormat | None = None, bad_lines: BadLines = "stop"
+        self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
     ) -> None:
         self._cut: list[str] = []
-        forms = {**TEXT_FORMS, "jsonl": Form(in_a_row, _paragraph_of_json)}
+        forms = {**TEXT_FORMS, "jsonl": RecordForm(in_a_row, _paragraph_of_json)}
         self._reader = Reader(items_of(paths, format, forms, too_long=self._cut.append), bad_lines=bad_lines)
         self._lines = (line for text in self._reader for line in text.split("\n"))
         self.size_bytes = 0

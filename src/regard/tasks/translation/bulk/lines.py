@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
-from regard.tasks.text.gate import TextFormat
+from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, decoded
 from regard.tasks.text.texts import text_of_json
 from regard.tasks.translation.bulk.resumable_output import Unfinished
@@ -28,7 +28,7 @@ class Answered(NamedTuple):
     translation: Translation
 
 
-def whole_line(line: Line, prefix: str = "", *, format: TextFormat = "text") -> Request:
+def whole_line(line: Line, prefix: str = "", *, format: RunningTextFormat = "text") -> Request:
     """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`.
 
     Raises:

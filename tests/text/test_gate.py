@@ -6,24 +6,27 @@ import io
 import json
 import lzma
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
 from regard.cli.commands import COMMANDS
 from regard.errors import ArgumentError, DataError
 from regard.tasks.registry import TASKS
+from regard.tasks.text.gate import PACKINGS, DataFormat
 from regard.tasks.text.lines import Lines, read_lines
 from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.references import read_judged
 from regard.tasks.text.texts import RunningText, read_texts
 from regard.tasks.text.unicode import bounded, normalise
 from regard.tasks.text.word_stream import heard_words
+from tests import ROOT
 
 PAIRS = [(f"a cat {n}, it says", f"eine „Katze“ {n}") for n in range(20)]
 TABLE = "".join(f"{a}\t{b}\n" for a, b in PAIRS).encode()
@@ -225,6 +228,14 @@ def test_every_reading_command_has_the_flags_that_messages_name() -> None:
     for name, task in TASKS.items():
         reading[name] = {one.name for one in fields(task.config)}
     assert [name for name, names in reading.items() if not {"data_format", "bad_lines"} <= names] == []
+
+
+def test_the_page_has_every_form() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    table = page.partition("| `--data-format` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == set(get_args(DataFormat))
+    packed = page.partition("Files may be packed by ")[2].partition(";")[0]
+    assert set(re.findall(r"gzip|bzip2|xz|zstd|zip(?= archive)", packed)) == {one.name for one in PACKINGS.values()}
 
 
 def test_answers_keep_the_places_of_lines_left_out(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ FOREIGN = {
     zipped(**{"[Content_Types].xml": b"<x/>", "xl/workbook.xml": b"<x/>"}): "got an office document",
     bytes(257) + b"ustar\0" + bytes(300): "got a tar archive",
     gzip.compress(bytes(257) + b"ustar\0" + bytes(300)): "got a tar archive",
+    TABLE.replace(b"\n", b"\r"): "got carriage returns alone, .*; convert them: tr",
     b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 4: "got bytes that are none",
 }
 

@@ -136,6 +136,7 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
                 self.names_alignment and (self.wait_k is not None or not (self.simultaneous or links)),
                 "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
             ),
+            (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
             (
                 references and len(self.data) != 1,
                 f"with --references, --data is one file of sources, got {len(self.data)}",

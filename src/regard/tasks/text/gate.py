@@ -121,6 +121,11 @@ def refuse_foreign(head: bytes, name: str) -> None:
             f"{name}: expected text in UTF-8, got {encoding[:6]}{order}; convert it: "
             f"iconv -f {encoding} -t UTF-8 {quote(name)}"
         )
+    if b"\n" not in head and head.count(b"\r") > 1:
+        raise DataError(
+            f"{name}: expected lines that end in a line feed, got carriage returns alone, as old Macs wrote them; "
+            f"convert them: tr '\\r' '\\n' < {quote(name)}"
+        )
     if b"\0" in head and not _is_utf8(head):
         raise DataError(f"{name}: expected text, got bytes that are none; name another file")
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from regard.call.normalizations import SoftmaxWithSink as SoftmaxWithSink
     from regard.call.normalizations import Sparsemax as Sparsemax
     from regard.call.normalizations import Unnormalized as Unnormalized
+    from regard.call.normalizations import masked_softmax as masked_softmax
     from regard.call.packing import Packed as Packed
     from regard.call.packing import pack as pack
     from regard.call.rotary.rotary import Rotary as Rotary
@@ -107,6 +108,7 @@ else:
                 "SoftmaxWithSink",
                 "Sparsemax",
                 "Unnormalized",
+                "masked_softmax",
             ),
             "regard.call.packing": ("Packed", "pack"),
             "regard.call.rotary.rotary": ("Rotary",),
@@ -136,4 +138,5 @@ else:
             "views",
             "watching",
         ),
+        drawn_by="regard.views.display",
     )

@@ -12,7 +12,7 @@ from regard.call.biases.base import Bias, as_bias
 from regard.call.checks import IS_CHECKING, check_values
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import as_mask
-from regard.call.normalizations import Normalization, Softmax
+from regard.call.normalizations import Normalization, Softmax, as_normalization
 from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import as_score
 from regard.call.shapes import as_autocast, canonical, restore, without_autocast
@@ -20,6 +20,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute, reader, run
 from regard.kernels.as_sdpa import as_sdpa
 from regard.kernels.base import Backend, Call
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
@@ -28,7 +29,8 @@ from regard.maps.sources.call_factors import GivenFactors, needs_gradient, tenso
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
-AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
+AnyScore = Score | Callable[[Tensor, Tensor], Tensor] | type[Score] | str
+AnyNormalization = Normalization | type[Normalization] | str
 TOLERANCE = 0.05
 """The tolerance of a row sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 
@@ -53,21 +55,21 @@ Attended.__new__ = _of_parts  # type: ignore[method-assign, assignment]
 
 @overload
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: Literal[False] = ...,
     keep_values: bool = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: Literal[True],
     keep_values: bool = ...,
 ) -> Attended: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: Normalization = ...,
+    query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
     backend: str | None = ..., return_weights: bool,
     keep_values: bool = ...,
@@ -78,7 +80,7 @@ def attention(
     value: Float[Tensor, "..."],
     *,
     score: AnyScore = ScaledDot(),  # noqa: B008  (frozen, without state)
-    normalization: Normalization = Softmax(),  # noqa: B008
+    normalization: AnyNormalization = Softmax(),  # noqa: B008
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -93,9 +95,9 @@ def attention(
         key: (batch..., G, S, D) and so on, of the query's rank. G divides H: query head h reads
             key/value head h // (H / G).
         value: (batch..., G, S, E). Under autocast all three are cast, as in `F.scaled_dot_product_attention`.
-        score: a function of a query and a key: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, or any function from a
-            block of queries and a block of keys to scores.
-        normalization: from a row of scores to weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ...
+        score: a function of a query and a key: `ScaledDot()`, `Additive(...)`, `Gaussian(...)`, a name without
+            arguments ("dot"), or any function from a block of queries and a block of keys to scores.
+        normalization: from a row of scores to weights: `Softmax()`, `Sparsemax()`, `Sigmoid()`, ..., or "sparsemax".
         mask: the visible keys of each query: a mask (`causal() & lengths(n)`) or a bool tensor, True = keep, with the
             input's rank and each dimension full or 1, or (T, S). A row without keys is exactly 0.
         bias: an additive term of the scores: a tensor with the shape of a tensor mask, or a `Bias`. -inf excludes a
@@ -211,18 +213,19 @@ def make_call(
     value: Tensor,
     *,
     score: AnyScore,
-    normalization: Normalization,
+    normalization: AnyNormalization,
     mask: Mask | Tensor | None,
     bias: Bias | Tensor | None,
     dropout: float,
     state: State | None = None,
 ) -> tuple[Call, Tensor]:
     """Check everything once and freeze the call. Also returns the canonical value."""
-    if not 0.0 <= dropout < 1.0:
-        raise ArgumentError(f"dropout must be in [0, 1), got {dropout}")
+    if not isinstance(dropout, float | int) or not 0.0 <= dropout < 1.0:
+        raise ArgumentError(f"dropout must be a number in [0, 1), got {dropout!r}")
     state = look(query) if state is None else state
     query, key, value, sizes = canonical(query, key, value, state=state)
     chosen = score if isinstance(score, Score) else as_score(score)
+    weighing = normalization if isinstance(normalization, Normalization) else as_normalization(normalization)
     query, key = chosen.prepare(query, key)
     if state.is_cast:
         query, key = as_autocast(query, key)
@@ -232,7 +235,7 @@ def make_call(
         query=query,
         key=key,
         score=chosen,
-        normalization=normalization,
+        normalization=weighing,
         mask=None if allowed is None else allowed.bind(sizes, query.device),
         bias=None if added is None else added.bind(sizes, query.device),
         dropout=dropout,
@@ -242,7 +245,7 @@ def make_call(
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Displayed):
     """The backend of a call, the cost of the call, and the reason against each other backend."""
 
     backend: str
@@ -270,7 +273,7 @@ def explain(
     value: Tensor,
     *,
     score: AnyScore = ScaledDot(),  # noqa: B008
-    normalization: Normalization = Softmax(),  # noqa: B008
+    normalization: AnyNormalization = Softmax(),  # noqa: B008
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
@@ -319,7 +322,7 @@ def map_of(
     key: Tensor,
     *,
     score: AnyScore = ScaledDot(),  # noqa: B008
-    normalization: Normalization = Softmax(),  # noqa: B008
+    normalization: AnyNormalization = Softmax(),  # noqa: B008
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     lse: Tensor | None = None,
@@ -363,13 +366,13 @@ def map_of(
             f"map_of() needs a log-sum-exp of shape {expected} on {query.device}, one for each query; got "
             f"{tuple(lse.shape)} on {lse.device}"
         )
-    if not isinstance(normalization.base, Softmax):
+    if not isinstance(call.normalization.base, Softmax):
         raise ArgumentError(
-            f"only a softmax has a log-sum-exp, and the normalization is {normalization}: leave lse out"
+            f"only a softmax has a log-sum-exp, and the normalization is {call.normalization}: leave lse out"
         )
     given = lse.to(call.compute_dtype).reshape(call.query.shape[:-1])
     weights = AttentionMap(CallSource(GivenFactors(call, given), call.sizes.leading))
-    if normalization.base is normalization and has_values(query):
+    if call.normalization.base is call.normalization and has_values(query):
         _check_last_row(weights)
     anew = None if given.requires_grad else _state_with_graph(call)
     return weights if anew is None else AttentionMap(CallSource(GivenFactors(call, anew), call.sizes.leading))

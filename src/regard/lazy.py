@@ -1,13 +1,28 @@
-"""Lazy imports of a package's names (PEP 562), for a fast import."""
+"""Lazy imports of a package's names (PEP 562), for a fast import, and of the module that draws its objects."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+"""Contents by MIME type and their metadata, as IPython's display protocol has them."""
+DRAWN_BY: dict[str, str] = {}
+"""From the name of a package to the module that draws its objects for notebooks."""
+
+
+class Displayed:
+    """An object that a notebook shows as a picture or a table; `on_demand` knows the module that makes it."""
+
+    __slots__ = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        drawn: Bundle = import_module(DRAWN_BY["regard"]).bundle(self)
+        return drawn
+
 
 def on_demand(
-    package: str, modules: Mapping[str, Iterable[str]], *, packages: Iterable[str] = ()
+    package: str, modules: Mapping[str, Iterable[str]], *, packages: Iterable[str] = (), drawn_by: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The functions `__getattr__` and `__dir__` of a package, and its list `__all__`.
 
@@ -20,12 +35,15 @@ def on_demand(
         package: the package's name.
         modules: from the name of a module to its public names.
         packages: modules in the package accessible without an import of their own.
+        drawn_by: the module whose `bundle(shown)` draws the package's `Displayed` objects; imported at the first.
 
     Raises:
         AttributeError: the package has no such name; raised by the first function.
     """
     homes = {name: module for module, names in modules.items() for name in names}
     within = frozenset(packages)
+    if drawn_by:
+        DRAWN_BY[package] = drawn_by
 
     def get(name: str) -> Any:
         if name in within:

@@ -10,12 +10,10 @@ from types import FunctionType
 from typing import NamedTuple
 
 Graph = Mapping[str, frozenset[str]]
-PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl"})
-"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`."""
-OF_OTHERS = frozenset(
-    {"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight", "_repr_mimebundle_"}
-)
-"""Of transformers, tyro, scikit-learn and IPython: there is no other way, and each is read where it is used."""
+PUBLIC = frozenset({"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_abc_impl", "_repr_mimebundle_"})
+"""Private by name alone: Python documents them, of named tuples, of `os` and of `sys`; IPython the last."""
+OF_OTHERS = frozenset({"_attn_implementation", "_supports_sdpa", "_errors", "_check_sample_weight"})
+"""Of transformers, tyro and scikit-learn: there is no other way, and each is read where it is used."""
 
 
 class Definition(NamedTuple):
@@ -377,5 +375,5 @@ def given_on_demand(tree: ast.Module) -> OnDemand:
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))
     (call,) = (node for node in ast.walk(branch) if isinstance(node, ast.Call))
     modules = ast.literal_eval(call.args[1])
-    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords]
+    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "packages"]
     return OnDemand({name: module for module, names in modules.items() for name in names}, frozenset(sum(packages, ())))

@@ -43,6 +43,7 @@ def found(ground: str, seeds: range, cases: int = 25) -> str | None:
         ("paths", 0, 60),
         ("lifetimes", 0, 60),
         ("files", 0, 12),
+        ("text", 0, 6),
     ],
 )
 def test_a_short_search_finds_nothing(ground: str, seed: int, cases: int) -> None:

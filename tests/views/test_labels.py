@@ -70,7 +70,7 @@ def turned(columns: list[str]) -> list[tuple[str, float]]:
 
 
 def test_labels_are_turned_one_by_one() -> None:
-    found = dict(turned(["2", "0", "年", "土曜日", "a", "<eos>"]))
+    found = dict(turned(4 * ["2", "0", "年", "土曜日", "a", "<eos>"]))
     assert found == {"2": 0, "0": 0, "年": 0, "土\n曜\n日": 0, "a": 0, "<eos>": 90}
 
 

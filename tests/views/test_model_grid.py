@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.views import model_example, model_grid
-from regard.views.html import page
+from regard.views import model_example, model_grid, page
 from regard.views.model import GAP
 
 
@@ -78,7 +77,7 @@ def test_a_watched_model_as_a_picture_and_as_a_page() -> None:
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(1, 6, 16))
     figure = model_grid(seen)
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [name for name, _ in seen]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["layer 0", "layer 1"]
     words = list("abcdef")
     example = model_example(seen, words, title="six")
     assert list(example.maps) == [name for name, _ in seen]

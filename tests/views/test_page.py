@@ -14,7 +14,7 @@ import regard
 from regard.call.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.views.html import Example, Map, page, save_page
+from regard.views import Example, Map, page, save_page
 from regard.views.html.page import script
 from regard.views.labels import printable
 from tests.views.written_dates import EMPTY_MB, LOCALES, array_of, decoded, embedded, sentence, softmax, words, written
@@ -216,7 +216,7 @@ def test_the_script_is_one_module_and_builds_no_markup() -> None:
 @pytest.mark.parametrize(
     ("examples", "options", "error", "says"),
     [
-        ([], {}, ArgumentError, "at least one example"),
+        ([], {}, ArgumentError, "no maps to look at"),
         ([Example("", {})], {}, ArgumentError, "at least one map"),
         ([sentence()], {"budget_mb": 0}, ArgumentError, "budget_mb"),
         ([sentence()], {"exact": ["other"]}, ArgumentError, "other"),

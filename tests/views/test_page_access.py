@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.views.html import Example, Map, page
+from regard.views import Example, Map, page
 from tests.views.chromium import Chromium
 from tests.views.written_dates import sentence, softmax
 

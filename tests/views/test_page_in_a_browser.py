@@ -14,10 +14,10 @@ import torch
 
 import regard
 from regard.maps.sources.call import source_of_call
+from regard.views import Example, Map, page
 from regard.views.colours import hexadecimal, ramp
-from regard.views.html import Example, Map, page
+from regard.views.examples import model_example
 from regard.views.labels import printable
-from regard.views.model import model_example
 from tests.views.chromium import CHROMIUM, Chromium
 from tests.views.written_dates import EMPTY_MB
 

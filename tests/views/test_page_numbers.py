@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import regard
-from regard.views.html import Example, Map, numbers, page
+from regard.views import Example, Map, page
+from regard.views.html import numbers
 from tests.views.chromium import Chromium
 from tests.views.written_dates import EMPTY_MB
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard.maps.statistics.pooling import Bins
-from regard.views.html import Example, Map, page
+from regard.views import Example, Map, page
 from regard.views.html.arrays import packed
 from regard.views.html.page import script
 from tests.views.written_dates import array_of, embedded, sentence, softmax

@@ -112,8 +112,22 @@ def test_limits_are_those_of_the_data_and_are_printed() -> None:
     assert printed[0] == "0"
     assert float(printed[-1]) == pytest.approx(weights.max(), rel=0.005)
     assert "square-root" in bar.ax.get_xlabel()
-    # In the middle of the bar is a quarter of the largest weight.
-    assert float(printed[len(printed) // 2]) == pytest.approx(weights.max() / 4, rel=0.005)
+    places = [text.get_position()[0] for text in bar.ax.get_xticklabels()]
+    assert places == pytest.approx([float(number) for number in printed], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("scale", "limits", "ticks"),
+    [
+        ("sqrt", (0, 1), [0, 0.25, 0.5, 1]),
+        ("linear", (0, 1), [0, 0.25, 0.5, 0.75, 1]),
+        ("linear", (-0.2, 0.2), [-0.2, -0.1, 0, 0.1, 0.2]),
+        ("log", (0.0001, 1), [0.0001, 0.001, 0.01, 0.1, 1]),
+        ("sqrt", (0, 0.0371), [0, 0.01, 0.02, 0.0371]),
+    ],
+)
+def test_ticks_are_round(scale: str, limits: tuple[float, float], ticks: list[float]) -> None:
+    assert scale_of(scale).ticks(Limits(*limits)) == pytest.approx(ticks)
 
 
 def test_panels_share_the_limits_of_all() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from babel.dates import format_date
 
-from regard.views.html import Example, Map, page
+from regard.views import Example, Map, page
 
 EMPTY_MB = len(page([Example("", {"x": Map(np.eye(1))})]).text) / 1e6
 """A page that shows one weight."""

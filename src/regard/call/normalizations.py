@@ -6,12 +6,16 @@ which any block of the weights follows from its scores alone. For softmax the st
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.call.given_scores import masked_scores
+from regard.call.masks.base import Mask
+from regard.call.named import made
+from regard.errors import ArgumentError
 from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
@@ -52,6 +56,19 @@ class Normalization(ABC):
     def select(self, heads: Tensor) -> "Normalization":
         """The normalization of some heads, each as a batch row of one head."""
         return self
+
+    def __call__(self, scores: Any, mask: Mask | Tensor | None = None) -> Tensor:
+        """The weights of given scores (..., T, S) where the mask allows, as in `regard.masked_softmax`.
+
+        Raises:
+            ShapeError: as in `regard.masked_softmax`.
+
+        >>> Sparsemax()([[1.0, 0.5, 9.0]], torch.tensor([[True, True, False]]))
+        tensor([[0.7500, 0.2500, 0.0000]])
+        """
+        flat, shape = masked_scores(scores, mask)
+        weights, _ = self.finish(*self.base.normalize(flat))
+        return weights.reshape(shape)
 
     @abstractmethod
     def normalize(
@@ -311,3 +328,43 @@ class Entmax15(_Threshold):
 
     def __str__(self) -> str:
         return "entmax-1.5"
+
+
+def as_normalization(normalization: object) -> Normalization:
+    """The caller's normalization: an object, its class, or its name ("sparsemax").
+
+    Raises:
+        ArgumentError: the name is unknown, or the argument is none of these.
+    """
+    if isinstance(normalization, Normalization):
+        return normalization
+    named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized)
+    found: Normalization | None = made(normalization, Normalization, named, "normalization")
+    if found is None:
+        raise ArgumentError(f"normalization= takes a regard normalization or its name, got {normalization!r}")
+    return found
+
+
+def masked_softmax(scores: Any, mask: Mask | Tensor | None = None) -> Float[Tensor, "*leading T S"]:
+    r"""$P_{ij} = \exp(s_{ij}) / \sum_{l} \exp(s_{il})$, l and j over the keys that the mask allows; else exactly 0.
+
+    It is `Softmax()(scores, mask)`; the other normalizations are called the same way.
+
+    Args:
+        scores: (T, S), (batch, T, S) or (batch..., heads, T, S): a tensor, an array or lists of real numbers.
+        mask: a mask (`causal()`, `lengths(n)`) or a bool tensor, True = keep; None for all keys.
+
+    Returns:
+        Weights of the same shape. Each row sums to 1; a row without keys is exactly 0.
+
+    Raises:
+        ShapeError: the scores are not real numbers of two or more dimensions, or the mask does not fit.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3.
+
+    >>> from regard.call.masks import lengths
+    >>> masked_softmax([[[0.0, 0.0, 5.0]], [[0.0, 0.0, 0.0]]], lengths(torch.tensor([2, 3]))).squeeze(1)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    return Softmax()(scores, mask)

@@ -8,7 +8,10 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from regard.cli.loading import loading, speaks
 from regard.errors import ArgumentError, MissingExtraError, RegardError
@@ -39,7 +42,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command, tell its error in one line, and return the exit status."""
     debug, arguments = "--debug" in arguments, [argument for argument in arguments if argument != "--debug"]
     try:
-        with ending_at_once():
+        with ending_at_once(), _warning_in_one_line():
             _run(arguments)
             sys.stdout.flush()
     except KeyboardInterrupt as stop:
@@ -56,6 +59,18 @@ def run_command(arguments: Sequence[str]) -> int:
     except SystemExit as leaving:  # after --help, and of `regard check` if it finds a fault
         return int(leaving.code or 0)
     return 0
+
+
+@contextmanager
+def _warning_in_one_line() -> Iterator[None]:
+    """Without the line of code that warns: a user of a command has no use for it."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        _say(" ".join(str(message).split()))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _run(arguments: list[str]) -> None:

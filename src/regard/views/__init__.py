@@ -1,22 +1,23 @@
 """Attention on paper and on screen: pictures with matplotlib, and a page that opens in any browser."""
 
-from regard.views.curves import alignment as alignment
-from regard.views.curves import head_distances as head_distances
-from regard.views.curves import position_table as position_table
-from regard.views.curves import training_curves as training_curves
+from regard.views.charts import alignment as alignment
+from regard.views.charts import head_distances as head_distances
+from regard.views.charts import position_table as position_table
+from regard.views.charts import training_curves as training_curves
 from regard.views.drawing import Panel as Panel
+from regard.views.examples import model_example as model_example
 from regard.views.figures import save_figure as save_figure
 from regard.views.heatmap import head_panels as head_panels
 from regard.views.heatmap import heatmap as heatmap
 from regard.views.heatmap import heatmap_grid as heatmap_grid
-from regard.views.html import Carried as Carried
-from regard.views.html import Example as Example
-from regard.views.html import Map as Map
-from regard.views.html import Page as Page
-from regard.views.html import page as page
-from regard.views.html import save_page as save_page
+from regard.views.html.carried import Carried as Carried
+from regard.views.html.contents import Example as Example
+from regard.views.html.contents import Map as Map
+from regard.views.html.page import Page as Page
+from regard.views.html.page import page as page
+from regard.views.html.page import save_page as save_page
 from regard.views.labels import printable as printable
-from regard.views.model import model_example as model_example
+from regard.views.lines import curves as curves
 from regard.views.model import model_grid as model_grid
 from regard.views.overlay import SMOOTH as SMOOTH
 from regard.views.overlay import WHOLE_PATCHES as WHOLE_PATCHES
@@ -25,6 +26,10 @@ from regard.views.overlay import Upsampling as Upsampling
 from regard.views.overlay import overlay as overlay
 from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
+from regard.views.rotations import rotations as rotations
+from regard.views.row_arithmetic import RowArithmetic as RowArithmetic
+from regard.views.row_arithmetic import arithmetic_of_row as arithmetic_of_row
+from regard.views.row_arithmetic import row_arithmetic as row_arithmetic
 from regard.views.scales import ColourScale as ColourScale
 from regard.views.scales import Limits as Limits
 from regard.views.scales import LinearScale as LinearScale
@@ -41,8 +46,9 @@ from regard.views.themes import Theme as Theme
 
 __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "Example", "HalfBlocks", "Limits",
-    "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowScale", "SquareRootScale",
-    "Table", "Theme", "Upsampling", "alignment", "head_distances", "head_panels", "heatmap", "heatmap_grid",
-    "map_text", "model_example", "model_grid", "overlay", "page", "patch_grid", "position_table", "printable",
-    "save_figure", "save_page", "training_curves", "visual_order",
+    "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
+    "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "head_distances",
+    "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "page",
+    "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure", "save_page",
+    "training_curves", "visual_order",
 ]  # fmt: skip

@@ -49,9 +49,9 @@ class AxisLabel(NamedTuple):
         return "\n".join(self.lettering.text) if self.turn(room) == "stacked" else self.lettering.text
 
 
-def measured(labels: Sequence[str]) -> list[AxisLabel]:
-    """The labels of one axis with their fonts, as they will be printed."""
-    found = letter([printable(label, limit=LABEL_COLUMNS) for label in labels])
+def measured(labels: Sequence[str], *, space: str = "␣") -> list[AxisLabel]:
+    """The labels of one axis with their fonts, as they will be printed; `space` stands for a space."""
+    found = letter([printable(label, limit=LABEL_COLUMNS).replace("␣", space) for label in labels])
     return [AxisLabel(one, one.inches(FONT_POINTS), _is_stackable(one.text)) for one in found]
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard.call.masks.base import Mask
+from regard.errors import ShapeError
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
@@ -17,6 +19,10 @@ from regard.views.values import Picture, Pooling, picture
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
+
+
+MASK_SIDE = 12
+"""The queries and keys of a mask without labels."""
 
 
 class Panel(NamedTuple):
@@ -76,6 +82,7 @@ class Drawn(NamedTuple):
 
 def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) -> Drawn:
     """Read, check, pool and order one map, with the errors of `heatmap`."""
+    panel = one_matrix(panel)
     shown = picture(panel.weights, panel.rows, panel.columns, max_cells=max_cells, pooling=pooling)
     hidden = hidden_cells(panel.weights, shown.grid, panel.mask)
     counted = ~hidden
@@ -88,6 +95,23 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
         values[:, order], hidden[:, order], counted[:, order],
         measured(shown.rows), measured(columns), order, _titled(panel.title, shown, pooling),
     )  # fmt: skip
+
+
+def one_matrix(panel: Panel) -> Panel:
+    """A panel with its weights as one matrix: a mask as zeros and ones, lists as an array, batches of one removed."""
+    weights = panel.weights
+    if isinstance(weights, Mask):
+        columns = panel.rows if panel.columns is None else panel.columns
+        queries, keys = (MASK_SIDE if labels is None else len(labels) for labels in (panel.rows, columns))
+        return panel._replace(weights=weights.to_tensor(queries, keys).float(), mask=weights)
+    if isinstance(weights, list | tuple):
+        try:
+            weights = np.asarray(weights)
+        except ValueError as error:
+            raise ShapeError(f"weights must be one matrix; the lists are none: {error}") from None
+    while len(getattr(weights, "shape", ())) > 2 and weights.shape[0] == 1:
+        weights = weights[0]
+    return panel._replace(weights=weights)
 
 
 def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:

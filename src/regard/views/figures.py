@@ -40,10 +40,31 @@ def require_matplotlib() -> None:
 
 def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
     """A figure of the size of the outline, with axes in the boxes."""
-    from matplotlib.figure import Figure
+    from regard.views.shown import ShownAxes, ShownFigure
 
-    figure = Figure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
-    return figure, [figure.add_axes(fractions(outline, box)) for box in boxes]
+    figure = ShownFigure(figsize=(outline.width, outline.height), dpi=150, facecolor=theme.paper)
+    # matplotlib's stubs do not know `axes_class` beside a rectangle.
+    axes: Any = [figure.add_axes(fractions(outline, box), axes_class=ShownAxes) for box in boxes]
+    return figure, axes
+
+
+def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
+    """A figure of the caller's size in inches with one plot, laid out when it is drawn.
+
+    Raises:
+        ArgumentError: the size is not two numbers above 0.
+    """
+    from regard.views.shown import ShownAxes, ShownFigure
+
+    try:
+        width, height = (float(side) for side in size)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"figsize must be two numbers of inches, width and height; got {size!r}") from None
+    if not (0 < width < np.inf and 0 < height < np.inf):
+        raise ArgumentError(f"figsize must be two numbers of inches above 0; got {size!r}")
+    figure = ShownFigure(figsize=(width, height), dpi=150, facecolor=theme.paper, layout="constrained")
+    axes: Any = figure.add_subplot(axes_class=ShownAxes)
+    return figure, axes
 
 
 def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
@@ -57,22 +78,24 @@ def fractions(outline: Box, box: Box) -> tuple[float, float, float, float]:
     )
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure atomically, in the format of the path's ending.
+def save_figure(figure: "Figure | Axes", path: str | os.PathLike[str]) -> Path:
+    """Write a figure, or the figure of axes, atomically, in the format of the path's ending.
 
     Returns:
         The path.
 
     Raises:
         FileError: the file cannot be written; an older one stays as it was.
-        ArgumentError: matplotlib has no format of that ending.
+        ArgumentError: matplotlib has no format of that ending, or the axes were removed.
     """
-    target = Path(path)
-    kind, known = target.suffix[1:].lower() or "png", sorted(figure.canvas.get_supported_filetypes())
+    target, whole = Path(path), figure.get_figure(root=True)
+    if whole is None:
+        raise ArgumentError("these axes were removed from their figure: draw the heatmap again")
+    kind, known = target.suffix[1:].lower() or "png", sorted(whole.canvas.get_supported_filetypes())
     if kind not in known:
         raise ArgumentError(f"a figure is saved as {', '.join(known)}; got {os.fspath(path)!r}, which ends in .{kind}")
     with file_errors(target), replacing(target) as file:
-        figure.savefig(file, format=kind)
+        whole.savefig(file, format=kind)
     return target
 
 
@@ -179,10 +202,11 @@ def colour_bar(
         image, extend=extend, orientation="horizontal" if flat else "vertical",
         label=f"{scale.title}{beside}", **where
     )  # fmt: skip
-    ticks = scale.values(np.linspace(0, 1, 5), limits)
-    printed = [numeral(float(tick)) for tick in ticks]
-    step = 1 if len("".join(printed)) <= MOST_DIGITS else 2
-    bar.set_ticks(ticks[::step], labels=printed[::step])
+    ticks = scale.ticks(limits)
+    printed = [numeral(tick) for tick in ticks]
+    if len("".join(printed)) > MOST_DIGITS:
+        ticks, printed = [ticks[0], ticks[-1]], [printed[0], printed[-1]]
+    bar.set_ticks(ticks, labels=printed)
     bar.minorticks_off()
     bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2, width=0.5, pad=1, color=theme.line, labelcolor=theme.ink)
     (bar.ax.xaxis if flat else bar.ax.yaxis).label.set(fontsize=FONT_POINTS - 1, color=theme.ink)

@@ -1,12 +1,14 @@
 """Heatmaps of attention with matplotlib: queries down, keys across, a token at every tick."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.errors import ArgumentError, ShapeError
-from regard.views.axis_text import FONT_POINTS, TITLE_POINTS, AxisLabel, room, shown
+from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, shown
+from regard.views.cell_text import write_weights
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
 from regard.views.figures import (
     colour_bar,
@@ -18,13 +20,14 @@ from regard.views.figures import (
     new_figure,
     norm_of,
     require_matplotlib,
+    sized_figure,
     text_style,
     warn_of_missing,
     write_heading,
     write_title,
 )
 from regard.views.fonts import letter
-from regard.views.layout import COLOUR_BAR, Box, FigureSize, flow, panel_size
+from regard.views.layout import COLOUR_BAR, Box, FigureSize, Sides, flow, panel_size
 from regard.views.scales import ColourScale, Limits
 from regard.views.themes import LIGHT, Theme
 from regard.views.values import Pooling
@@ -35,8 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-ALONE, IN_GRID = 11.0, 5.0
-"""The longest side of a map in inches: if it is alone in its figure, and in a grid."""
+ALONE, IN_GRID = Sides(usual=3.2, longest=8.0), Sides(usual=1.6, longest=5.0)
+"""The sides of a map that is alone in its figure, and of one in a grid."""
+AXIS_TITLES = ("looks at", "is looked at")
+"""The titles of the queries and of the keys."""
 OURS = "regard heatmap"
 """Marks our image in the axes, for a second heatmap to replace."""
 
@@ -53,6 +58,9 @@ def heatmap(
     without_sink: bool = False,
     mask: Any = None,
     colour_bar: bool = True,
+    axis_titles: tuple[str, str] = AXIS_TITLES,
+    annotate: bool = False,
+    figsize: tuple[float, float] | None = None,
     theme: Theme = LIGHT,
     colour_map: "str | Colormap | None" = None,
     max_cells: int = 256,
@@ -66,7 +74,9 @@ def heatmap(
     unlike weights of 0.
 
     Args:
-        weights: (T, S), an `AttentionMap`, a tensor or an array. Values below 0 get colours of their own.
+        weights: (T, S), an `AttentionMap`, a tensor, an array or lists, with or without batches and heads of one
+            before it; or a mask, of which as many queries and keys are drawn as there are labels, or 12. Values below 0
+            get colours of their own.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
         ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the
@@ -79,6 +89,9 @@ def heatmap(
         without_sink: leave the first key, the usual attention sink, out of the limits.
         mask: the mask of the call, as in `regard.attention`; an `AttentionMap` brings its own.
         colour_bar: whether to draw a bar of colours with its values.
+        axis_titles: the titles of the queries and of the keys; ("", "") for none.
+        annotate: print each weight in its cell, with two decimals, where it fits.
+        figsize: the width and height of the new figure in inches; None for cells of a good size.
         theme: `LIGHT` or `DARK` of `regard.views`, or your own.
         colour_map: a matplotlib colour map or its name; None for that of the theme, in even steps of lightness.
         max_cells: the most cells on a side; a longer side is pooled.
@@ -86,7 +99,7 @@ def heatmap(
             over its queries ("mass").
 
     Returns:
-        The axes; `save_figure(axes.figure, path)` writes a new figure.
+        The axes, which a notebook shows as their figure; `save_figure(axes, path)` writes it.
 
     Raises:
         ShapeError: `weights` is not one non-empty real matrix, the labels are not one per token, or the mask does not
@@ -104,18 +117,27 @@ def heatmap(
     require_matplotlib()
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
+    if ax is not None and figsize is not None:
+        raise ArgumentError("figsize= is the size of a new figure; the axes of ax= have theirs")
+    if figsize is not None:
+        _, ax = sized_figure(figsize, theme)
     if ax is None:
-        figure, (ax,) = new_figure(*flow([size_of(one, ALONE)], has_bar=colour_bar), theme)
+        size = size_of(one, ALONE, axis_titles=LINE * 1.3 if any(axis_titles) else 0.0)
+        figure, (ax,) = new_figure(*flow([size], has_bar=colour_bar), theme)
+        _name_axes(ax, axis_titles, theme)
         missing = draw_maps([ax], [one], look, figure if colour_bar else None)
     else:
         _remove_earlier(ax)
+        _name_axes(ax, axis_titles, theme)
         missing = _draw_into(ax, one, look, colour_bar)
+    if annotate:
+        write_weights(ax, one)
     warn_of_missing(missing)
     return ax
 
 
 def heatmap_grid(
-    panels: Iterable[Panel],
+    panels: Iterable[Panel | Any],
     *,
     title: str = "",
     across: int | None = None,
@@ -131,7 +153,8 @@ def heatmap_grid(
     """Draw several maps in one figure under one colour bar: the heads of a layer, a dozen sentences.
 
     Args:
-        panels: the maps with their labels and titles; `head_panels` makes them from one layer.
+        panels: the maps with their labels and titles, which `head_panels` makes from one layer; or maps alone, each as
+            for `heatmap`.
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
         scale: as in `heatmap`.
@@ -157,7 +180,7 @@ def heatmap_grid(
     """
     require_matplotlib()
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
-    panels = list(panels)
+    panels = [one if isinstance(one, Panel) else Panel(one) for one in panels]
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")
     maps = [drawn(panel, look, max_cells=max_cells, pooling=pooling) for panel in panels]
@@ -190,10 +213,10 @@ def head_panels(
     return [Panel(weights[head], rows, columns, f"head {head}", mask) for head in range(shape[0])]
 
 
-def size_of(one: Drawn, longest_side: float) -> FigureSize:
+def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize:
     """Inches of a map with its labels and title."""
     (title,) = letter([one.title])
-    return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), longest_side=longest_side)
+    return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), sides=sides, axis_titles=axis_titles)
 
 
 def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
@@ -218,24 +241,35 @@ def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, fi
 
 def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
     """Draw a map into the caller's axes, whose size is known only after the layout."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    if figure.get_layout_engine() is None and _is_untouched(figure):
+        # Without a layout, the labels of a map are cut off and its bar lies on the next plot.
+        with contextlib.suppress(RuntimeError):  # there is a bar of the caller's, whose place is settled
+            figure.set_layout_engine("constrained")
     limits = limits_of([one], look)
     image = _draw(ax, one, look, limits)
     image.set_gid(OURS)
     if with_bar:
         colour_bar(image, (one.lowest, one.highest), limits, look.scale, look.theme, beside=_left_out(look), ax=ax)
     missing = _label(ax, one, look.theme)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
     if (layout := figure.get_layout_engine()) is not None:
         from regard.views.fitting import Fitting
 
         # The labels take room of the map, and then others of them fit; more axes may come until the figure is drawn.
         layout.execute(figure)
         _label(ax, one, look.theme)
-        fitting = Fitting(lambda: _label(ax, one, look.theme))
+        # Not the title: its place is settled before the labels are drawn, and a new title would lie on them.
+        fitting = Fitting(lambda: _label_axes(ax, one, look.theme))
         fitting.set_gid(OURS)
         ax.add_artist(fitting)
     return missing
+
+
+def _name_axes(ax: "Axes", titles: tuple[str, str], theme: Theme) -> None:
+    ax.set_ylabel(titles[0], fontsize=FONT_POINTS, color=theme.ink)
+    ax.set_xlabel(titles[1], fontsize=FONT_POINTS, color=theme.ink)
+    ax.xaxis.set_label_position("top")
 
 
 def _remove_earlier(ax: "Axes") -> None:
@@ -244,6 +278,13 @@ def _remove_earlier(ax: "Axes") -> None:
             if (bar := getattr(artist, "colorbar", None)) is not None:
                 bar.remove()
             artist.remove()
+
+
+def _is_untouched(figure: "Figure") -> bool:
+    """Whether the plots of a figure stand where matplotlib puts them."""
+    from matplotlib.gridspec import SubplotParams
+
+    return vars(figure.subplotpars) == vars(SubplotParams())
 
 
 def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage":
@@ -265,8 +306,11 @@ def _draw(ax: "Axes", one: Drawn, look: Colouring, limits: Limits) -> "AxesImage
 
 
 def _label(ax: "Axes", one: Drawn, theme: Theme) -> str:
-    missing = _label_axis(ax, "y", one.rows, theme) + _label_axis(ax, "x", one.columns, theme)
-    return missing + write_title(ax, one.title, theme)
+    return _label_axes(ax, one, theme) + write_title(ax, one.title, theme)
+
+
+def _label_axes(ax: "Axes", one: Drawn, theme: Theme) -> str:
+    return _label_axis(ax, "y", one.rows, theme) + _label_axis(ax, "x", one.columns, theme)
 
 
 def _label_axis(ax: "Axes", axis: str, labels: Sequence[AxisLabel], theme: Theme) -> str:

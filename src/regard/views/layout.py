@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from regard.views.axis_text import LINE, AxisLabel, room_above, widest
 
-CELL, GAP, MARGIN, SHORTEST_SIDE = 0.19, 0.3, 0.15, 0.4
-"""In inches: a cell, the gap between panels, the margin of the figure, and the smallest side of a map."""
+CELL, LARGEST_CELL, GAP, MARGIN, SHORTEST_SIDE = 0.19, 0.6, 0.3, 0.15, 0.4
+"""In inches: a cell of many, the largest cell, the gap between panels, the margin of the figure, and the smallest side
+of a map."""
 COLOUR_BAR = 0.56
 """Inches of the colour bar at the foot of the figure."""
 NARROWEST = 3.6
@@ -21,6 +22,15 @@ class Box(NamedTuple):
     top: float
     width: float
     height: float
+
+
+class Sides(NamedTuple):
+    """Inches of the longer side of a map."""
+
+    usual: float
+    """For a few words: their cells grow up to LARGEST_CELL to fill it."""
+    longest: float
+    """For many: their cells shrink to keep within it."""
 
 
 class FigureSize(NamedTuple):
@@ -37,7 +47,7 @@ class FigureSize(NamedTuple):
 
 
 def panel_size(
-    rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, longest_side: float
+    rows: Sequence[AxisLabel], columns: Sequence[AxisLabel], title: float, *, sides: Sides, axis_titles: float = 0.0
 ) -> FigureSize:
     """Inches of a map with its labels. Its cells are squares, unless one side would be too narrow.
 
@@ -45,15 +55,17 @@ def panel_size(
         rows: one label a row.
         columns: one label a column.
         title: the width of the title in inches; 0 means no title.
-        longest_side: the most inches of a side of the map.
+        sides: the inches of the longer side of the map.
+        axis_titles: the inches of the titles of the axes, beside and above the labels.
     """
-    cell = min(CELL, longest_side / max(len(rows), len(columns)))
+    count = max(len(rows), len(columns))
+    cell = min(max(CELL, min(LARGEST_CELL, sides.usual / count)), sides.longest / count)
     across = max(SHORTEST_SIDE, len(columns) * cell)
     return FigureSize(
         width=across,
         height=max(SHORTEST_SIDE, len(rows) * cell),
-        left=widest(rows) + 0.12,
-        above=room_above(columns, across) + LINE * 1.5 * bool(title) + 0.08,
+        left=widest(rows) + 0.12 + axis_titles,
+        above=room_above(columns, across) + LINE * 1.5 * bool(title) + 0.08 + axis_titles,
         title=title,
     )
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, NonFiniteError
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import FONT_POINTS, LINE, AxisLabel, measured, widest
 from regard.views.drawing import Colouring
+from regard.views.examples import of_sequence
 from regard.views.figures import (
     colour_bar,
     colours_of,
@@ -22,7 +23,7 @@ from regard.views.figures import (
     write_heading,
 )
 from regard.views.heatmap import key_of_masked
-from regard.views.html.contents import Example, Map
+from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
 from regard.views.scales import ColourScale, Numbers
@@ -99,61 +100,6 @@ def model_grid(
     return _drawn(layers, [name for name, _ in found], heading, look)
 
 
-def model_example(
-    maps: Maps,
-    tokens: Sequence[str] | None = None,
-    source: Sequence[str] | None = None,
-    *,
-    sequence: int = 0,
-    title: str = "attention",
-) -> Example:
-    """Every head of every layer as an example of a page: `save_page(path, [model_example(seen, tokens)])`.
-
-    Args:
-        maps: the recording of `regard.watch`, or attention maps (batch..., H, T, S). For short inputs: the page holds
-            weights.
-        tokens: labels for every axis of as many queries or keys.
-        source: labels of another sequence, such as an encoder's; at equal lengths, queries and keys take `tokens`.
-        sequence: the sequence of the batch, counted through all its dimensions.
-        title: of the example.
-
-    Raises:
-        ArgumentError: no maps.
-        ShapeError: no such sequence, or labels that fit no map.
-
-    >>> import torch, regard
-    >>> q = torch.randn(1, 2, 3, 4)
-    >>> maps = [regard.attention(q, q, q, return_weights=True).weights]
-    >>> model_example(maps, ["le", "chat", "dort"]).maps["0"].rows
-    ['le', 'chat', 'dort']
-    """
-    found = named(maps)
-    given = [list(labels) for labels in (tokens, source) if labels is not None]
-    lengths = {n for _, one in found for n in one.shape[-2:]}
-    for labels in given:
-        if len(labels) not in lengths:
-            raise ShapeError(f"{len(labels)} labels came for maps of {', '.join(map(str, sorted(lengths)))} tokens")
-
-    def fitting(count: int) -> list[str] | None:
-        return next((labels for labels in given if len(labels) == count), None)
-
-    made = {
-        name: Map(of_sequence(one, sequence), fitting(one.shape[-2]), fitting(one.shape[-1])) for name, one in found
-    }
-    return Example(title, made)
-
-
-def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:
-    """The map (H, T, S) of one sequence of the batch; raises ShapeError if there is no such sequence."""
-    batch = weights.leading[:-1]
-    count = int(np.prod(batch))
-    if not 0 <= sequence < count:
-        raise ShapeError(f"sequence must be in [0, {count}), got {sequence}: the map is {tuple(weights.shape)}")
-    chosen = weights[tuple(int(i) for i in np.unravel_index(sequence, batch))] if batch else weights
-    assert isinstance(chosen, AttentionMap)
-    return chosen
-
-
 class LayerPicture(NamedTuple):
     """The heads of one layer as pictures (H, rows, columns), each value several times if there are few."""
 
@@ -204,7 +150,7 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     # Whole dots per value, so that all are equally wide.
     zoom = max(1, int(SIDE * DOTS_PER_INCH) // max(dots.shape))
     across, down = (zoom * n / DOTS_PER_INCH for n in dots.shape[::-1])
-    labels = measured(names)
+    labels = measured(short_names(names), space=" ")
     left = MARGIN + max(0.4, widest(labels)) + 0.1
     above = MARGIN + LINE * (1.2 + 1.7 * bool(heading))
     wide = max(left + across, MARGIN + (heading_inches(heading) if heading else 0.0), NARROWEST) + MARGIN

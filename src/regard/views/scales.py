@@ -17,6 +17,10 @@ from regard.errors import ArgumentError
 Numbers = npt.NDArray[np.floating[Any]]
 
 
+APART = 0.2
+"""The least share of a bar between two of its ticks."""
+
+
 class Limits(NamedTuple):
     """The weights at the two ends of the colours."""
 
@@ -47,6 +51,27 @@ class ColourScale(ABC):
     @abstractmethod
     def values(self, shares: Any, limits: Limits) -> Numbers:
         """The values at positions on the scale: the inverse of `shares`."""
+
+    def round_values(self, limits: Limits) -> Numbers:
+        """Round values between the limits, for ticks: multiples of 1, 2, 2.5 or 5 times a power of ten."""
+        least = (limits.high - limits.low) / 4
+        power = 10.0 ** np.floor(np.log10(least))
+        step = power * next(m for m in (1, 2, 2.5, 5, 10) if m * power >= least * (1 - 1e-9))
+        first, last = np.ceil(limits.low / step - 1e-9), np.floor(limits.high / step + 1e-9)
+        return np.arange(first, last + 1) * step
+
+    def ticks(self, limits: Limits) -> list[float]:
+        """The two limits, and between them the round values that stand apart on the bar.
+
+        >>> SquareRootScale().ticks(Limits(0.0, 1.0)), LinearScale().ticks(Limits(0.0, 0.941))
+        ([0.0, 0.25, 0.5, 1.0], [0.0, 0.25, 0.5, 0.75, 0.941])
+        """
+        kept = [limits.low, limits.high]
+        for value in self.round_values(limits):
+            share = self.shares([float(value), *kept], limits)
+            if np.abs(share[1:] - share[0]).min() >= APART:
+                kept.append(float(value))
+        return sorted(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +140,10 @@ class LogScale(ColourScale):
         high = float(drawn.max(initial=0.0)) or 1.0
         lowest = float(drawn[drawn > 0].min(initial=high))
         return Limits(max(lowest, high * 10**-self.decades) if lowest < high else high / 10, high)
+
+    def round_values(self, limits: Limits) -> Numbers:
+        first, last = np.ceil(np.log10(limits.low) - 1e-9), np.floor(np.log10(limits.high) + 1e-9)
+        return 10.0 ** np.arange(first, last + 1)
 
     def shares(self, drawn: Any, limits: Limits) -> Numbers:
         _above_zero(limits)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from regard.errors import NotSeenError
+from regard.lazy import Displayed
 from regard.maps.sources.source import bytes_by_storage
 from regard.tensors.byte_size import human
 from regard.watching.hooks.module_names import Names, chooser
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Displayed):
     """The seen attention calls, and the missed ones; `print` it."""
 
     model: str
@@ -32,6 +33,9 @@ class Report:
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
     held_bytes: int
+
+    def __repr__(self) -> str:
+        return f"Report({self.model}: {count(len(self.calls), 'call')}, {len(self.missed)} not seen; print it)"
 
     def __str__(self) -> str:
         """A line for each module, with the facts of its masks; then missed calls, lookalikes, and notes. The shares of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import is_integer
 from regard.maps.sources.summary import Summarize
@@ -101,7 +102,7 @@ def watch(
     return Seen(Record(modules, chooser(names, modules), policy, verify=verify, summary=summary))
 
 
-class Seen:
+class Seen(Displayed):
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
     `seen["encoder.0"]` is the map of a module called once, or the list of its maps; `seen[name, 2]`
@@ -227,6 +228,38 @@ class Seen:
         if isinstance(maps, list) and len(sequences) > 1:
             raise ShapeError(separate(name, sequences))
         return self.generations(name)[0]
+
+    def alignment(self, layer: int = -1) -> AttentionMap:
+        """The attention of a decoder to its source, by one of its layers: of a translator, the alignment.
+
+        Args:
+            layer: the layer among those that attend to another sequence, in the order of their calls; -1 is the last.
+
+        Returns:
+            The map (batch..., H, T, S) of all steps of one generation, or of one pass with a given target.
+
+        Raises:
+            NotSeenError: no call that was read attends to another sequence.
+            ArgumentError: there is no such layer.
+            ShapeError, NotKeptError: as `joined`.
+
+        >>> import torch
+        >>> from regard.models import Transformer, TransformerConfig
+        >>> model = Transformer(TransformerConfig(dim=8, num_heads=2), source_vocab_size=9, target_vocab_size=9).eval()
+        >>> with torch.no_grad(), watch(model) as seen:
+        ...     logits = model(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[4, 5]]))
+        >>> seen.alignment().shape
+        torch.Size([1, 2, 2, 3])
+        """
+        # A recurrent decoder begins with the encoder's state: its steps are known by the same keys at each of them.
+        steps = {name for name, found in self.record.sequences.of.items() if any(one.grows is False for one in found)}
+        read = [call for call in self.calls if call.map is not None]
+        names = list(dict.fromkeys(call.name for call in read if call.crosses or call.name in steps))
+        if not names:
+            raise NotSeenError("no call that was read attends from one sequence to another: print(seen.report())")
+        if not -len(names) <= layer < len(names):
+            raise ArgumentError(f"layer must be one of {len(names)} layers ({', '.join(names)}); got {layer}")
+        return self.joined(names[layer])
 
     def generations(self, name: str) -> list[AttentionMap]:
         """Join the maps of one module's calls, each sequence of calls to a map of its own, the earliest first.

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError, RegardError
+from regard.lazy import Displayed
 from regard.tensors.tile_sizes import ranges
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ FLEX_BLOCK = 128
 """The number of queries, and of keys, in one block of FlexAttention."""
 
 
-class Mask(ABC):
+class Mask(Displayed, ABC):
     """A predicate on positions. Subclasses define `allowed`, and declare their structure."""
 
     @abstractmethod
@@ -98,10 +99,54 @@ class Mask(ABC):
         return (self,)
 
     def dense(self, sizes: Sizes, device: torch.device | str = "cpu") -> Bool[Tensor, "..."]:
-        """The mask as one bool tensor of shape (B or 1, H or 1, T or 1, S or 1)."""
+        """The mask as one bool tensor of shape (B or 1, H or 1, T or 1, S or 1).
+
+        Raises:
+            ArgumentError: `sizes` are numbers, which `to_tensor` takes.
+        """
+        if not isinstance(sizes, Sizes):
+            raise ArgumentError(
+                f"dense() takes the sizes of a call, got {sizes!r}: to_tensor(queries, keys) takes numbers"
+            )
         device = torch.device(device)
         rows, columns = range(sizes.queries), range(sizes.keys)
         return render(self.bind(sizes, device), rows, columns, sizes=sizes, device=device)
+
+    def to_tensor(
+        self, queries: int, keys: int | None = None, *, batch: int | None = None, heads: int | None = None
+    ) -> Bool[Tensor, "..."]:
+        """The mask as a bool tensor, True = keep.
+
+        Args:
+            queries: T.
+            keys: S; T unless given.
+            batch: the number of sequences, for a mask that differs between them.
+            heads: the number of heads, for a mask that differs between them.
+
+        Returns:
+            (T, S), after the dimensions of the batch and of the heads where they are given.
+
+        Raises:
+            ShapeError: the mask does not fit these sizes.
+
+        >>> from regard.call.masks import lengths
+        >>> lengths(torch.tensor([1, 2])).to_tensor(1, 3, batch=2)
+        tensor([[[ True, False, False]],
+        <BLANKLINE>
+                [[ True,  True, False]]])
+        """
+        kv_heads = 1 if heads is None else heads
+        sizes = Sizes(
+            () if batch is None else (batch,),
+            kv_heads,
+            kv_heads,
+            queries,
+            queries if keys is None else keys,
+            heads is not None,
+        )
+        return (
+            self.dense(sizes).expand(sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys).reshape(sizes.map_shape)
+        )
 
     def block_mask(self, sizes: Sizes, device: torch.device | str = "cpu") -> "BlockMask":
         """The mask as FlexAttention's BlockMask. One row of blocks is rendered at a time."""
@@ -134,8 +179,7 @@ class Mask(ABC):
         ##.
         ###
         """
-        sizes = Sizes((), 1, 1, queries, queries if keys is None else keys, False)
-        rows = self.dense(sizes).expand(1, 1, queries, sizes.keys)[0, 0].tolist()
+        rows = self.to_tensor(queries, keys).tolist()
         return "\n".join("".join("#" if allowed else "." for allowed in row) for row in rows)
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.call.named import made
 from regard.call.scores.base import Score
 from regard.errors import ArgumentError, ShapeError
 
@@ -58,13 +59,25 @@ class Custom(Score):
 
 
 def as_score(score: object) -> Score:
-    """The caller's score as a `Score`.
+    """The caller's score as a `Score`: a score, a class of scores or its name ("dot"), or a function.
 
     Raises:
-        ArgumentError: neither a score nor a function was given.
+        ArgumentError: the class needs arguments, the name is unknown, or the argument is none of these.
     """
     if isinstance(score, Score):
         return score
-    if not callable(score):
-        raise ArgumentError(f"score= takes a regard score or a function of (query, key), got {score!r}")
+    found: Score | None = made(score, Score, _makers(), "score")
+    if found is not None:
+        return found
+    if not callable(score) or isinstance(score, type):
+        raise ArgumentError(f"score= takes a regard score, its name or a function of (query, key), got {score!r}")
     return Custom(score)
+
+
+def _makers() -> tuple[Callable[..., Score], ...]:
+    from regard.call.scores.additive import Additive
+    from regard.call.scores.base import Bilinear, Cosine, Dot, ScaledDot, SoftCapped
+    from regard.call.scores.kernels import Boxcar, Constant, Epanechnikov, Gaussian, Laplacian, Triangular
+
+    kernels = (Gaussian, Laplacian, Boxcar, Epanechnikov, Triangular, Constant)
+    return (ScaledDot, Dot, Cosine, *kernels, Bilinear, Additive, SoftCapped)

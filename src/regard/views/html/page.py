@@ -17,6 +17,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
+from regard.views.examples import Viewed, examples_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
 from regard.views.html.carried import Carried
 from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
@@ -70,8 +71,11 @@ class Page:
 
 
 def page(
-    examples: Iterable[Example],
+    shown: Viewed,
+    tokens: Sequence[str] | None = None,
+    source: Sequence[str] | None = None,
     *,
+    sequence: int = 0,
     title: str = "Attention",
     budget_mb: float = 8.0,
     exact: Sequence[str] | None = None,
@@ -80,7 +84,11 @@ def page(
     """One HTML document of the examples.
 
     Args:
-        examples: sentences with their maps; the reader of the page chooses one.
+        shown: the recording of `regard.watch`, attention maps (batch..., H, T, S), or examples: sentences with their
+            maps, of which the reader of the page chooses one.
+        tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
+        source: labels of another sequence, likewise.
+        sequence: the sequence of the batch, counted through all its dimensions.
         title: the heading, and the title of the window.
         budget_mb: the most millions of bytes of the document. It is spent on a small picture and statistics of every
             head; on the strongest keys of each query; on the weights of the `exact` maps, or a pyramid of tiles where
@@ -107,6 +115,7 @@ def page(
     >>> text[:15], "http:" in text, "https:" in text
     ('<!doctype html>', False, False)
     """
+    examples = examples_of(shown, tokens, source, sequence, title)
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
         "style": resource("page.css"),
@@ -180,11 +189,20 @@ def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **options: Any) -> Page:
-    """Write `page(examples, **options)` to a file atomically.
+def save_page(
+    path: str | os.PathLike[str],
+    shown: Viewed,
+    tokens: Sequence[str] | None = None,
+    source: Sequence[str] | None = None,
+    **options: Any,
+) -> Page:
+    """Write `page(shown, tokens, source, **options)` to a file atomically.
 
     Args:
         path: the file to write or replace.
+        shown: see `page`; so are `tokens` and `source`.
+        tokens: see `page`.
+        source: see `page`.
         options: the keyword arguments of `page`.
 
     Returns:
@@ -194,7 +212,7 @@ def save_page(path: str | os.PathLike[str], examples: Iterable[Example], **optio
         FileError: the file cannot be written; an older one stays as it was.
         RegardError: see `page`.
     """
-    made = page(examples, **options)
+    made = page(shown, tokens, source, **options)
     made.save(path)
     return made
 

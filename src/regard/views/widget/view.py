@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
+from regard.views.examples import Viewed, examples_of
 from regard.views.html.contents import Example
 from regard.views.html.page import save_page
-from regard.views.model import model_example
 from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
-from regard.watching.analysis.tables import Maps
 
-Viewed = Maps | Sequence[Example]
 LEAST_HEIGHT = 300
 """Pixels; a lower view shows no map."""
 
@@ -94,24 +92,8 @@ def view(
     for name, given in (("title", title), ("link", link)):
         if not isinstance(given, str):
             raise ArgumentError(f"{name} must be text; got {given!r}")
-    examples = _examples(maps, tokens, source, sequence, title)
+    examples = examples_of(maps, tokens, source, sequence, title)
     return cast(NotebookView, _view_class()(examples, title, link, height))
-
-
-def _examples(
-    maps: Viewed, tokens: Sequence[str] | None, source: Sequence[str] | None, sequence: int, title: str
-) -> list[Example]:
-    given = list(maps) if isinstance(maps, list | tuple) else []
-    if not given or not all(isinstance(one, Example) for one in given):
-        return [model_example(cast(Maps, maps), tokens, source, sequence=sequence, title=title)]
-    if tokens is not None or source is not None or sequence != 0:
-        raise ArgumentError("examples have labels of their own: leave tokens, source and sequence out")
-    if not all(example.maps for example in given):
-        raise ArgumentError("each example needs at least one map")
-    for example in given:
-        if example.show and example.show not in example.maps:
-            raise ArgumentError(f"show must name one of the maps {', '.join(example.maps)}; got {example.show!r}")
-    return given
 
 
 @cache

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _name_and_call(key: Any) -> tuple[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadTable:
+class HeadTable(Displayed):
     """Statistics of every head of every layer; `print` it.
 
     `table["entropy"]` is a tensor (layers, heads), NaN where a layer has fewer heads than another or the number

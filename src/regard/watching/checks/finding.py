@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from regard.lazy import Displayed
+
 Severity = Literal["error", "warning", "info"]
 """An error is wrong for certain; a warning is wrong unless intended; an info is a surprising fact."""
 Reason = Literal[
@@ -26,7 +28,7 @@ _ORDER = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Displayed):
     """One thing an audit has found.
 
     >>> found = Finding("future", "error", "it looks ahead: mask it", path="layer.0", call=2, numbers={"share": 0.25})

@@ -22,6 +22,7 @@ from regard.views.figures import (
     write_heading,
 )
 from regard.views.heatmap import ALONE, draw_maps, size_of
+from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale
 from regard.views.themes import LIGHT, Theme
@@ -148,7 +149,7 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT, skip: N
     require_matplotlib()
     found = head_table(maps, skip=skip)
     distances = found["distance"].double().cpu().numpy()
-    figure, ax, missing = _plot(title, theme)
+    figure, ax, missing = plot_of_lines(title, theme)
     layers = np.arange(len(distances))
     for head in range(distances.shape[1]):
         ax.plot(layers, distances[:, head], "o", markersize=4, color=theme.accents[0], alpha=0.6, linewidth=0)
@@ -160,10 +161,9 @@ def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT, skip: N
                 )
     ax.plot(layers, np.nanmean(distances, 1), color=theme.accents[1], linewidth=1.2)
     ax.set(ylim=(0, None), xticks=layers)
-    ax.set_xticklabels(
-        [name if len(found.layers) <= 8 and len(name) < 12 else str(n) for n, name in enumerate(found.layers)]
-    )
-    _name(ax, "layer", "distance in tokens", theme)
+    names = short_names(found.layers)
+    ax.set_xticklabels([name if len(names) <= 8 and len(name) < 12 else str(n) for n, name in enumerate(names)])
+    name_axes(ax, "layer", "distance in tokens", theme)
     warn_of_missing(missing)
     return figure
 
@@ -250,7 +250,7 @@ def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[s
     paths = [Path(runs)] if isinstance(runs, (str, os.PathLike)) else [Path(run) for run in runs]
     if not paths:
         raise ArgumentError("there are no runs to draw: give one or more")
-    figure, ax, missing = _plot(title, theme)
+    figure, ax, missing = plot_of_lines(title, theme)
     for number, path in enumerate(paths):
         colour = theme.accents[number % len(theme.accents)]
         losses = _losses(path / "metrics.jsonl" if path.is_dir() else path)
@@ -266,7 +266,7 @@ def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[s
     legend = ax.legend(frameon=False, fontsize=FONT_POINTS - 1, labelcolor=theme.ink)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    _name(ax, "step", "loss in nats", theme)
+    name_axes(ax, "step", "loss in nats", theme)
     warn_of_missing(missing)
     return figure
 
@@ -293,7 +293,7 @@ def _losses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
     return found
 
 
-def _plot(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
+def plot_of_lines(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
     """A figure with one plot, and the characters of the title without a font."""
     top = MARGIN + (0.35 if title else 0.0)
     wide = max(PLOT[0] + 0.9, heading_inches(title) + 2 * MARGIN)
@@ -302,7 +302,8 @@ def _plot(title: str, theme: Theme) -> "tuple[Figure, Axes, str]":
     return figure, ax, write_heading(figure, title, theme) if title else ""
 
 
-def _name(ax: "Axes", across: str, up: str, theme: Theme) -> None:
+def name_axes(ax: "Axes", across: str, up: str, theme: Theme) -> None:
+    """Print the titles of the axes."""
     ax.set_xlabel(across, fontsize=FONT_POINTS, color=theme.ink)
     ax.set_ylabel(up, fontsize=FONT_POINTS, color=theme.ink)
 

@@ -1,0 +1,1 @@
+"""Files of text as people have them, given to the commands that read text."""

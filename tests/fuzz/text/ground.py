@@ -1,0 +1,239 @@
+"""The ground `text`: a file as people have them is given to one command, which works or refuses it in one line."""
+
+import atexit
+import contextlib
+import io
+import math
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import sacrebleu
+import torch
+from hypothesis import note
+
+from regard.cli.main import run_command
+from regard.tasks.translation.train import train_translation
+from tests.fuzz.drawing import Drawn
+from tests.fuzz.text.files import Drawing, draw_file
+from tests.tasks.small_runs import small_config
+
+SMALL = (
+    "--size",
+    "tiny",
+    "--steps",
+    "3",
+    "--warmup-steps",
+    "1",
+    "--batch-tokens",
+    "512",
+    "--validate-every",
+    "3",
+    "--pictures",
+    "0",
+    "--device",
+    "cpu",
+)
+LONGEST = 2_000
+"""Characters of the longest line on standard error."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.strip()]
+
+
+@cache
+def _room() -> Path:
+    """A folder of this process, with a translator that was trained for six steps."""
+    room = Path(tempfile.mkdtemp(prefix="regard-fuzz-"))
+    atexit.register(shutil.rmtree, room, ignore_errors=True)
+    (room / "translator").mkdir()
+    torch.manual_seed(0)
+    train_translation(small_config(room / "translator"))
+    return room
+
+
+def run(*arguments: str | Path) -> Ran:
+    """One command in this process; its warnings and its standard error are read too."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    typed = [os.fspath(argument) for argument in arguments]
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["regard", *typed]),
+    ):
+        status = run_command(typed)
+        out.flush(), err.flush()
+        return Ran(status, *(stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)))
+
+
+def case(drawn: Drawn) -> None:
+    """One file, one command."""
+    room = _room()
+    folder = room / "files"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    use = drawn.of([_translate, _score_and_evaluate, _train_translator, _train_language_model, _view])
+    use(drawn, room / "translator" / "run", folder)
+
+
+def _translate(drawn: Drawn, translator: Path, folder: Path) -> None:
+    """As many answers as questions."""
+    drawing = _drawn(drawn, folder, 1)
+    stopping = drawn.of(["stop", "skip"])
+    ran = run(
+        "translate",
+        translator,
+        "--input",
+        drawing.path,
+        "--beam",
+        "1",
+        "--bad-lines",
+        stopping,
+        *_engine(drawn),
+        "--device",
+        "cpu",
+    )
+    _check(ran)
+    if ran.status == 0 and drawing.is_plain:
+        asked = len(drawing.rows)
+        assert ran.out.count("\n") == asked, f"{asked} lines were asked, {ran.out.count(chr(10))} answered"
+
+
+def _score_and_evaluate(drawn: Drawn, translator: Path, folder: Path) -> None:
+    """The loss that `evaluate` says is the mean of the figures of `score`, and its BLEU that of `translate`."""
+    drawing = _drawn(drawn, folder, 2)
+    given = ("--data", drawing.path, "--device", "cpu", "--bad-lines", drawn.of(["stop", "skip"]))
+    scored = run("score", translator, *given)
+    evaluated = run("evaluate", translator, *given, "--beam", "1", *_engine(drawn))
+    _check(scored), _check(evaluated)
+    assert scored.status == evaluated.status, (
+        f"score ends with {scored.status}, evaluate with {evaluated.status}: {scored.err}{evaluated.err}"
+    )
+    if scored.status:
+        return
+    figures = dict(line.split("\t")[:2] for line in evaluated.out.splitlines())
+    scores = [line.split("\t") for line in scored.out.splitlines()]
+    counted = [(float(score), int(tokens)) for score, tokens in scores if score != "nan"]
+    assert len(counted) == int(figures["pairs"].replace(",", "")), "score and evaluate read another number of pairs"
+    loss = -math.fsum(score for score, _ in counted) / sum(tokens for _, tokens in counted)
+    assert math.isclose(float(figures["loss"]), loss, rel_tol=1e-3, abs_tol=2e-4), (
+        f"evaluate says {figures['loss']}, score {loss}"
+    )
+    if drawing.is_plain and len(counted) == len(drawing.rows):
+        _compare_bleu(drawing, translator, folder, evaluated.out)
+
+
+def _compare_bleu(drawing: Drawing, translator: Path, folder: Path, table: str) -> None:
+    sources = folder / "sources"
+    sources.write_text("".join(source + "\n" for source, _ in drawing.rows), encoding="utf-8")
+    ran = run("translate", translator, "--input", sources, "--beam", "1", "--device", "cpu")
+    _check(ran)
+    assert ran.status == 0, ran.err
+    _, figure, signature = next(line for line in table.splitlines() if line.startswith("BLEU")).split("\t")
+    tokenizer = next(part for part in signature.split("|") if part.startswith("tok:"))[4:]
+    answers = ran.out.removesuffix("\n").split("\n")
+    bleu = sacrebleu.corpus_bleu(answers, [[target for _, target in drawing.rows]], tokenize=tokenizer).score
+    assert abs(bleu - float(figure)) < 0.006, f"evaluate says BLEU {figure}, its translations have {bleu}"
+
+
+def _train_translator(drawn: Drawn, translator: Path, folder: Path) -> None:
+    """A run that ends well translates; one that is refused leaves no folder."""
+    drawing = _drawn(drawn, folder, 2)
+    tokenizer = drawn.of(["bpe", "characters", "words"])
+    out = folder / "run"
+    ran = run(
+        "train",
+        "translation",
+        "--data",
+        drawing.path,
+        "--out",
+        out,
+        "--tokenizer",
+        tokenizer,
+        "--vocab-size",
+        "300",
+        *SMALL,
+        "--bad-lines",
+        drawn.of(["stop", "skip"]),
+    )
+    _check(ran, is_training=True)
+    _check_run(ran, out, "translate")
+
+
+def _train_language_model(drawn: Drawn, translator: Path, folder: Path) -> None:
+    drawing = _drawn(drawn, folder, 1)
+    out = folder / "run"
+    tokenizer = drawn.of(["bpe", "characters", "words"])
+    ran = run(
+        "train",
+        "language-model",
+        "--data",
+        drawing.path,
+        "--out",
+        out,
+        "--tokenizer",
+        tokenizer,
+        "--vocab-size",
+        "300",
+        "--block-length",
+        "16",
+        *SMALL,
+    )
+    _check(ran, is_training=True)
+    _check_run(ran, out, "generate")
+
+
+def _check_run(ran: Ran, out: Path, use: str) -> None:
+    if ran.status == 0:
+        used = run(use, out, "we see", "--device", "cpu")
+        _check(used)
+        assert used.status == 0, f"the run that was made is refused: {used.err}"
+    else:
+        assert not out.exists(), f"a refusal leaves {sorted(p.name for p in out.rglob('*'))}"
+
+
+def _view(drawn: Drawn, translator: Path, folder: Path) -> None:
+    """Sentences from a command line, of any characters but NUL."""
+    drawing = _drawn(drawn, folder, 1)
+    sentences = [row[0].replace("\0", "") for row in drawing.rows[:3]]
+    sentences = [sentence for sentence in sentences if not sentence.startswith("-")]
+    ran = run("view", translator, *sentences, "--out", folder / drawn.of(["a.html", "a.svg"]), "--device", "cpu")
+    _check(ran)
+
+
+def _drawn(drawn: Drawn, folder: Path, columns: int) -> Drawing:
+    drawing = draw_file(drawn, folder, columns)
+    data = drawing.path.read_bytes()
+    note(f"{os.fsencode(drawing.path.name)!r}, {len(data)} bytes: {data[:400]!r}")
+    return drawing
+
+
+def _engine(drawn: Drawn) -> tuple[str, ...]:
+    return drawn.of([("--engine", "regard"), ()])
+
+
+def _check(ran: Ran, *, is_training: bool = False) -> None:
+    """Exit status 0, or 2 with one line; a training has lines of progress before it."""
+    note(f"status {ran.status}: {ran.err[-600:]}")
+    assert ran.status in (0, 2), f"status {ran.status}: {ran.err}"
+    assert "Traceback" not in ran.err, ran.err
+    assert "Warning" not in ran.err, ran.err
+    assert all(len(line) <= LONGEST for line in ran.errors), f"a line of {max(map(len, ran.errors))} characters"
+    if ran.status == 2:
+        assert ran.errors[-1].startswith("regard: "), ran.err
+        assert len(ran.errors) == 1 or is_training, ran.err

@@ -268,7 +268,9 @@ def test_models_are_one_graph_after_calls_that_went_by_operations_alone(name: st
     model: nn.Module = EncoderOnly(EncoderOnlyConfig(num_layers=2, **sizes), vocab_size=30)
     if name == "both":
         inputs = tokens, lengths, tokens
-        model = Transformer(TransformerConfig(**sizes, encoder_layers=1, decoder_layers=1), source_vocab_size=30, target_vocab_size=30)
+        model = Transformer(
+            TransformerConfig(**sizes, encoder_layers=1, decoder_layers=1), source_vocab_size=30, target_vocab_size=30
+        )
     eager = [model.eval()(*inputs) for _ in range(2)][1]
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.allclose(compiled(*inputs), eager, atol=1e-6)

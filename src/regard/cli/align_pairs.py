@@ -51,7 +51,7 @@ class AlignCommand(ReadingCommand):
         translator = Translator.load(self.run, device=self.device)
         which = alignment_of(self.alignment_layer, self.alignment_head, translator.alignment)
         reader = self.pairs_in(self.data)
-        pairs, again = tee(reader)
+        pairs, again = (reader, reader) if self.reverse is None else tee(reader)
         found = words_aligned(translator, pairs, which)
         if self.reverse is not None:
             other = Translator.load(self.reverse, device=self.device)

@@ -77,11 +77,8 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         if asked.output is None:
             work.print(sys.stdout, flush=typed)
         else:
-            form = {
-                "json": options.labels,
-                "prefix": asked.prefix,
-                "prefix-column": asked.prefix_column,
-            } | ({} if format == "text" else {"data-format": format})
+            form = {"json": options.labels, "prefix": asked.prefix, "prefix-column": asked.prefix_column}
+            form |= {} if format == "text" else {"data-format": format}
             settings = {"model": translator.fingerprint(), **options.settings(), **search_by.settings(), **form}
             settings["window"] = WINDOW_LINES
             with opened(asked.output, settings, resume=asked.resume, overwrite=asked.overwrite) as unfinished:

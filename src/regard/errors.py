@@ -22,6 +22,8 @@ Each message has what was expected, the actual value and a remedy. The command l
 line and exits with status 2. In a program, catch `RegardError` for all of them, or the builtin class in brackets.
 """
 
+from numbers import Integral
+
 LONGEST = 1_000
 """The most characters of a message: text from a damaged file may be longer."""
 
@@ -111,6 +113,26 @@ class MissingExtraError(RegardError, ImportError):
         super().__init__(
             f"{package} is not installed; it comes with the extra '{extra}': pip install 'regard[{extra}]'"
         )
+
+
+def require(given: object, kind: type | tuple[type, ...], name: str, words: str) -> None:
+    """Refuse an argument of another kind; a bool is no number.
+
+    Raises:
+        ArgumentError: the argument is none of `kind`.
+
+    >>> require("x", int, "size", "a whole number")
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: size must be a whole number, got str: 'x'
+    """
+    if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
+        raise ArgumentError(f"{name} must be {words}, got {type(given).__name__}: {given!r:.80}")
+
+
+def require_whole(**given: object) -> None:
+    """Refuse arguments that are no whole numbers, by their names; raises ArgumentError."""
+    for name, number in given.items():
+        require(number, Integral, name, "a whole number")
 
 
 def _shortened(message: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.call.masks.patterns import documents
-from regard.errors import ShapeError
+from regard.errors import ShapeError, require
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +57,9 @@ def pack(sequences: Sequence[Tensor]) -> Packed:
     >>> [tuple(part.shape) for part in packed.unpack(regard.attention(x, x, x, mask=packed.mask))]
     [(2, 4), (3, 4)]
     """
+    require(sequences, Sequence, "sequences", "a list of tensors")
+    for one in sequences:
+        require(one, Tensor, "each sequence", "a tensor")
     if not sequences:
         raise ShapeError("pack takes at least one sequence, got none")
     kinds = {(tuple(s.shape[1:]), s.dtype, s.device) for s in sequences if s.dim()}

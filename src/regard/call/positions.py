@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require_whole
 from regard.tensors.precision import widest_dtype
 
 
@@ -16,6 +16,7 @@ def require_even(dim: int) -> None:
     Raises:
         ArgumentError: dim is odd or not positive.
     """
+    require_whole(dim=dim)
     if dim < 2 or dim % 2:
         raise ArgumentError(f"sinusoidal positions need an even dim of at least 2, got {dim}")
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 from regard.maps.attention_map import AttentionMap
 from regard.models.protocol import Seq2Seq, Step
 
@@ -41,6 +41,9 @@ class Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
+        require(members, Sequence, "members", "a list of models")
+        for member in members:
+            require(member, nn.Module, "each member", "a model")
         if not members:
             raise ArgumentError("expected at least one model for an ensemble, got none")
         sizes = [cast(Any, member).output.out_features for member in members]

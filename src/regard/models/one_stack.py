@@ -8,6 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
+from regard.errors import require
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, shared_bias
@@ -20,6 +21,7 @@ class OneStack(nn.Module):
 
     def __init__(self, parts: OneStackParts, vocab_size: int) -> None:
         super().__init__()
+        require(parts, OneStackParts, "config", "a configuration of this model")
         require_sizes(vocab_size=vocab_size, num_layers=parts.stack.num_layers)
         self.embedding = TokenEmbedding(vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
         self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None

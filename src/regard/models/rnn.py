@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import lengths
 from regard.call.scores.base import ScaledDot
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 from regard.functional import Attended, attention
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import RNNConfig
@@ -152,6 +152,7 @@ class RNNSeq2Seq(nn.Module):
 
     def __init__(self, config: RNNConfig, *, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
+        require(config, RNNConfig, "config", "an RNNConfig")
         require_sizes(source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size)
         self.config = config
         n, m = config.hidden_dim, config.embedding_dim

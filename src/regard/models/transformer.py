@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal, lengths
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import TransformerConfig
 from regard.models.parts import StackParts, TransformerParts
@@ -141,6 +141,7 @@ class Transformer(nn.Module):
         self, config: TransformerConfig | TransformerParts, *, source_vocab_size: int, target_vocab_size: int
     ) -> None:
         super().__init__()
+        require(config, (TransformerConfig, TransformerParts), "config", "a TransformerConfig")
         parts = _parts(config) if isinstance(config, TransformerConfig) else config
         if parts.shared_embeddings and source_vocab_size != target_vocab_size:
             raise ArgumentError(

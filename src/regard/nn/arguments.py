@@ -2,19 +2,20 @@
 
 from collections.abc import Iterable
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require_whole
 
 
 def require_sizes(**sizes: int) -> None:
     """Refuse a size below 1.
 
     Raises:
-        ArgumentError: a size is below 1.
+        ArgumentError: a size is no whole number, or below 1.
 
     >>> require_sizes(dim=4, hidden_dim=0)
     Traceback (most recent call last):
     regard.errors.ArgumentError: hidden_dim must be at least 1, got 0
     """
+    require_whole(**sizes)
     for name, size in sizes.items():
         if size < 1:
             raise ArgumentError(f"{name} must be at least 1, got {size}")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from regard.nn.arguments import require_sizes
 from regard.nn.dropout import Dropout
 
 Norm = Callable[[int], nn.Module]
@@ -23,6 +24,7 @@ class PreNorm(nn.Module):
 
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__()
+        require_sizes(dim=dim)
         self.norm = norm(dim)
         self.dropout = Dropout(dropout)
 
@@ -44,6 +46,7 @@ class PostNorm(nn.Module):
 
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__()
+        require_sizes(dim=dim)
         self.norm = norm(dim)
         self.dropout = Dropout(dropout)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError, ShapeError
+from regard.errors import ArgumentError, DataError, NonFiniteError, RunFolderError, ShapeError, require
 from regard.files.untrusted import parse_json
 from regard.views.axis_text import FONT_POINTS
 from regard.views.drawing import Colouring, Panel, drawn
@@ -247,7 +247,11 @@ def training_curves(runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[s
     [[2.0], [2.5]]
     """
     require_matplotlib()
-    paths = [Path(runs)] if isinstance(runs, (str, os.PathLike)) else [Path(run) for run in runs]
+    require(runs, (str, os.PathLike, Sequence), "runs", "a path or a list of paths")
+    given = [runs] if isinstance(runs, (str, os.PathLike)) else runs
+    for run in given:
+        require(run, (str, os.PathLike), "each run", "a path")
+    paths = [Path(run) for run in given]
     if not paths:
         raise ArgumentError("there are no runs to draw: give one or more")
     figure, ax, missing = plot_of_lines(title, theme)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, MissingExtraError, require
 from regard.files.atomic import file_errors, replacing
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.fonts import Lettering, letter
@@ -88,6 +88,10 @@ def save_figure(figure: "Figure | Axes", path: str | os.PathLike[str]) -> Path:
         FileError: the file cannot be written; an older one stays as it was.
         ArgumentError: matplotlib has no format of that ending, or the axes were removed.
     """
+    from matplotlib.artist import Artist
+
+    require(figure, Artist, "figure", "a figure or axes of matplotlib")
+    require(path, (str, os.PathLike), "path", "a path")
     target, whole = Path(path), figure.get_figure(root=True)
     if whole is None:
         raise ArgumentError("these axes were removed from their figure: draw the heatmap again")

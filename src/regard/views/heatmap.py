@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, shown
 from regard.views.cell_text import write_weights
 from regard.views.drawing import Colouring, Drawn, Panel, drawn, limits_of
@@ -180,6 +180,7 @@ def heatmap_grid(
     """
     require_matplotlib()
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
+    require(panels, Iterable, "panels", "a list of maps")
     panels = [one if isinstance(one, Panel) else Panel(one) for one in panels]
     if not panels or (across is not None and across < 1):
         raise ArgumentError(f"a grid needs panels and at least 1 across; got {len(panels)} and {across}")

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 
 MARKS = {"\n": "↵", "\t": "⇥", "\x7f": "␡", "\xa0": "⍽", "\u202f": "⍽"}
 """Visible symbols for invisible characters. Every other space gets the symbol of the plain space, and every other
@@ -45,6 +45,7 @@ def printable(label: str, *, limit: int = 0) -> str:
     >>> printable("internationalisation", limit=8), printable("")
     ('interna…', '∅')
     """
+    require(label, str, "a label", "text")
     parts = _parts(label)
     if not limit or sum(map(width, parts)) <= limit:
         return "".join(parts) or EMPTY

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, NonFiniteError, ShapeError, require_whole
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import LINE, TITLE_POINTS
 from regard.views.drawing import Colouring
@@ -86,7 +86,12 @@ def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None,
     (PatchGrid(rows=4, columns=6, extra=5), PatchGrid(rows=14, columns=14, extra=1),
      PatchGrid(rows=4, columns=6, extra=5))
     """
-    height, width = image
+    try:
+        height, width = image
+        require_whole(tokens=tokens, height=height, width=width)
+    except (TypeError, ValueError) as error:
+        given = f"{tokens!r:.80} and {image!r:.80}"
+        raise ArgumentError(f"tokens and image must be a number and two numbers, got {given}") from error
     if min(tokens, height, width) < 1 or (extra is not None and extra < 0) or (patch is not None and patch < 1):
         raise ArgumentError(
             f"tokens, image and patch must be at least 1, extra at least 0; got {tokens}, {image}, {patch} and {extra}"

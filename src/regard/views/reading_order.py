@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 
+from regard.errors import require
 from regard.views.bidirectional import levels, reordered
 from regard.views.labels import SPECIAL, right_to_left
 
@@ -32,6 +33,9 @@ def visual_order(labels: Sequence[str]) -> list[int]:
     >>> visual_order(["a", "b"]), visual_order(list("ב 20")), visual_order(["יום", "5", "2046", "<eos>"])
     ([0, 1], [2, 3, 1, 0], [3, 1, 2, 0])
     """
+    require(labels, Sequence, "labels", "a list of texts")
+    for label in labels:
+        require(label, str, "each label", "text")
     texts = [_text(label) for label in labels]
     if not any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for text in texts for char in text):
         return list(range(len(labels)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.call.rotary.rotary import Rotary
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require, require_whole
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.figures import frame, heading_inches, new_figure, require_matplotlib, warn_of_missing, write_heading
 from regard.views.layout import MARGIN, Box
@@ -46,6 +46,8 @@ def rotations(
     ['pair 0: 57.3° a position', 'pair 3: 0.0573° a position']
     """
     require_matplotlib()
+    require(rotary, Rotary, "rotary", "a regard.Rotary")
+    require_whole(positions=positions)
     pairs, planes = rotary.rotated // 2, list(planes)
     if positions < 1 or not planes or not all(0 <= plane < pairs for plane in planes):
         raise ArgumentError(

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.functional import AnyNormalization, AnyScore, attention, make_call
 from regard.views.axis_text import FONT_POINTS, LINE
 from regard.views.cell_text import write_weights
@@ -68,7 +67,10 @@ def arithmetic_of_row(
     >>> steps.scores.tolist(), [round(float(w), 3) for w in steps.weights], round(float(steps.output), 3)
     ([1.0, 0.0], [0.731, 0.269], 2.538)
     """
-    given = [torch.as_tensor(one).detach().double() for one in (query, key, value)]
+    for name, one in (("query", query), ("key", key), ("value", value)):
+        require(one, Tensor, name, "a tensor")
+    require_whole(row=row)
+    given = [one.detach().double() for one in (query, key, value)]
     if any(one.dim() != 2 for one in given):
         shapes = ", ".join(str(tuple(one.shape)) for one in given)
         raise ShapeError(f"query, key and value must be matrices, (T, D), (S, D) and (S, E); got {shapes}")

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.call.biases.base import Bias
 from regard.call.biases.relative import Relative, bound_offset, query_offset, require_heads
 from regard.call.shapes import Sizes
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import has_values
 from regard.tensors.precision import widest_dtype
 
@@ -32,6 +32,7 @@ def alibi_slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> Float[Te
     >>> alibi_slopes(3)
     tensor([0.0625, 0.0039, 0.2500])
     """
+    require_whole(num_heads=num_heads)
     if num_heads < 1:
         raise ArgumentError(f"ALiBi needs at least one head, got {num_heads}")
     power = 1 << (num_heads.bit_length() - 1)
@@ -71,7 +72,9 @@ class ALiBi(Relative):
         if isinstance(self.slopes, int):
             # Exact enough for a call in float64; other calls take them in their own dtype.
             object.__setattr__(self, "slopes", alibi_slopes(self.slopes, torch.float64))
-        elif self.slopes.dim() != 1 or not self.slopes.is_floating_point():
+            return
+        require(self.slopes, Tensor, "slopes", "a tensor (H,) or the number of heads")
+        if self.slopes.dim() != 1 or not self.slopes.is_floating_point():
             got = f"{self.slopes.dtype} of shape {tuple(self.slopes.shape)}"
             raise ShapeError(f"ALiBi takes the number of heads or one float slope per head, got {got}")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.call.biases.base import Bias, BiasPull, SelectedBias
 from regard.call.shapes import Rows, Sizes
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 
 
 class Relative(Bias):
@@ -171,6 +171,7 @@ def require_heads(name: str, what: str, got: int, sizes: Sizes) -> None:
 
 def require_table(name: str, what: str, table: Tensor, *, dims: int) -> None:
     """Refuse a table that is not floating or has other dimensions."""
+    require(table, Tensor, f"the table of {name}", f"a float tensor {what}")
     if table.dim() != dims or not table.is_floating_point() or 0 in table.shape:
         raise ShapeError(f"{name} takes a float tensor {what}, got {table.dtype} of shape {tuple(table.shape)}")
 

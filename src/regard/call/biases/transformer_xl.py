@@ -17,7 +17,7 @@ from regard.call.biases.relative import (
     scaled_vectors,
 )
 from regard.call.shapes import Sizes
-from regard.errors import ShapeError
+from regard.errors import ShapeError, require
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +66,7 @@ class TransformerXL(Bias):
         require_table("TransformerXL", "positions of shape (H, N, D)", self.positions, dims=3)
         heads, _, dim = self.positions.shape
         for name, tensor in (("content_bias", self.content_bias), ("position_bias", self.position_bias)):
+            require(tensor, Tensor, name, "a tensor (H, D)")
             if tensor.shape != (heads, dim):
                 raise ShapeError(
                     f"TransformerXL with positions {tuple(self.positions.shape)} needs a {name} of shape "

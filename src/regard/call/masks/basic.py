@@ -20,7 +20,7 @@ from regard.call.shapes import (
     owned,
     take_pairs,
 )
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
 
 
@@ -40,7 +40,10 @@ def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> 
     tensor([[ True, False, False],
             [ True,  True,  True]])
     """
-    tensor = torch.as_tensor(valid)
+    try:
+        tensor = torch.as_tensor(valid)
+    except (TypeError, ValueError, RuntimeError):
+        raise ShapeError(f"lengths must be integers, got {type(valid).__name__}: {valid!r:.80}") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ShapeError(f"lengths must be integers, got {tensor.dtype}; for a bool mask use padding()")
     return Lengths(tensor, per_query)
@@ -59,6 +62,7 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
     tensor([ True,  True, False])
     """
+    require(tokens, Tensor, "tokens", "a bool tensor or ids with pad_id=")
     if pad_id is not None:
         return Padding(counted(tokens) != pad_id)
     if tokens.dtype != torch.bool:

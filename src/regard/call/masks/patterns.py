@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import causal, lengths
 from regard.call.shapes import Sizes, canonical_per_sequence, counted, owned
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import can_look, has_values, in_transform
 
 
@@ -42,6 +42,7 @@ def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset
             [1, 1, 0],
             [0, 1, 1]], dtype=torch.int32)
     """
+    require_whole(size=size)
     if size < 1 or (side == "both" and size % 2 == 0):
         raise ArgumentError(f"window counts keys, the query's own included: at least 1, odd for 'both'; got {size}")
     reach = {"left": (size - 1, 0), "right": (0, size - 1), "both": (size // 2, size // 2)}
@@ -111,6 +112,7 @@ def strided(stride: int, *, offset: int | None = None) -> Mask:
     tensor([[1, 0, 1, 0],
             [0, 1, 0, 1]], dtype=torch.int32)
     """
+    require_whole(stride=stride)
     if stride < 1:
         raise ArgumentError(f"stride must be at least 1, got {stride}")
     return Strided(stride, offset)
@@ -131,6 +133,8 @@ def blocks(pattern: Bool[Tensor, "..."], size: int) -> Mask:
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
+    require(pattern, Tensor, "pattern", "a bool tensor")
+    require_whole(size=size)
     if pattern.dtype != torch.bool or pattern.dim() not in (2, 3) or size < 1:
         raise ShapeError(
             f"blocks takes a bool pattern (rows, columns) or (H, rows, columns) and a size of at least 1, "

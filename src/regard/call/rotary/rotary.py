@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.call.rotary.layouts import Half, Layout
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.call.shapes import counted
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require_whole
 from regard.tensors.guards import KeptPlace, where_kept
 
 MOST_KEPT = 4_096
@@ -56,6 +56,7 @@ class Rotary:
     """The rotated part of the dimensions: the first R = int(fraction D). The others stay unchanged."""
 
     def __post_init__(self) -> None:
+        require_whole(dim=self.dim)
         if not 0.0 < self.fraction <= 1.0:
             raise ArgumentError(f"the rotated fraction must be in (0, 1], got {self.fraction}")
         if self.rotated < 2 or self.rotated % 2:

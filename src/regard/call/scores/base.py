@@ -8,13 +8,14 @@ A score has two steps. `prepare` runs once on the whole query and key (a project
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.call.block_gradient import pull_through_graph
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.precision import widest_dtype
 
 ScorePull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
@@ -180,6 +181,8 @@ class SoftCapped(Score):
     cap: float
 
     def __post_init__(self) -> None:
+        require(self.score, Score, "score", "a regard score")
+        require(self.cap, Real, "cap", "a number")
         if not self.cap > 0:
             raise ArgumentError(f"cap must be above 0, got {self.cap}")
 

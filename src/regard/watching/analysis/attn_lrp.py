@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.call.normalizations import Softmax
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.kernels import execute
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import source_of_call
@@ -60,6 +60,7 @@ def attn_lrp(weights: AttentionMap, relevance: Tensor, *, epsilon: float = 1e-6)
               [0.2500, 0.7500]]]]), tensor([[[[0.5000],
               [1.5000]]]]))
     """
+    require(weights, AttentionMap, "weights", "an AttentionMap")
     source = source_of_call(weights.source, "attn_lrp()")
     call = source.call
     if call.score.dot_scale(call.query.shape[-1]) is None or not isinstance(call.normalization, Softmax):

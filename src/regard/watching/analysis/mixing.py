@@ -49,6 +49,8 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     >>> measure_mixing(seen, lambda: model(x))
     {'1': 'a changed token changes the outputs of others'}
     """
+    if not hasattr(seen, "record"):
+        raise ArgumentError(f"seen must be what regard.watch gives, got {type(seen).__name__}: {seen!r:.80}")
     record, modules = seen.record, seen.modules
     with evaluated(modules[""]):
         first = _RecordedRun()

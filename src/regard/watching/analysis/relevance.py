@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError, TooLargeError
+from regard.errors import ArgumentError, ShapeError, TooLargeError, require
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
@@ -258,6 +258,7 @@ def _are_mutual(layers: Layers) -> bool:
 def _given(steps: Any) -> Layers:
     """The caller's list of layers."""
     found: list[tuple[AttentionStep, ...]] = []
+    require(steps, (Iterable, AttentionMap), "steps", "what regard.watch saw, or maps and AttentionSteps")
     for one in [steps] if isinstance(steps, AttentionMap) else steps:
         several = one if isinstance(one, tuple) and not isinstance(one, AttentionStep) else (one,)
         found.append(tuple(AttentionStep(step) if isinstance(step, AttentionMap) else step for step in several))

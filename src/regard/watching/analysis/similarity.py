@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import Scratch, Source
 from regard.maps.statistics.tile_groups import TILE_ELEMENTS, TILE_ROWS
@@ -47,6 +47,8 @@ def difference(one: AttentionMap, other: AttentionMap) -> Difference:
     >>> difference(full, causal).total_variation
     tensor([0.5000, 0.0000])
     """
+    for each in (one, other):
+        require(each, AttentionMap, "each map", "an AttentionMap")
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         raise ShapeError(
             "maps that are compared must be of one shape, dtype and device, got "
@@ -86,6 +88,7 @@ def agreement(of: AttentionMap, how: Literal["cosine", "jensen-shannon"] = "cosi
     >>> agreement(weights[0]).shape
     torch.Size([2, 2])
     """
+    require(of, AttentionMap, "of", "an AttentionMap")
     if of.dimensions.head is None:
         of.source.require_heads("agreement()")
         raise ShapeError(

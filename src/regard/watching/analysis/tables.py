@@ -33,7 +33,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     found: list[tuple[str, Any]]
     if isinstance(maps, AttentionMap):
         found = [("0", maps)]
-    elif callable(items):
+    elif callable(items) and not isinstance(maps, type):
         keyed = [(_name_and_call(key), one) for key, one in items()]
         calls = [name for (name, _), _ in keyed]
         found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]

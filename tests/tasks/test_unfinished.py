@@ -19,7 +19,7 @@ from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.lines import Line, raw_lines
+from regard.tasks.text.lines import Line, Lines
 from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
@@ -85,7 +85,7 @@ def run(
     settings: dict[str, Any] = SETTINGS,
     **how: Any,
 ) -> None:
-    lines = raw_lines(source)
+    lines = Lines(source)
     windows = answered(translator, lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
     with opened(target, settings, **{"resume": False, "overwrite": False} | how) as unfinished:
         if unfinished is None:
@@ -289,7 +289,7 @@ translator = tiny()
 def done(count):
     path = Path({out!r}, f"{{count}}.in")
     path.write_text("12\\n" * count)
-    lines = raw_lines(path)
+    lines = Lines(path)
     windows = answered(translator, lines, TranslationOptions(beam=Beam(1)), parse=whole_line, window_lines=100)
     with opened(path.with_suffix(".out"), SETTINGS, resume=False, overwrite=False) as unfinished:
         BulkTranslation(lines, windows, show, "stop").finish(unfinished)
@@ -314,7 +314,7 @@ KILLED = """
 import sys, time
 from tests.tasks.test_unfinished import *
 torch.set_num_threads({threads})
-lines = raw_lines({source!r})
+lines = Lines({source!r})
 windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)

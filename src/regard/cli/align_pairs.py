@@ -5,15 +5,14 @@ from itertools import tee
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import AnyRun, Command, Device, Mean, alignment_of, refuse_first, require_task
+from regard.cli.shared import AnyRun, Device, Mean, ReadingCommand, alignment_of, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.links import as_line
-from regard.tasks.text.pairs import read_pairs
 
 
 @dataclass(frozen=True, slots=True)
-class AlignCommand(Command):
+class AlignCommand(ReadingCommand):
     """Print links between the words of pairs, a line for each pair (`0-0 1-2`, source and target from 0).
 
     Each target word is linked with the source word that it attends to most. With a translator of the other direction,
@@ -23,7 +22,7 @@ class AlignCommand(Command):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...]
-    """pairs: one file of two tab-separated columns or JSON lines, or two aligned files."""
+    """pairs, in the forms of --data-format."""
     reverse: Path | None = None
     """a translator from the target's language to the source's."""
     alignment_layer: int | Mean | None = None
@@ -51,15 +50,15 @@ class AlignCommand(Command):
 
         translator = Translator.load(self.run, device=self.device)
         which = alignment_of(self.alignment_layer, self.alignment_head, translator.alignment)
-        pairs = read_pairs(list(self.data))
-        if self.reverse is None:
-            for links in words_aligned(translator, pairs, which):
-                print(as_line(links))
-            return
-        here, there = tee(pairs)  # they are read once: the file may be a pipe
-        found = words_aligned(translator, here, which)
-        other = Translator.load(self.reverse, device=self.device)
-        which = alignment_of(self.reverse_layer, self.reverse_head, other.alignment)
-        turned = words_aligned(other, ((target, source) for source, target in there), which)
-        for links, back in zip(found, turned, strict=True):
-            print(as_line(symmetrised(links, frozenset((word, of) for of, word in back))))
+        reader = self.pairs_in(self.data)
+        pairs, again = (reader, reader) if self.reverse is None else tee(reader)
+        found = words_aligned(translator, pairs, which)
+        if self.reverse is not None:
+            other = Translator.load(self.reverse, device=self.device)
+            which = alignment_of(self.reverse_layer, self.reverse_head, other.alignment)
+            turned = words_aligned(other, ((target, source) for source, target in again), which)
+            both = zip(found, turned, strict=True)
+            found = (symmetrised(links, frozenset((word, of) for of, word in back)) for links, back in both)
+        for links in reader.with_gaps(found):
+            print("" if links is None else as_line(links))
+        self.tell(reader)

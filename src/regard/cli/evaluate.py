@@ -15,9 +15,9 @@ from regard.cli.shared import (
     Command,
     Device,
     Mean,
+    ReadingCommand,
     Run,
     below,
-    lines_of,
     print_table,
     refuse_first,
     require_task,
@@ -27,8 +27,7 @@ from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.lines import STANDARD_INPUT, StrPath
-from regard.tasks.text.pairs import read_pairs
+from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
@@ -41,7 +40,7 @@ TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateCommand(SearchCommand):
+class EvaluateCommand(ReadingCommand, SearchCommand):
     """Score a run on a test set.
 
     The scores of a translator are BLEU, chrF, exact match and loss; of a language model loss, perplexity and bits per
@@ -51,7 +50,7 @@ class EvaluateCommand(SearchCommand):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...]
-    """the test set: pairs (one file of two tab-separated columns or JSON lines, or two aligned files), or text."""
+    """the test set: pairs or text, in the forms of --data-format."""
     references: tuple[Path, ...] = ()
     """translation: files of references, one for each set; --data then has the sources alone."""
     ensemble: tuple[Path, ...] = ()
@@ -147,6 +146,7 @@ class EvaluateCommand(SearchCommand):
                 self.names_alignment and (self.wait_k is not None or not (self.simultaneous or links)),
                 "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
             ),
+            (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
             (
                 references and len(self.data) != 1,
                 f"with --references, --data is one file of sources, got {len(self.data)}",
@@ -161,7 +161,7 @@ class EvaluateCommand(SearchCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreCommand(Command):
+class ScoreCommand(ReadingCommand):
     """Print the log-probability of each pair or line, in nats, and over how many tokens it is summed.
 
     For a translator it is that of the target given the source, end mark included; for a language model that of the
@@ -171,7 +171,7 @@ class ScoreCommand(Command):
     run: Run
     _: KW_ONLY
     data: tuple[Path, ...] = ()
-    """pairs or lines, in the forms that `evaluate` takes; standard input unless given."""
+    """pairs or lines, in the forms of --data-format; standard input unless given."""
     device: Device = "auto"
 
     def check(self) -> None:
@@ -180,17 +180,20 @@ class ScoreCommand(Command):
 
     def work(self) -> None:
         with loading():
+            from regard.tasks.text.texts import read_texts
             from regard.tasks.translation.translator import Translator
 
         model = task_of(self.run).load(self.run, device=self.device)
         paths: Sequence[StrPath] = self.data or (STANDARD_INPUT,)
-        found = model.score(read_pairs(list(paths))) if isinstance(model, Translator) else model.score(lines_of(paths))
+        of_pairs = isinstance(model, Translator)
+        reader: Reader[Any] = self.pairs_in(paths) if of_pairs else read_texts(paths, **self.reading)
         tokens, unknown = 0, 0
-        for likelihood in found:
-            print(f"{likelihood.log_probability:.4f}\t{likelihood.tokens}")
-            tokens, unknown = tokens + likelihood.tokens, unknown + likelihood.unknown
+        for one in reader.with_gaps(model.score(reader)):
+            print("" if one is None else f"{one.log_probability:.4f}\t{one.tokens}")
+            tokens, unknown = (tokens, unknown) if one is None else (tokens + one.tokens, unknown + one.unknown)
         if unknown:
             print(f"{unknown:,} of {tokens:,} tokens are unknown, each as probable as any such word", file=sys.stderr)
+        self.tell(reader)
 
 
 @dataclass(frozen=True, slots=True)

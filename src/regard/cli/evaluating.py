@@ -1,14 +1,14 @@
 """The work of `regard evaluate`."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from regard.cli.engines import OwnSearch, SearchBy
 from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
-from regard.cli.shared import lines_of, print_table
+from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.language_modelling.causal import LanguageModel, TextEvaluation
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
@@ -16,9 +16,10 @@ from regard.tasks.language_modelling.masked import SINGLE_MASKS, MaskedLanguageM
 from regard.tasks.names import TRANSLATION
 from regard.tasks.registry import TASKS
 from regard.tasks.telling import Tell
-from regard.tasks.text.links import read_links
-from regard.tasks.text.pairs import is_json_lines, read_pairs
+from regard.tasks.text.lines import Reader
+from regard.tasks.text.links import links_of, read_linked_pairs
 from regard.tasks.text.references import read_judged, read_references
+from regard.tasks.text.texts import RunningText
 from regard.tasks.training.bleu import bleu_caution
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignment_error import error_of
@@ -54,7 +55,8 @@ def evaluate(asked: Any) -> None:
 
 
 def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    pairs = list(read_pairs(list(asked.data)))
+    pairs = list(reader := asked.pairs_in(asked.data))
+    asked.tell(reader)
     with search_by.searching(model, asked.run):
         if asked.try_heads:
             return _tried_heads(asked, model, pairs, tell)
@@ -85,11 +87,12 @@ def _whole_sentences(
     asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
 ) -> list[ScoreRow]:
     reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
-    judged = list(_judged(asked))  # read once: it may be a pipe
+    reader = _judged(asked)
+    judged: list[Any] = list(reader)  # read once: it may be a pipe
     if asked.alignment_data is not None:
-        pairs = [(source, texts if isinstance(texts, str) else texts[0]) for source, texts in judged]
-        rate = error_of(model, pairs, read_links(asked.alignment_data), align)
-        aligned = [("AER", f"{rate:.2f}", f"percent, {align}")]
+        links = [links_of(pair.links, "the links") for pair in judged]
+        judged = [(pair.source, pair.target) for pair in judged]
+        aligned = [("AER", f"{error_of(model, judged, links, align):.2f}", f"percent, {align}")]
     with search_by.searching(model, asked.run):
         found = model.evaluate(
             judged,
@@ -99,6 +102,7 @@ def _whole_sentences(
             bleu_tokenize=asked.bleu_tokenize,
             tell=tell,
         )
+    asked.tell(reader)
     _say_of_bleu(asked, [text for _, texts in judged for text in ([texts] if isinstance(texts, str) else texts)])
     return [
         ("pairs", str(found.pairs)),
@@ -125,17 +129,18 @@ def _unknown(share: float, of: str) -> list[ScoreRow]:
     return [("unknown", f"{100 * share:.2f}", f"percent {of}: the loss counts them as one word")] if share else []
 
 
-def _judged(asked: Any) -> Iterable[tuple[str, str | Sequence[str]]]:
-    """Read sources and their references, in any of the forms."""
+def _judged(asked: Any) -> Reader[Any]:
+    """Read sources and their references, in any of the forms; with links, pairs and their links."""
     if asked.references:
-        return read_references(asked.data[0], asked.references)
-    if len(asked.data) == 1 and is_json_lines(asked.data[0]):
-        return read_judged(asked.data[0])
-    return read_pairs(list(asked.data))
+        return read_references(asked.data[0], asked.references, bad_lines=asked.bad_lines)
+    if asked.alignment_data is not None:
+        return read_linked_pairs(asked.data, asked.alignment_data, **asked.reading)
+    return read_judged(asked.data, **asked.reading)
 
 
 def _next_tokens(asked: Any, model: LanguageModel, tell: Tell) -> list[ScoreRow]:
-    found = model.evaluate(lines_of(asked.data), stride=asked.stride, tell=tell)
+    found = model.evaluate(text := _text(asked), stride=asked.stride, tell=tell)
+    asked.tell(text)
     return [
         ("tokens", str(found.tokens)),
         ("loss", f"{found.loss:.4f}", "nats a token"),
@@ -151,8 +156,13 @@ def _bits(found: TextEvaluation) -> ScoreRow:
     return "none", f"it tells nothing where more than {100 * MOST_UNKNOWN:g} percent of the tokens are unknown"
 
 
+def _text(asked: Any) -> RunningText:
+    return RunningText(asked.data, **asked.reading)
+
+
 def _masked_tokens(asked: Any, model: MaskedLanguageModel, tell: Tell) -> list[ScoreRow]:
-    row = model.row(lines_of(asked.data))
+    row = model.row(text := _text(asked))
+    asked.tell(text)
     found = model.fill(row, tell=tell)
     print(f"loss\t{found.loss:.4f}\tnats a masked token")
     print(f"masked accuracy\t{found.accuracy:.2f}\tpercent of {found.masked} masked tokens", flush=True)

@@ -1,5 +1,6 @@
 """`regard generate`: let a language model write."""
 
+import os
 import sys
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -73,26 +74,28 @@ class GenerateCommand(Command):
         with loading():
             from regard.tasks.exports.text_engine import refuse_text_run
             from regard.tasks.language_modelling.causal import LanguageModel
+            from regard.tasks.text.lines import decoded
             from regard.tasks.training.distributed.devices import find_device
 
         search = EngineFlags.of(self).chosen(find_device(self.device), partial(refuse_text_run, self.run))
+        prompt = decoded("the prompt", os.fsencode(self.prompt))
         model = LanguageModel.load(self.run, device=self.device)
         limits: dict[str, Any] = {"max_tokens": self.max_tokens, "stop": self.stop, "seed": self.seed}
         limits["filters"] = self._filters()
         cut_off = count(1)
         limits["cut_off"] = partial(next, cut_off)
         with search.writing(model, self.run):
-            self._write(model, limits)
+            self._write(model, prompt, limits)
         if cut := next(cut_off) - 1:
             print(f"texts cut off by the limit of their tokens: {cut}; raise --max-tokens", file=sys.stderr)
 
-    def _write(self, model: "LanguageModel", limits: dict[str, Any]) -> None:
+    def _write(self, model: "LanguageModel", prompt: str, limits: dict[str, Any]) -> None:
         if self.samples > 1:
-            for number, text in enumerate(model.samples(self.prompt, count=self.samples, **limits)):
-                print(*(["---"] if number else []), self.prompt + text, sep="\n", flush=True)
+            for number, text in enumerate(model.samples(prompt, count=self.samples, **limits)):
+                print(*(["---"] if number else []), prompt + text, sep="\n", flush=True)
             return
-        sys.stdout.write(self.prompt)
-        for piece in model.generate(self.prompt, **limits):
+        sys.stdout.write(prompt)
+        for piece in model.generate(prompt, **limits):
             sys.stdout.write(piece)
             sys.stdout.flush()
         print(flush=True)

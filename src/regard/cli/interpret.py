@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from regard.cli.shared import refuse_first
 from regard.errors import DataError
-from regard.tasks.text.lines import BadLines, raw_lines
+from regard.tasks.text.lines import BadLines, Lines
 from regard.tasks.text.word_stream import HeardWord, heard_words
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def words_of(sentence: str | None, input: Path | None) -> Iterator[HeardWord]:
         pieces = iter([sentence.encode("utf-8", "surrogateescape"), b""])
         return heard_words(lambda: next(pieces), "the sentence")
     if input is not None:
-        lines = (line.raw + b"\n" for line in raw_lines(input))
+        lines = (line.raw + b"\n" for line in Lines(input))
         return heard_words(lambda: next(lines, b""), str(input))
     return heard_words(_arrived, "standard input")
 

@@ -51,7 +51,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of the results has closed the pipe: the interpreter must not flush to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (RegardError, OSError) as error:
+    except (RegardError, OSError, UnicodeEncodeError) as error:
         if debug:
             raise
         _say(" ".join("; ".join([_message(error, arguments), *getattr(error, "__notes__", ())]).split()))
@@ -90,7 +90,9 @@ def _run(arguments: list[str]) -> None:
     command()
 
 
-def _message(error: RegardError | OSError, arguments: Sequence[str]) -> str:
+def _message(error: RegardError | OSError | UnicodeEncodeError, arguments: Sequence[str]) -> str:
+    if isinstance(error, UnicodeEncodeError):  # of a library that takes no name but in UTF-8
+        return f"expected a name in UTF-8, got {error.object[:200]!r}; rename the file or the folder"
     if isinstance(error, ArgumentError):
         from regard.cli.commands import in_flags
 
@@ -109,9 +111,10 @@ def _say(line: str) -> None:
 
 
 def _write_utf8() -> None:
-    """Write UTF-8 whatever the locale is: a translator has to print every script."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    """Write UTF-8 whatever the locale is: a translator has to print every script. Names that are not UTF-8 are written
+    as they are to standard output, and with escapes to standard error."""
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
 
 
 def _keep_freed_memory() -> None:

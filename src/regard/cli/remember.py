@@ -6,13 +6,13 @@ from pathlib import Path
 
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.shared import AnyRun, Command, Device, refuse_first, require_task
+from regard.cli.shared import AnyRun, Device, ReadingCommand, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 
 
 @dataclass(frozen=True, slots=True)
-class RememberCommand(Command):
+class RememberCommand(ReadingCommand):
     """Read pairs once, and keep what the translator read and wrote at each place: `translate --memory` asks it.
 
     Nothing is trained. How much the memory has to say is chosen on validation pairs, which should not be among the
@@ -22,8 +22,7 @@ class RememberCommand(Command):
     run: AnyRun
     _: KW_ONLY
     data: tuple[Path, ...] = ()
-    """the pairs: one file of two tab-separated columns or JSON lines, or two aligned files; unless given, those that
-    the run was trained on."""
+    """the pairs, in the forms of --data-format; unless given, those that the run was trained on."""
     valid: tuple[Path, ...] = ()
     """pairs by which to choose how much the memory has to say; unless given, those of the run."""
     out: Path | None = None
@@ -58,8 +57,10 @@ class RememberCommand(Command):
             from regard.tasks.translation.translator import Translator
 
         translator = Translator.load(self.run, device=self.device)
+        data, valid = (self.pairs_in(paths) if paths else None for paths in (self.data, self.valid))
         with telling() as tell:
-            found = remember_for(translator, self.run, data=self.data, valid=self.valid, tell=tell)
+            found = remember_for(translator, self.run, data=data, valid=valid, tell=tell)
+        self.tell(*filter(None, (data, valid)))
         write_memory(self.target, found)
         before, after = found.figures["without"], found.figures["with"]
         print(f"{len(found.memory):,} places of text are in {self.target}", file=sys.stderr)

@@ -1,8 +1,9 @@
 """The base of all commands, and code shared by several."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -12,7 +13,10 @@ import tyro
 from regard.errors import ArgumentError
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
-from regard.tasks.text.lines import StrPath, read_lines
+from regard.tasks.text.gate import DataFormat
+from regard.tasks.text.lines import BadLines, Reader, StrPath
+from regard.tasks.text.pairs import Pair, read_pairs
+from regard.tasks.text.texts import RunningText
 
 if TYPE_CHECKING:
     from regard.tasks.translation.alignments import AlignmentOf
@@ -70,6 +74,34 @@ class Command(ABC):
         """Make another dataclass of the fields of the same names, and of `more`."""
         names = [one.name for one in fields(cast(Any, kind)) if one.name not in more]
         return kind(**{name: getattr(self, name) for name in names}, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingCommand(Command):
+    """A command that reads files of pairs or of text, all of them alike."""
+
+    data_format: DataFormat | None = None
+    """the form of the files, if their beginnings do not tell: of pairs, tables with tabs (tsv; tsv-extra has further
+    columns, which are ignored) or with commas and quotes (csv), jsonl, tmx, or aligned files; of text, lines (text) or
+    jsonl."""
+    bad_lines: BadLines = "stop"
+    """whether a line that cannot be read ends the work, or is left out and counted; where each line has an answer, that
+    answer is an empty line."""
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The flags as arguments of the readers."""
+        return {"format": self.data_format, "bad_lines": self.bad_lines}
+
+    def pairs_in(self, paths: Sequence[StrPath]) -> Reader[Pair]:
+        """The pairs of files, one file after the other."""
+        return read_pairs(paths, **self.reading)
+
+    @staticmethod
+    def tell(*readers: Reader[Any] | RunningText) -> None:
+        """Say in one line on standard error which lines were left out, if there are any."""
+        if told := [line for reader in readers for line in reader.told]:
+            print("; ".join(told), file=sys.stderr)
 
 
 def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
@@ -132,11 +164,6 @@ def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
     """
     if out is not None and out.exists() and not out.is_dir():
         raise ArgumentError(f"{flag}: {out} is a file; name a folder")
-
-
-def lines_of(paths: Sequence[StrPath]) -> Iterable[str]:
-    """The lines of files, one file after the other."""
-    return (line for path in paths for line in read_lines(path))
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

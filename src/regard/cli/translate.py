@@ -13,10 +13,21 @@ from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
+from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
 
 FOR_LINES = (
-    *("--output", "--resume", "--overwrite", "--beam", "--nbest", "--length-penalty", "--length-reward", "--reverse"),
+    *(
+        "--data-format",
+        "--output",
+        "--resume",
+        "--overwrite",
+        "--beam",
+        "--nbest",
+        "--length-penalty",
+        "--length-reward",
+        "--reverse",
+    ),
     *("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--prefix", "--prefix-column"),
     *("--vocabulary", "--workers"),
 )
@@ -32,7 +43,9 @@ class TranslateCommand(SearchCommand):
     """what to translate; without it, --input or standard input is read."""
     _: KW_ONLY
     input: Path | None = None
-    """a file with one sentence on each line; may be gzipped."""
+    """a file with one sentence on each line; may be packed."""
+    data_format: RunningTextFormat | None = None
+    """the form of the lines, if the first do not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
     output: Path | None = None
     """a file to write to, instead of standard output; it has that name once it is whole."""
     ensemble: tuple[Path, ...] = ()

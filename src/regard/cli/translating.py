@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
-from regard.tasks.text.lines import STANDARD_INPUT, Line, raw_lines, read_lines
+from regard.tasks.text.gate import RunningTextFormat, form_of_text
+from regard.tasks.text.lines import STANDARD_INPUT, Line, Lines, read_lines
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.bulk.lines import (
@@ -62,10 +64,13 @@ def _options(asked: Any, translator: Translator, align: AlignmentOf) -> Translat
 
 def _translate_lines(asked: Any, translator: Translator, options: TranslationOptions, search_by: SearchBy) -> None:
     typed = asked.sentence is None and asked.input is None and asked.output is None and sys.stdin.isatty()
-    lines = raw_lines(asked.input or STANDARD_INPUT)
     if asked.sentence is not None:
-        lines = iter([Line("the sentence", os.fsencode(asked.sentence))])
-    parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix)
+        lines: Iterator[Line] = iter([Line("the sentence", os.fsencode(asked.sentence))])
+        format: RunningTextFormat = "text"
+    else:
+        lines = read = Lines(asked.input or STANDARD_INPUT)
+        format = asked.data_format or form_of_text(read.head)
+    parse = sentence_and_prefix if asked.prefix_column else partial(whole_line, prefix=asked.prefix, format=format)
     windows = answered(translator, lines, options, parse=parse, window_lines=1 if typed else WINDOW_LINES)
     show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
     work = BulkTranslation(lines, windows, show, asked.bad_lines)
@@ -74,6 +79,7 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
             work.print(sys.stdout, flush=typed)
         else:
             form = {"json": options.labels, "prefix": asked.prefix, "prefix-column": asked.prefix_column}
+            form |= {} if format == "text" else {"data-format": format}
             settings = {"model": translator.fingerprint(), **options.settings(), **search_by.settings(), **form}
             settings["window"] = WINDOW_LINES
             with opened(asked.output, settings, resume=asked.resume, overwrite=asked.overwrite) as unfinished:

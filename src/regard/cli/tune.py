@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.ranking import refuse_reverse
-from regard.cli.shared import AnyRun, Command, Device, print_table, refuse_first, require_task
+from regard.cli.shared import AnyRun, Device, ReadingCommand, print_table, refuse_first, require_task
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
-from regard.tasks.text.pairs import read_pairs
 from regard.tasks.training.bleu import LEAST_BLEU, BleuCounts, BleuTokenize, bleu_caution
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TuneCommand(Command):
+class TuneCommand(ReadingCommand):
     """Find the length reward, and the weight of a reverse translator, that are best on validation pairs, by BLEU.
 
     All settings choose among the same hypotheses of each source; BLEU without any is that of `evaluate`. Nothing is
@@ -60,7 +59,11 @@ class TuneCommand(Command):
             from regard.tasks.translation.tune import tune
 
         translator = Translator.load(self.run, device=self.device, ensemble=self.ensemble, memories=self.memory)
-        pairs = list(read_pairs(list(self.valid))) if self.valid else own_corpus(self.run, "valid").valid_texts
+        if self.valid:
+            pairs: Sequence[tuple[str, str]] = list(reader := self.pairs_in(self.valid))
+            self.tell(reader)
+        else:
+            pairs = own_corpus(self.run, "valid").valid_texts
         targets, lowercase = [target for _, target in pairs], translator.target_tokenizer.lowercases
         counts = BleuCounts(targets, lowercase=lowercase, tokenize=self.bleu_tokenize)
         print(f"BLEU: {counts.signature}", file=sys.stderr)

@@ -178,7 +178,7 @@ def _read_texts(folder: Path) -> None:
 
 def _read_references(folder: Path) -> None:
     list(read_references(folder / "source.txt", [folder / "target.txt", folder / "target.txt"]))
-    list(read_judged(folder / "judged.jsonl"))
+    list(read_judged([folder / "judged.jsonl"]))
 
 
 EXHIBITS = (

@@ -127,7 +127,7 @@ def _score_and_evaluate(drawn: Drawn, translator: Path, folder: Path) -> None:
     if scored.status:
         return
     figures = dict(line.split("\t")[:2] for line in evaluated.out.splitlines())
-    scores = [line.split("\t") for line in scored.out.splitlines()]
+    scores = [line.split("\t") for line in scored.out.splitlines() if line]  # a bad line has an empty one
     counted = [(float(score), int(tokens)) for score, tokens in scores if score != "nan"]
     assert len(counted) == int(figures["pairs"].replace(",", "")), "score and evaluate read another number of pairs"
     loss = -math.fsum(score for score, _ in counted) / sum(tokens for _, tokens in counted)

@@ -7,6 +7,8 @@ from typing import Literal
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
 from regard.tasks.config import TrainingConfig
+from regard.tasks.text.gate import RunningTextFormat
+from regard.tasks.text.lines import BadLines
 from regard.tasks.training.fit_config import FitConfig
 from regard.tensors.ranges import require_at_least, require_share
 
@@ -16,14 +18,16 @@ class TextConfig(TrainingConfig):
     """The settings that both kinds of language model have: the text, and how it is cut."""
 
     data: tuple[Path, ...]
-    """The text: one file, or several that are read one after the other; may be gzipped."""
+    """The text: one file, or several that are read one after the other; may be packed (gzip, bzip2, xz, zstd, zip)."""
     valid: tuple[Path, ...] = ()
     """Text to validate on; unless given, the tail of the data, which training then never sees."""
     valid_share: float = 0.1
     """Share of the data that this tail is, 0 to 1; at most ten million bytes are taken."""
     documents: Literal["file", "paragraphs", "lines"] = "file"
     """Where a document ends: never (file), at a blank line, or at the end of each line."""
-    bad_lines: Literal["stop", "skip"] = "stop"
+    data_format: RunningTextFormat | None = None
+    """The form of these files, if their beginnings do not tell: lines of text, or JSON lines with a `text` each."""
+    bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
     """How text is cut: byte-level BPE learnt from the data, words, or characters."""

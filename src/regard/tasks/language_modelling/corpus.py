@@ -5,8 +5,8 @@ for training before it can cut the first line. So the lines go to a file without
 (`regard.tasks.text.spool`), and all passes but the first read that file. It is deleted once the tokens are stored.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,12 @@ from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.lines import Reader, read_lines
 from regard.tasks.text.running_text import TextStore, pieces
 from regard.tasks.text.spool import Spool
+from regard.tasks.text.texts import RunningText
 from regard.tasks.text.tokenizer_recipes import recipe
 from regard.tasks.text.tokenizers import Tokenizer
+from regard.tasks.text.unicode import bounded
 
 MOST_VALID_BYTES = 10_000_000
 """The most text split off for validation: enough for three digits of the loss."""
@@ -46,27 +47,29 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
-    reader = _Lines(config.data, config)
-    with Spool(reader, folder.data) as lines:
-        if reader.skipped:
-            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
+    read, *held_out = (_text(paths, config) for paths in (config.data, config.valid) if paths)
+    with Spool(read, folder.data) as lines:
         if not lines:
             raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
-        parts = _parts(config, lines, reader.size_bytes)
+        end = read.size_bytes if config.valid else read.size_bytes - _valid_bytes(config, read.size_bytes)
         if config.tokenizers_from is not None:
             tokenizer = load_tokenizer(RunFolder(config.tokenizers_from))
         else:
-            learnt_from = islice(parts["train"](), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
+            learnt_from = islice(_between(0, end, lines), None, None, -(-len(lines) // MOST_TOKENIZER_LINES))
             tokenizer = recipe(config.tokenizer, config.vocab_size).train(line + "\n" for line in learnt_from)
         tokenizer.save(folder.path / "tokenizer.json")
-        stores = {name: _store(config, folder, name, lines_of(), tokenizer) for name, lines_of in parts.items()}
-    for name, store in stores.items():
+        train = _store(config, folder, "train", _between(0, end, lines), tokenizer)
+        tail = [_between(end, read.size_bytes, lines)]
+        valid = _store(config, folder, "valid", chain.from_iterable(held_out or tail), tokenizer)
+    for name, store in (("train", train), ("valid", valid)):
         unknown = f", {store.unknown:,} of them unknown ({store.unknown / len(store):.1%})" if store.unknown else ""
         say(f"{name}: {store.text_bytes:,} bytes, {len(store):,} tokens{unknown}")
-    if stores["valid"].unknown > MOST_UNKNOWN * len(stores["valid"]):
+    if valid.unknown > MOST_UNKNOWN * len(valid):
         say(f"no bits per byte: more than {MOST_UNKNOWN:.0%} of the tokens of the validation text are unknown")
+    if told := [line for one in (read, *held_out) for line in one.told]:
+        say("; ".join(told))
     say(f"vocabulary of {len(tokenizer):,} tokens")
-    counts = {f"{name}_bytes": store.text_bytes for name, store in stores.items()}
+    counts = {"train_bytes": train.text_bytes, "valid_bytes": valid.text_bytes}
     write_prepared(folder, {**counts, "fingerprint": tokenizer.fingerprint()})
 
 
@@ -95,58 +98,29 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
     return tokenizer
 
 
-class _Lines(Iterator[str]):
-    """The lines of several files, with the bytes of text read so far and the number of bad lines skipped."""
-
-    def __init__(self, paths: tuple[Path, ...], config: TextConfig) -> None:
-        self._readers: list[Reader[str]] = [read_lines(path, bad_lines=config.bad_lines) for path in paths]
-        self._lines = (line for reader in self._readers for line in reader)
-        self.size_bytes = 0
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.size_bytes += _size(line)
-        return line
-
-    @property
-    def skipped(self) -> int:
-        return sum(reader.skipped for reader in self._readers)
-
-    @property
-    def first_skipped(self) -> str | None:
-        return next((reader.first_skipped for reader in self._readers if reader.skipped), None)
+def _text(paths: tuple[Path, ...], config: TextConfig) -> RunningText:
+    return RunningText(paths, format=config.data_format, bad_lines=config.bad_lines)
 
 
-def _parts(config: TextConfig, lines: Spool, total: int) -> dict[str, Callable[[], Iterator[str]]]:
-    """How to read the lines for training, and those for validation: the tail of the `total` bytes, or other files."""
-    if config.valid:
-        return {"train": lambda: iter(lines), "valid": lambda: _Lines(config.valid, config)}
-    cut = total - min(round(config.valid_share * total), MOST_VALID_BYTES)
-    return {"train": lambda: _before(cut, lines), "valid": lambda: _after(cut, lines)}
+def _valid_bytes(config: TextConfig, total: int) -> int:
+    """The bytes of the tail for validation."""
+    return min(round(config.valid_share * total), MOST_VALID_BYTES)
 
 
-def _before(cut: int, lines: Iterable[str]) -> Iterator[str]:
-    """The lines that begin before byte `cut` of the text."""
-    read = 0
+def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:
+    """The lines that begin from one byte of the text up to another; of a long line, its parts that do."""
+    at = 0
     for line in lines:
-        if read >= cut:
+        parts = []
+        for part in bounded(line):
+            if begin <= at < end:
+                parts.append(part)
+            at += len(part.encode())
+        at += 1  # its line feed
+        if parts:
+            yield "".join(parts)
+        elif at > end:
             return
-        yield line
-        read += _size(line)
-
-
-def _after(cut: int, lines: Iterable[str]) -> Iterator[str]:
-    """The lines that begin at byte `cut` or after it."""
-    read = 0
-    for line in lines:
-        if read >= cut:
-            yield line
-        read += _size(line)
-
-
-def _size(line: str) -> int:
-    """Bytes of a line in UTF-8, its line feed counted."""
-    return len(line.encode()) + 1
 
 
 def _store(config: TextConfig, folder: RunFolder, name: str, lines: Iterator[str], tokenizer: Tokenizer) -> TextStore:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from regard.errors import ArgumentError
@@ -19,6 +20,11 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
         ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
         RunFolderError: the folder of the run, or of the run with its first weights, is unfit.
     """
+    for one in fields(config):
+        value = getattr(config, one.name)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                _refuse_name(path, setting=one.name)
     folder = RunFolder(config.out)
     goes_on = resume and folder.holds_a_run()
     if not goes_on and not (overwrite and folder.holds_a_run()):
@@ -35,6 +41,17 @@ def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrit
         elif (kind := getattr(config, "tokenizer", None)) is not None:
             # Making it refuses an impossible size, before the data is read.
             recipe(kind, getattr(config, "vocab_size", 0))
+
+
+def _refuse_name(path: Path, *, setting: str) -> None:
+    """Refuse a name that is not UTF-8: the settings of a run are kept in JSON and TOML, which cannot have it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(
+            f"{setting}: expected a name in UTF-8, got {os.fsencode(path)!r}, which the settings of a run cannot keep; "
+            "rename it, or name a link to it (ln -s)"
+        ) from None
 
 
 def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:

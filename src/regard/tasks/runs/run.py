@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import IO, Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 import torch
@@ -146,10 +147,11 @@ def train_run(
         goes_on = resume and folder.holds_a_run()  # one command can both start and restart a run
         if fabric.is_global_zero:
             _open_folder(task, config, folder, prepare, goes_on=goes_on, overwrite=overwrite, progress=progress)
+        began = Event()
         try:
-            _train(config, folder, fabric, make_job, progress, callbacks)
+            _train(config, folder, fabric, make_job, progress, callbacks, began)
         except (ArgumentError, DataError, RunFolderError):
-            if fabric.is_global_zero and not goes_on and not folder.checkpoints.has("last"):
+            if fabric.is_global_zero and not goes_on and not began.is_set():
                 folder.discard()
             raise
     return str(fabric.device)
@@ -173,11 +175,13 @@ def _train(
     make_job: Callable[[Any, RunFolder, Any], TrainingJob],
     progress: IO[str] | None,
     callbacks: Sequence[Callback],
+    began: Event,
 ) -> None:
-    """Train on the prepared data in the folder."""
+    """Train on the prepared data in the folder; `began` is set before the first step changes the model."""
     Ranks.of(fabric).wait_for_the_first()
     seed_everything(config.seed)  # the same weights on every rank ...
     job = make_job(config, folder, fabric)
+    job.optimizer.register_step_pre_hook(lambda *_call: began.set())
     if config.gradient_checkpointing:
         recompute_layers(job.model)
     seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout

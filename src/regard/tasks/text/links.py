@@ -1,13 +1,16 @@
 """Links between the words of a sentence and of its translation, in the Pharaoh format: `0-0 1-2 3?4`."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regard.errors import DataError
-from regard.tasks.text.lines import BadLines, Line, Reader, StrPath, decoded, raw_lines
-from regard.tasks.text.pairs import PairFormat, pair_records
+from regard.tasks.text.forms import items_of
+from regard.tasks.text.gate import PairFormat
+from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded
+from regard.tasks.text.pairs import PAIR_FORMS, Pair
 
 LINK = re.compile(r"(\d{1,9})([-?p])(\d{1,9})", re.ASCII)
 
@@ -39,7 +42,7 @@ def read_links(path: StrPath) -> list[GoldLinks]:
     Raises:
         DataError: the file cannot be read, or a line has something else; the message names it.
     """
-    return [links_of(decoded(*line), line.place) for line in raw_lines(path)]
+    return [links_of(decoded(*line), line.place) for line in Lines(path)]
 
 
 def links_of(text: str, place: str) -> GoldLinks:
@@ -100,27 +103,25 @@ def read_linked_pairs(
     ...     list(read_linked_pairs([Path(folder, "pairs.tsv")], Path(folder, "links")))
     [LinkedPair(source='Good day.', target='Bonjour.', links='0-0 1-0')]
     """
-    records, parse = pair_records(paths, format)
-
-    def alone(record: Any) -> LinkedPair:
-        return LinkedPair(*parse(record))
-
-    def both(record: tuple[Any, Line]) -> LinkedPair:
-        pair = parse(record[0])
-        text = decoded(*record[1])
-        check_links(*pair, links_of(text, record[1].place))
-        return LinkedPair(*pair, text)
-
+    pairs = items_of(paths, format, PAIR_FORMS)
     must_hold = f"pairs of sentences in {' and '.join(map(str, paths))}"
-    if links is None:
-        return Reader(records, alone, bad_lines=bad_lines, must_hold=must_hold)
-    return Reader(_beside(records, links), both, bad_lines=bad_lines, must_hold=must_hold)
+    linked = (partial(_linked, pair, None) for pair in pairs) if links is None else _beside(pairs, links)
+    return Reader(linked, bad_lines=bad_lines, must_hold=must_hold)
 
 
-def _beside(records: Iterator[Any], links: StrPath) -> Iterator[tuple[Any, Line]]:
-    for count, (record, line) in enumerate(zip_longest(records, raw_lines(links))):
+def _linked(parse: Callable[[], Pair], line: Line | None) -> LinkedPair:
+    pair = parse()
+    if line is None:
+        return LinkedPair(*pair)
+    text = decoded(*line)
+    check_links(*pair, links_of(text, line.place))
+    return LinkedPair(*pair, text)
+
+
+def _beside(pairs: Iterator[Callable[[], Pair]], links: StrPath) -> Iterator[Callable[[], LinkedPair]]:
+    for count, (pair, line) in enumerate(zip_longest(pairs, Lines(links))):
         if line is None:
             raise DataError(f"{links} ends after line {count}, before the pairs: expected a line of links for each")
-        if record is None:
+        if pair is None:
             raise DataError(f"{line.place}: expected a line of links for each of {count:,} pairs, got one more")
-        yield record, line
+        yield partial(_linked, pair, line)

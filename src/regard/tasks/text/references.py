@@ -1,12 +1,15 @@
 """Sentences with reference translations."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import ArgumentError, DataError
-from regard.files.untrusted import parse_json
-from regard.tasks.text.lines import Line, Reader, StrPath, decoded, raw_lines
+from regard.tasks.text.forms import RecordForm, in_a_row, json_of
+from regard.tasks.text.gate import PairFormat
+from regard.tasks.text.lines import BadLines, Line, Lines, Reader, StrPath, decoded
+from regard.tasks.text.pairs import PAIR_FORMS, read_items
 from regard.tasks.text.unicode import normalise
 
 
@@ -17,7 +20,7 @@ class Judged(NamedTuple):
     references: tuple[str, ...]
 
 
-def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Judged]:
+def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines: BadLines = "stop") -> Reader[Judged]:
     """The lines of a file, each with the lines of the same number in other files: one file for each set of references.
 
     A sentence may lack some references, but not all. Its lines in those files are then empty.
@@ -38,22 +41,26 @@ def read_references(source: StrPath, references: Sequence[StrPath]) -> Reader[Ju
     """
     if not references:
         raise ArgumentError("expected one file of references or more, got none")
-    must_hold = f"sentences in {source}"
-    return Reader(_side_by_side([source, *references]), _judged, bad_lines="stop", must_hold=must_hold)
+    sides = (partial(_judged, lines) for lines in _side_by_side([source, *references]))
+    return Reader(sides, bad_lines=bad_lines, must_hold=f"sentences in {source}")
 
 
-def read_judged(path: StrPath) -> Reader[Judged]:
-    """Read JSON lines: {"source": ..., "target": ...}, where the target is a text or a list of texts.
+def read_judged(
+    paths: Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
+) -> Reader[tuple[str, str | tuple[str, ...]]]:
+    """Pairs in any form that `read_pairs` takes; the target of a JSON object may be a list of texts.
 
     Raises:
-        DataError: while reading, if a line is something else, a text is empty, or no line can be read.
+        ArgumentError: as with `read_pairs`.
+        DataError: as with `read_pairs`.
     """
-    return Reader(raw_lines(path), _judged_json, bad_lines="stop", must_hold=f"sentences in {path}")
+    forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
+    return read_items(paths, format, forms, bad_lines=bad_lines)
 
 
 def _judged_json(line: Line) -> Judged:
     try:
-        record = parse_json(decoded(*line))
+        record = json_of(line)
         source, target = record["source"], record["target"]
         texts = [source, *([target] if isinstance(target, str) else target)]
         is_whole = len(texts) > 1 and all(isinstance(text, str) and text.strip() for text in texts)
@@ -68,7 +75,7 @@ def _judged_json(line: Line) -> Judged:
 
 
 def _side_by_side(paths: Sequence[StrPath]) -> Iterator[tuple[Line, ...]]:
-    for number, lines in enumerate(zip_longest(*map(raw_lines, paths)), 1):
+    for number, lines in enumerate(zip_longest(*map(Lines, paths)), 1):
         if None in lines:
             short = paths[lines.index(None)]
             raise DataError(

@@ -16,6 +16,7 @@ from regard.tasks.text.labels import Label
 from regard.tasks.text.lines import StrPath
 from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
+from regard.tasks.text.unicode import bounded
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
 """The unit of a document: the whole file, the text between blank lines, or each line."""
@@ -25,12 +26,12 @@ CHUNK_PIECES = 4096
 
 
 class TextPiece(NamedTuple):
-    """A line of a document."""
+    """A line of a document, or a part of a long one."""
 
     text: str
-    """The line with its line feed; without it if each line is a document."""
+    """The text, with its line feed at the end of a line; without it if each line is a document."""
     begins: bool
-    """True if a document begins with this line."""
+    """True if a document begins with it."""
 
 
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
@@ -47,16 +48,20 @@ def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]
     begins = True
     for line in lines:
         if documents == "file" or line.strip():
-            yield TextPiece(line if documents == "lines" else line + "\n", begins)
+            for part in bounded(line if documents == "lines" else line + "\n"):
+                yield TextPiece(part, begins)
+                begins = False
             begins = documents == "lines"
         else:
             begins = True
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed."""
+    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed, and a
+    long one in parts."""
     *lines, last = text.split("\n")
-    return list(chain.from_iterable(tokenizer.encode_batch([*(line + "\n" for line in lines), last])))
+    parts = chain.from_iterable(map(bounded, (*(line + "\n" for line in lines), last)))
+    return list(chain.from_iterable(tokenizer.encode_batch(parts)))
 
 
 @dataclass(frozen=True, slots=True)

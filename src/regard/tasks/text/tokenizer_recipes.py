@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
 from regard.errors import ArgumentError, DataError
+from regard.tasks.text.background import in_background
 from regard.tasks.text.tokenizer_files import tokenizers_library
 from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
-from regard.tasks.text.unicode import normalise
+from regard.tasks.text.unicode import bounded, normalise
 from regard.tasks.text.words import MARKS, has_unspaced, is_word, segments
 
 BYTE_ALPHABET_SIZE = 256
@@ -194,7 +196,7 @@ def _apart(text: str) -> Iterator[str]:
 
 
 def _trained(backend: Any, trainer: Any, texts: Iterable[str]) -> Tokenizer:
-    backend.train_from_iterator(_some_text(texts), trainer)
+    in_background(partial(backend.train_from_iterator, _some_text(texts), trainer))
     return Tokenizer(backend)
 
 
@@ -202,7 +204,7 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
     some = False
     for text in map(normalise, texts):
         some = some or bool(text.strip())
-        yield text
+        yield from bounded(text)
     if not some:
         raise DataError(
             "expected text to train a tokenizer on, got none; hand over at least one line that is not empty"

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from regard.errors import DataError
-from regard.tasks.text.lines import LONGEST_LINE_BYTES
-from regard.tasks.text.unicode import normalise
+from regard.tasks.text.gate import refuse_foreign
+from regard.tasks.text.lines import LONGEST_LINE_BYTES, decoded
 
 SPACE = re.compile(rb"[ \t\r\n\v\f]")
 
@@ -22,13 +23,7 @@ class HeardWord(NamedTuple):
     def text(self) -> str:
         """The word in NFC; raises DataError if it is not UTF-8."""
         assert self.raw is not None
-        try:
-            return normalise(self.raw.decode())
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{self.place}: expected UTF-8, got a word with byte 0x{self.raw[error.start]:02x}; convert the text "
-                "to UTF-8"
-            ) from None
+        return decoded(self.place, self.raw)
 
 
 def heard_words(read: Callable[[], bytes], name: str) -> Iterator[HeardWord]:
@@ -39,14 +34,17 @@ def heard_words(read: Callable[[], bytes], name: str) -> Iterator[HeardWord]:
         name: of the stream, for messages.
 
     Raises:
-        DataError: a word is longer than 16 MiB: this is not text.
+        DataError: the stream is no text in UTF-8, or has a word longer than 16 MiB.
 
     >>> pieces = iter([b"good mor", b"ning\n", b"bye", b""])
     >>> [heard.raw for heard in heard_words(lambda: next(pieces), "x")]
     [b'good', b'morning', None, b'bye', None]
     """
     left, number, begun = b"", 1, False
-    while chunk := read():
+    chunks = iter(read, b"")
+    first = next(chunks, b"")
+    refuse_foreign(first, name)
+    for chunk in chain([first], chunks):
         left += chunk
         while space := SPACE.search(left):
             word, left = left[: space.start()], left[space.end() :]

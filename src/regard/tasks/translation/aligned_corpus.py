@@ -8,7 +8,7 @@ from typing import NamedTuple
 from regard.errors import DataError, RunFolderError
 from regard.files.atomic import replacing
 from regard.files.untrusted import parse_json
-from regard.tasks.text.lines import raw_lines
+from regard.tasks.text.lines import Lines
 from regard.tasks.text.links import GoldLinks, LinkedPair, links_of
 from regard.tasks.text.pair_store import TokenStore, chunks
 from regard.tasks.text.tokenizers import Tokenizer
@@ -90,7 +90,7 @@ def read_aligned(path: Path, store: TokenStore) -> list[AlignedPair]:
         RunFolderError: the file is absent, or does not belong to the store.
     """
     try:
-        records = [parse_json(line.raw.decode()) for line in raw_lines(path)]
+        records = [parse_json(line.raw.decode()) for line in Lines(path)]
         found = [
             AlignedPair(
                 CutPair(store.source(i).tolist(), store.target(i).tolist(), record["source"], record["target"]),

@@ -8,6 +8,8 @@ from regard.errors import ArgumentError
 from regard.models.config import RNNConfig, TransformerConfig
 from regard.tasks.config import TrainingConfig
 from regard.tasks.generation.config import Beam
+from regard.tasks.text.gate import PairFormat
+from regard.tasks.text.lines import BadLines
 from regard.tasks.training.bleu import BleuTokenize
 from regard.tensors.ranges import require_above, require_at_least, require_share
 
@@ -17,12 +19,12 @@ class TranslationConfig(TrainingConfig):
     """Train a translator on pairs of sentences."""
 
     data: tuple[Path, ...]
-    """The pairs: files with two columns and a tab between them, or JSON lines, or two aligned files; may be gzipped."""
+    """The pairs: tables of two columns (tabs, or CSV), JSON lines, TMX, or two aligned files; may be packed."""
     valid: tuple[Path, ...] = ()
     """Pairs to validate on, in the same forms; unless given, a share of the data, the same for every seed."""
-    data_format: Literal["tsv", "tsv-extra", "jsonl", "aligned"] | None = None
-    """The form of these files, if their names do not tell; tsv-extra has further columns, which are ignored."""
-    bad_lines: Literal["stop", "skip"] = "stop"
+    data_format: PairFormat | None = None
+    """The form of these files, if their beginnings do not tell; tsv-extra has further columns, which are ignored."""
+    bad_lines: BadLines = "stop"
     """Whether a line that cannot be read ends the run or is left out."""
     alignment_data: Path | None = None
     """Links between the words of each pair of --data (`0-0 1-2`, source and target from 0): one head is taught to

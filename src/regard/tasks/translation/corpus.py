@@ -7,7 +7,9 @@ they can cut the first sentence. So the pairs go to a file without a name in the
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +38,8 @@ MOST_VALID_PAIRS = 2_000
 """The most pairs split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs split off, unless this is more than a fifth of the data."""
+MOST_OF_ONE_SOURCE = 0.25
+"""The largest share of them that the pairs of one source may be."""
 MOST_TOKENIZER_PAIRS = 2_000_000
 """The most pairs, evenly spread, that tokenizers learn from: their trainers keep every word they have met."""
 
@@ -65,14 +69,15 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
         OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
-    reader = _read(config.data, config.alignment_data, config)
-    with Spool(reader, folder.data) as pairs:
-        if reader.skipped:
-            say(f"{reader.skipped:,} bad lines left out; the first: {reader.first_skipped}")
-        tokenizers = _train_tokenizers(config, folder, pairs)
-        say(f"{len(pairs):,} pairs; vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
-        train = _store(folder, "train", _part(config, "train", pairs), tokenizers, config)
-        with Spool(_part(config, "valid", pairs), folder.data) as held:
+    files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
+    read, *given = (_read(paths, links, config) for paths, links in files if paths)
+    with Spool(read, folder.data) as pairs:
+        is_held_out = _never if config.valid else _held_out(pairs)
+        of_training = partial(_those, pairs, is_held_out, wanted=False)
+        tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
+        train = _store(folder, "train", of_training(), tokenizers, config)
+        held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
+        with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
             with replacing(_texts_file(folder)) as file:
                 for source, target, _ in held:
@@ -80,22 +85,40 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
             if config.alignment_data is not None:
-                store_links(_links_file(folder), _part(config, "train", pairs), tokenizers)
+                store_links(_links_file(folder), of_training(), tokenizers)
             if _has_valid_links(config):
                 write_aligned(_aligned_file(folder), map(LinkedPair._make, held), tokenizers)
-    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
-    left_out = len(train) - len(TokenBatches(train, seed=0, **limits))
-    if left_out:
-        say(f"{left_out:,} of {len(train):,} pairs are longer than max_length or batch_tokens allow: left out")
+    too_long = [_too_long(config, part, store) for part, store in (("train", train), ("valid", valid))]
+    told = [f"{len(train):,} pairs to train on, {len(valid):,} {'' if config.valid else 'held out '}for validation"]
+    told += [
+        f"{count:,} of {len(store):,} {name} are longer than --max-length or --batch-tokens allow: left out"
+        for count, store, name in zip(too_long, (train, valid), ("pairs", "pairs for validation"), strict=True)
+        if count
+    ]
+    say("; ".join([*told, *(line for reader in (read, *given) for line in reader.told)]))
+    say(f"vocabularies of {len(tokenizers[0]):,} and {len(tokenizers[1]):,} tokens")
     write_prepared(
         folder,
         {
             "train_pairs": len(train),
             "valid_pairs": len(valid),
-            "pairs_left_out": left_out,
+            "pairs_left_out": too_long[0],
+            "valid_pairs_left_out": too_long[1],
             "source_fingerprint": tokenizers[0].fingerprint(),
             "target_fingerprint": tokenizers[1].fingerprint(),
         },
+    )
+
+
+def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
+    """The number of pairs that are longer than the settings allow; raises DataError if all are."""
+    limits: dict[str, Any] = {"max_length": config.max_length, "max_tokens": config.batch_tokens}
+    if fitting := len(TokenBatches(store, seed=0, **limits)):
+        return len(store) - fitting
+    of_part, others = {"train": ("", ""), "valid": (" for validation", ", or give others by --valid")}[part]
+    raise DataError(
+        f"there is no pair{of_part} of at most {config.batch_tokens} tokens (--batch-tokens), with at most "
+        f"{config.max_length} on either side (--max-length): raise them{others}"
     )
 
 
@@ -194,32 +217,33 @@ def _store(
     )
 
 
-def _part(config: TranslationConfig, part: str, read: Spool) -> Iterator[LinkedPair]:
-    """The pairs for training or validation, from those read or from the files for validation."""
-    wanted = part == "valid"
-    if config.valid and wanted:
-        return iter(_read(config.valid, config.alignment_valid, config))
-    pairs = map(LinkedPair._make, read)
-    if config.valid:
-        return pairs
-    held_out = _held_out(len(read))
-    return (pair for pair in pairs if held_out(pair) == wanted)
+def _those(pairs: Spool, is_held_out: Callable[[LinkedPair], bool], *, wanted: bool) -> Iterator[LinkedPair]:
+    """The pairs for validation, or the others."""
+    return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair) == wanted)
 
 
-def _held_out(count: int) -> Callable[[LinkedPair], bool]:
+def _never(_pair: LinkedPair) -> bool:
+    return False
+
+
+def _held_out(pairs: Spool) -> Callable[[LinkedPair], bool]:
     """Make a function that says whether a pair is for validation. Its source decides, so that no source is in both
-    parts, and nothing else does: runs of other seeds can be compared, and their tokenizers are the same."""
-    wanted = min(max(VALID_SHARE * count, min(FEWEST_VALID_PAIRS, count / 5)), MOST_VALID_PAIRS)
-    threshold = int(wanted / count * 2**64)
-
-    def is_held_out(pair: LinkedPair) -> bool:
-        digest = hashlib.blake2b(pair.source.encode(), digest_size=8)
-        return int.from_bytes(digest.digest(), "little") < threshold
-
-    return is_held_out
+    parts, and nothing else does: runs of other seeds can be compared, and their tokenizers are the same. The pairs of
+    a source that would be a quarter of them or more are not."""
+    wanted = min(max(VALID_SHARE * len(pairs), min(FEWEST_VALID_PAIRS, len(pairs) / 5)), MOST_VALID_PAIRS)
+    threshold = int(wanted / max(len(pairs), 1) * 2**64)
+    counts = Counter(number for pair in pairs if (number := _number_of(pair[0])) < threshold)
+    chosen = {number for number, count in counts.items() if count <= max(MOST_OF_ONE_SOURCE * wanted, 1)}
+    return lambda pair: _number_of(pair.source) in chosen
 
 
-def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool) -> tuple[Tokenizer, Tokenizer]:
+def _number_of(source: str) -> int:
+    return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little")
+
+
+def _train_tokenizers(
+    config: TranslationConfig, folder: RunFolder, of_training: Callable[[], Iterator[LinkedPair]], count: int
+) -> tuple[Tokenizer, Tokenizer]:
     source_file, target_file = _tokenizer_files(config, folder)
     if config.tokenizers_from is not None:
         source, target = load_tokenizers(config, RunFolder(config.tokenizers_from))
@@ -227,10 +251,10 @@ def _train_tokenizers(config: TranslationConfig, folder: RunFolder, read: Spool)
         target.save(target_file)
         return source, target
     recipe_ = recipe(config.tokenizer, config.vocab_size, lowercase=config.lowercase)
-    every = -(-len(read) // MOST_TOKENIZER_PAIRS)
+    every = -(-count // MOST_TOKENIZER_PAIRS)
 
     def pairs() -> Iterator[LinkedPair]:
-        return islice(_part(config, "train", read), None, None, every)
+        return islice(of_training(), None, None, every)
 
     if config.shared_vocabulary:
         both = recipe_.train(text for pair in pairs() for text in (pair.source, pair.target))

@@ -1,6 +1,6 @@
 """Make the memory of a translator: read pairs once, and choose how much their places have to say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.text.pairs import read_pairs
 from regard.tasks.translation.memory_file import Remembered
 from regard.tasks.translation.own_pairs import RunPart, own_corpus, texts_of
 from regard.tasks.translation.translator import Translator
@@ -48,8 +47,8 @@ def remember_for(
     translator: Translator,
     run: Path | str,
     *,
-    data: Sequence[Path | str] = (),
-    valid: Sequence[Path | str] = (),
+    data: Iterable[tuple[str, str]] | None = None,
+    valid: Iterable[tuple[str, str]] | None = None,
     tell: Tell = tell_nobody,
 ) -> Remembered:
     """Read pairs into a memory, and choose its vote by the loss on other pairs.
@@ -57,8 +56,8 @@ def remember_for(
     Args:
         translator: the one that reads and will ask; it was loaded from `run`, without a memory or an ensemble.
         run: the run folder, or a translator's in Hugging Face's format.
-        data: the pairs to remember, as `read_pairs` takes them; if none are given, those that the run was trained on.
-        valid: pairs that should not be among them; if none are given, those of the run.
+        data: the pairs to remember, such as `read_pairs` gives them; None for those that the run was trained on.
+        valid: pairs that should not be among them; None for those of the run.
         tell: is called with how many pairs have been read.
 
     Raises:
@@ -84,10 +83,12 @@ def remember_for(
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 
 
-def _cut(translator: Translator, run: Path | str, files: Sequence[Path | str], *, part: RunPart) -> CutSides:
-    """The tokens of the pairs of some files; if there are none, of a part of the run's own."""
-    if files:
-        pairs = list(read_pairs(list(files)))
+def _cut(
+    translator: Translator, run: Path | str, given: Iterable[tuple[str, str]] | None, *, part: RunPart
+) -> CutSides:
+    """The tokens of given pairs; without any, of a part of the run's own."""
+    if given is not None:
+        pairs = list(given)
         sources = translator.source_tokenizer.encode_batch([source for source, _ in pairs])
         cut: CutSides = sources, translator.target_tokenizer.encode_batch([target for _, target in pairs])
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import DataError
 from regard.tasks.text.codec import Codec
-from regard.tasks.text.lines import StrPath, decoded, raw_lines
+from regard.tasks.text.lines import Lines, StrPath, decoded
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import boundaries, is_word
 
@@ -47,7 +47,7 @@ def read_terms(path: StrPath) -> tuple[Term, ...]:
         DataError: the file cannot be read or has no line; or a line is not so, or has a term that came before.
     """
     found: dict[str, Term] = {}
-    for number, line in enumerate(raw_lines(path), start=1):
+    for number, line in enumerate(Lines(path), start=1):
         cells = [normalise(cell).strip() for cell in decoded(*line).split("\t")]
         if len(cells) != 2 or not all(cells):
             raise DataError(f"{line.place}: expected a term, a tab and its translation, got {line.raw[:60]!r}")

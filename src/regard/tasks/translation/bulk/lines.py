@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
-from regard.tasks.text.lines import BadLines, Line, decoded, raw_lines
+from regard.tasks.text.gate import RunningTextFormat
+from regard.tasks.text.lines import BadLines, Line, Lines, decoded
+from regard.tasks.text.texts import text_of_json
 from regard.tasks.translation.bulk.resumable_output import Unfinished
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
@@ -26,13 +28,13 @@ class Answered(NamedTuple):
     translation: Translation
 
 
-def whole_line(line: Line, prefix: str = "") -> Request:
-    """Read a whole line as a sentence, whose translation must begin with `prefix`.
+def whole_line(line: Line, prefix: str = "", *, format: RunningTextFormat = "text") -> Request:
+    """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: it is not UTF-8, or no such object.
     """
-    return Request(decoded(*line), prefix)
+    return Request(decoded(*line) if format == "text" else text_of_json(line, ("source", "text")), prefix)
 
 
 def sentence_and_prefix(line: Line) -> Request:
@@ -174,7 +176,7 @@ def count_lines(path: Path) -> int:
     Raises:
         DataError: it cannot be read.
     """
-    return sum(1 for _ in raw_lines(path))
+    return sum(1 for _ in Lines(path))
 
 
 def _parsed(line: Line, parse: Parse) -> Request | DataError:

@@ -1,0 +1,243 @@
+"""Corpora of runs: no text is lost in silence, none hangs the preparation, and every command reads them alike."""
+
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.errors import DataError
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.corpus import open_text, prepare_text
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text import tokenizer_recipes
+from regard.tasks.text.background import in_background
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.training.interrupts import Interrupted, ending_at_once
+from regard.tasks.translation.corpus import open_corpus, prepare_corpus
+from regard.tasks.translation.train import run_translation
+from regard.tasks.translation.validation import Validation
+from tests.conftest import Call
+from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
+
+
+def prepared(prepare: Callable[..., None], config: Any) -> tuple[RunFolder, list[str]]:
+    """The folder of a run whose text is ready, and the lines that were said."""
+    folder, said = RunFolder(config.out), list[str]()
+    folder.path.mkdir()
+    prepare(config, folder, said.append)
+    return folder, said
+
+
+# -- validation ------------------------------------------------------------------------------------------------
+
+
+def test_a_frequent_source_does_not_fill_the_validation_set(tmp_path: Path) -> None:
+    """Of 1,000 pairs 20 are held out, those of the sources with the lowest digests; 900 pairs have such a source."""
+    numbers = {
+        f"hello {n}": int.from_bytes(hashlib.blake2b(b"hello %d" % n, digest_size=8).digest(), "little")
+        for n in range(999)
+    }
+    lowest, *others = sorted(numbers, key=lambda source: numbers[source])
+    pairs = [(lowest, f"hallo {n}") for n in range(900)] + [(source, "hallo") for source in others[:100]]
+    config = small_config(tmp_path, data=(write_pairs(tmp_path / "a.tsv", pairs),), valid=())
+    folder, said = prepared(prepare_corpus, config)
+    corpus = open_corpus(config, folder)
+    decode = corpus.source_tokenizer.decode
+    held_out = Counter(decode(corpus.valid.source(n).tolist()) for n in range(len(corpus.valid)))
+    assert 0 < len(corpus.valid) < 110
+    assert max(held_out.values()) <= 5
+    assert said[0] == f"{1000 - len(corpus.valid)} pairs to train on, {len(corpus.valid)} held out for validation"
+
+
+LONG = [("we see " * 40, "x")]
+
+
+def test_validation_pairs_that_are_all_too_long_are_told_before_training(tmp_path: Path) -> None:
+    config = small_config(tmp_path, valid=(write_pairs(tmp_path / "v.tsv", LONG * 4),), max_length=60)
+    with pytest.raises(DataError, match=r"there is no pair for validation of at most 600 .*give others by --valid$"):
+        run_translation(config)
+    assert not config.out.exists()
+
+
+def test_all_that_was_left_out_is_in_one_line(tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "a.tsv", PAIRS + LONG)
+    valid = write_pairs(tmp_path / "v.tsv", LONG * 4 + PAIRS[:6])
+    for path in (data, valid):
+        with path.open("ab") as file:
+            file.write(b"no tab\n\xff\ty\n")
+    settings: dict[str, Any] = {"tokenizer": "characters", "max_length": 60, "bad_lines": "skip"}
+    folder, said = prepared(prepare_corpus, small_config(tmp_path, data=(data,), valid=(valid,), **settings))
+    assert said[0].split("; ")[:3] == [
+        "51 pairs to train on, 10 for validation",
+        "1 of 51 pairs are longer than --max-length or --batch-tokens allow: left out",
+        "4 of 10 pairs for validation are longer than --max-length or --batch-tokens allow: left out",
+    ]
+    assert said[0].count("2 bad lines left out; the first: ") == 2
+    assert json.loads(folder.prepared_file.read_text())["valid_pairs_left_out"] == 4
+
+
+def test_an_error_after_a_step_removes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the run can be gone on with."""
+
+    def fail(_: Validation) -> dict[str, float]:
+        raise DataError("the pairs are gone")
+
+    config = small_config(tmp_path, steps=3, save_every=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Validation, "__call__", fail)
+        with pytest.raises(DataError, match="the pairs are gone"):
+            run_translation(config)
+    assert (config.out / "metrics.jsonl").exists()
+    run_translation(config, resume=True)
+    assert RunFolder(config.out).checkpoints.position("last").step == 3
+
+
+# -- running text ----------------------------------------------------------------------------------------------
+
+
+def text_config(folder: Path, content: str, **settings: Any) -> LanguageModelConfig:
+    (folder / "text.txt").write_text(content, encoding="utf-8")
+    return LanguageModelConfig(
+        data=(folder / "text.txt",), out=folder / "run", block_length=16, vocab_size=300, **settings
+    )
+
+
+@pytest.mark.parametrize("last", ["", "\nThe end."])
+def test_a_text_without_line_feeds_is_trained_on_and_validated(tmp_path: Path, last: str) -> None:
+    content = "to be or not to be, that is the question " * 200 + last
+    folder, _ = prepared(prepare_text, text_config(tmp_path, content))
+    corpus = open_text(folder)
+    sizes = [store.text_bytes for store in (corpus.train, corpus.valid)]
+    assert sizes[1] == pytest.approx(0.1 * sum(sizes), abs=512)
+    assert sum(sizes) == len(content) + 2  # a line feed at the end of either part
+    assert max(map(len, (corpus.tokenizer.decode([n]) for n in range(len(corpus.tokenizer))))) < 30
+
+
+def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
+    records = [{"text": f"line one of {n}\nline two", "url": "https://example.org"} for n in range(100)]
+    config = text_config(tmp_path, "".join(f"{json.dumps(one)}\n" for one in records), documents="paragraphs")
+    folder, _ = prepared(prepare_text, config)
+    corpus = open_text(folder)
+    assert corpus.train.documents + corpus.valid.documents in (100, 101)  # one is cut
+    text = corpus.tokenizer.decode(corpus.train.tokens.tolist())
+    assert "line one of 7\nline two\n" in text
+    assert "url" not in text
+
+
+# -- the trainer of BPE ----------------------------------------------------------------------------------------
+
+
+def test_the_trainer_of_bpe_is_given_no_long_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes quadratic time in the length of a word: 900,000 dashes took more than twenty minutes."""
+    given: list[str] = []
+
+    def seen(work: partial[None]) -> None:
+        given.extend(work.args[0])
+
+    monkeypatch.setattr(tokenizer_recipes, "in_background", seen)
+    ruler = "-" * 10_000
+    ByteLevelBPE(vocab_size=300).train([ruler, "a cat"])
+    assert "".join(given) == f"{ruler}a cat"
+    assert max(map(len, given)) == 512
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_work_of_a_library_at_once(number: signal.Signals) -> None:
+    """Which looks at no signal itself; it goes on in a thread that ends with the process."""
+    before = set(threading.enumerate())
+    begun = threading.Event()
+
+    def work() -> bytes:
+        begun.set()
+        return hashlib.pbkdf2_hmac("sha256", b"", b"", 300_000)
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    with ending_at_once(), pytest.raises((KeyboardInterrupt, Interrupted)):
+        in_background(work)
+    sender.join()
+    (left,) = set(threading.enumerate()) - before
+    assert left.daemon
+    left.join()
+
+
+def test_the_work_of_a_library_returns_and_raises() -> None:
+    assert in_background(lambda: 7) == 7
+    with pytest.raises(DataError, match="no text"):
+        in_background(partial(_raise, DataError("no text")))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+# -- every command ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config(tmp_path_factory.mktemp("corpora"), steps=1)
+    run_translation(changed(config, validate_every=1, save_every=1))
+    return config.out
+
+
+COMMANDS = {
+    "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
+    "score": ("--data",),
+    "align": ("--data",),
+    "tune": ("--beam", "2", "--valid"),
+    "remember": ("--overwrite", "--data"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_reads_and_counts_alike(call: Call, run: Path, tmp_path: Path, command: str) -> None:
+    """Three columns are refused with the flag that reads them; a bad line is named, or left out and counted."""
+    data = tmp_path / "pairs.txt"
+    data.write_bytes(b"we see one cats\ton y voit un chats\tattributed\nno tab\n" * 2)
+    typed = (command, str(run), *COMMANDS[command], str(data), "--device", "cpu")
+    status, _, err = call(*typed)
+    advice = "remove the others, or leave them out by --data-format tsv-extra"
+    assert (status, err) == (2, f"regard: {data}:1: expected 2 columns, got 3; {advice}\n")
+    status, _, err = call(*typed, "--data-format", "tsv-extra")
+    assert (status, f"{data}:2: expected a source and a target" in err) == (2, True)
+    status, out, err = call(*typed, "--data-format", "tsv-extra", "--bad-lines", "skip")
+    assert status == 0, err
+    assert err.count(f"2 bad lines left out; the first: {data}:2: ") == 1
+    if command in ("score", "align"):  # answer n is about line n
+        assert [bool(line) for line in out.split("\n")[:-1]] == [True, False, True, False]
+
+
+def test_translate_reads_json_lines(call: Call, run: Path) -> None:
+    typed = ("translate", str(run), "--device", "cpu", "--beam", "1", "--engine", "regard")
+    plain = call(*typed, stdin=b"we see one cats\nwe see six stars\n")
+    lines = b'{"source": "we see one cats"}\n{"id": 2, "text": "we see six stars"}\n'
+    assert call(*typed, stdin=lines) == plain
+    assert call(*typed, "--data-format", "text", stdin=lines)[1] != plain[1]
+
+
+def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, run: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9")
+    Path(name).write_text("one two\n")
+    link = tmp_path / "link"
+    link.symlink_to(name)
+    for typed, said in {
+        ("train", "--data", name, "--out", f"{tmp_path}/new"): r"--data: expected a name in UTF-8, got b'",
+        ("train", "--data", str(link), "--out", name): "--out: expected a name in UTF-8",
+        ("evaluate", str(run), "--data", name): rf"{tmp_path}/caf\udce9:1: expected a source",
+        ("translate", str(run), "caf\udce9"): "the sentence: expected UTF-8, got byte 0xe9 at byte 4",
+    }.items():
+        status, out, err = call(*typed, "--device", "cpu")
+        assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.call.shapes import Dimensions
 from regard.errors import OverwrittenError, ShapeError
-from regard.lazy import Displayed
 from regard.maps import files
 from regard.maps.indexing import Index, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
@@ -25,7 +24,7 @@ from regard.tensors.byte_size import human
 
 
 @final
-class AttentionMap(Displayed, TensorLike):
+class AttentionMap(TensorLike):
     r"""The weights P of shape (batch..., H, T, S), computed on demand.
 
     $P_{ij} = \exp(s_{ij} - \mathrm{lse}_i)$ is a function of the kernel's inputs and its log-sum-exp: the map keeps

@@ -84,7 +84,9 @@ def _written(tree: Any, names: dict[type, str], tensors: dict[str, Tensor]) -> A
         return {"tensor": name}
     if isinstance(tree, tuple):
         return {"tuple": [_written(part, names, tensors) for part in tree]}
-    if (kind := names.get(type(tree))) is None or any(callable(getattr(tree, f.name)) for f in fields(tree)):
+    # A normalization is callable, and of a known kind; a function of the caller's is of none.
+    held = [] if type(tree) not in names else [getattr(tree, field.name) for field in fields(tree)]
+    if (kind := names.get(type(tree))) is None or any(callable(one) and type(one) not in names for one in held):
         raise ArgumentError(
             f"this map cannot be saved: {tree} is a {type(tree).__name__}, a function or a class of one's own, which "
             "no file can hold; render it as a bool tensor (mask=) or a float tensor (bias=) before the call"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 from regard.maps.sources.cast import CastSource
 from regard.maps.sources.source import Source
 from regard.maps.statistics.of_map import MapStatistics
@@ -27,7 +28,7 @@ def _operator(name: str) -> Any:
     return operate
 
 
-class TensorLike(MapStatistics, ABC):
+class TensorLike(Displayed, MapStatistics, ABC):
     """The interface of a tensor (batch..., H, T, S) computed on demand.
 
     Code for the `attentions` of a model runs on maps. Lazy are indexing, `@`, `.mT`, `sum`, `mean`, `max`, `argmax`,

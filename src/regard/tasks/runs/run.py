@@ -23,6 +23,7 @@ from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
+from regard.tasks.training.busy_machine import line_if_busy
 from regard.tasks.training.checkpoints import check_fit, fill_model
 from regard.tasks.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
 from regard.tasks.training.distributed.ranks import Ranks
@@ -56,9 +57,6 @@ RESUMABLE = WATCHING | {
     "threads",
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
-
-BUSY = 2.0
-"""A machine is busy if the threads of a run bring its load to so many for each core."""
 
 
 class CountedBatches(Batches[Any], Protocol):
@@ -192,7 +190,7 @@ def _train(
     with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
         if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
             say(rate)
-        if fabric.device.type == "cpu" and (busy := _busy(config, torch.get_num_threads())):
+        if fabric.device.type == "cpu" and (busy := line_if_busy(config.threads, torch.get_num_threads())):
             say(busy)
         fit(
             job.model,
@@ -227,18 +225,6 @@ def _never_reached(config: TrainingConfig) -> str | None:
     return (
         f"the learning rate rises for {config.warmup_steps:,} steps to {config.learning_rate:g}, and training ends "
         f"after {steps:,}, at {highest:.3g}: lower --warmup-steps, or train longer"
-    )
-
-
-def _busy(config: TrainingConfig, threads: int) -> str | None:
-    """The line for threads that wait for cores on which other programs run: each waits for the slowest."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if config.threads is not None or threads == 1 or load + threads < BUSY * cores:
-        return None
-    return (
-        f"the machine is busy (a load of {load:.1f} on {cores} cores, and {threads} threads more): beside other work "
-        "fewer threads are several times as fast, as --threads 1"
     )
 
 

@@ -63,6 +63,7 @@ def arithmetic_of_row(
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
 
+    >>> import torch
     >>> steps = arithmetic_of_row(torch.eye(2), torch.eye(2), torch.tensor([[2.0], [4.0]]), 0, score="dot")
     >>> steps.scores.tolist(), [round(float(w), 3) for w in steps.weights], round(float(steps.output), 3)
     ([1.0, 0.0], [0.731, 0.269], 2.538)
@@ -110,6 +111,7 @@ def row_arithmetic(
     Raises:
         RegardError: as `arithmetic_of_row` and `heatmap`; ArgumentError if the numbers are too many to be read.
 
+    >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     >>> figure = row_arithmetic(x, x, x, tokens=["I", "see", "you"])
     >>> [ax.get_title(loc="left") for ax in figure.axes]

@@ -5,8 +5,6 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from regard.views.labels import printable
-
 
 class Label(NamedTuple):
     """The text of a label, and its first and last (inclusive) token."""
@@ -44,6 +42,8 @@ def printed(text: str) -> str:
     >>> printed(" of"), printed("  "), printed("\n\t"), printed("\u3000"), printed("")
     ('of', '␣␣', '↵⇥', 'U+3000', '')
     """
+    from regard.views.labels import printable  # the views bring torch, which the flags need not wait for
+
     kept = text if text.isspace() else text.strip(" ")
     is_sign = [char.isspace() and (char != " " or text.isspace()) for char in kept]
     return "".join(printable(char) if sign else char for char, sign in zip(kept, is_sign, strict=True))

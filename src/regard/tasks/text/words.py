@@ -11,9 +11,6 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from regard.errors import MissingExtraError
 
 Span = tuple[int, int]
@@ -135,16 +132,3 @@ def stretches(surfaces: Sequence[str], text: str) -> list[tuple[int, int]]:
         place = begin + len(surface)
         found.append((begin, place))
     return found
-
-
-def shares(places: Sequence[Span], spans: Sequence[Span]) -> Tensor:
-    """How much of each stretch of a text lies in each of its units: (stretches, units), a row sums to 1 or is 0.
-
-    >>> shares([(0, 3), (3, 9)], [(0, 3), (4, 9)])
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
-    begin, end = torch.tensor(places).reshape(-1, 2, 1).unbind(1)
-    first, last = torch.tensor(spans).reshape(-1, 2).unbind(1)
-    common = (torch.minimum(end.maximum(begin + 1), last) - torch.maximum(begin, first)).clamp_min(0)
-    return common / common.sum(1, keepdim=True).clamp_min(1)

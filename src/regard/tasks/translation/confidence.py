@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.tasks.pictures.token_maps import Axis
-from regard.tasks.text.words import is_word, shares, stretches, units
+from regard.tasks.text.word_shares import shares
+from regard.tasks.text.words import is_word, stretches, units
 
 LITTLE = 0.1
 """A source word is perhaps untranslated if all target tokens together gave it less than this much attention."""

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.tasks.text.words import Span, is_spaced, is_word, lengthens, shares, units
+from regard.tasks.text.word_shares import shares
+from regard.tasks.text.words import Span, is_spaced, is_word, lengthens, units
 from regard.tasks.translation.markup import MarkupPart, marks_of, pieces_of
 
 

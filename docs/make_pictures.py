@@ -30,11 +30,11 @@ SCRIPTS = [
 def causal_map(length: int, heads: int, seed: int) -> regard.AttentionMap:
     """Random queries that prefer near keys and the first one, under a causal mask."""
     generator = torch.Generator().manual_seed(seed)
-    q, k = torch.randn(2, heads, length, 16, generator=generator)
+    q, k = torch.randn(2, 1, heads, length, 16, generator=generator)
     places = torch.arange(length)
     near = -(places[:, None] - places).abs() * torch.linspace(0.02, 0.6, heads)[:, None, None]
     bias = near + 2.0 * (places == 0)
-    return regard.attention(q, k, k, mask=regard.causal(), bias=bias, return_weights=True).weights
+    return regard.attention(q, k, k, mask=regard.causal(), bias=bias[None], return_weights=True).weights
 
 
 def rings(height: int, width: int) -> np.ndarray:
@@ -53,7 +53,7 @@ def main() -> None:
 
 def pictures(theme: Theme) -> dict[str, Any]:
     """The four pictures of the page, by name."""
-    text = causal_map(len(SCRIPTS), 1, 0)[0]
+    text = causal_map(len(SCRIPTS), 1, 0)[0, 0]
     pair = torch.softmax(5 * torch.eye(6, 7) + torch.randn(6, 7, generator=torch.Generator().manual_seed(2)), -1)
     source, target = (
         ["das", "Wetter", "war", "gestern", "sehr", "schön"],

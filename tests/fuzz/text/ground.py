@@ -152,50 +152,20 @@ def _compare_bleu(drawing: Drawing, translator: Path, folder: Path, table: str) 
 
 
 def _train_translator(drawn: Drawn, translator: Path, folder: Path) -> None:
-    """A run that ends well translates; one that is refused leaves no folder."""
-    drawing = _drawn(drawn, folder, 2)
-    tokenizer = drawn.of(["bpe", "characters", "words"])
-    out = folder / "run"
-    ran = run(
-        "train",
-        "translation",
-        "--data",
-        drawing.path,
-        "--out",
-        out,
-        "--tokenizer",
-        tokenizer,
-        "--vocab-size",
-        "300",
-        *SMALL,
-        "--bad-lines",
-        drawn.of(["stop", "skip"]),
-    )
-    _check(ran, is_training=True)
-    _check_run(ran, out, "translate")
+    _train(drawn, folder, "translation", 2, "translate")
 
 
 def _train_language_model(drawn: Drawn, translator: Path, folder: Path) -> None:
-    drawing = _drawn(drawn, folder, 1)
-    out = folder / "run"
-    tokenizer = drawn.of(["bpe", "characters", "words"])
-    ran = run(
-        "train",
-        "language-model",
-        "--data",
-        drawing.path,
-        "--out",
-        out,
-        "--tokenizer",
-        tokenizer,
-        "--vocab-size",
-        "300",
-        "--block-length",
-        "16",
-        *SMALL,
-    )
+    _train(drawn, folder, "language-model", 1, "generate", "--block-length", "16")
+
+
+def _train(drawn: Drawn, folder: Path, task: str, columns: int, use: str, *more: str) -> None:
+    """A run that ends well can be used; one that is refused leaves no folder."""
+    drawing, out = _drawn(drawn, folder, columns), folder / "run"
+    texts = ("--tokenizer", drawn.of(["bpe", "characters", "words"]), "--bad-lines", drawn.of(["stop", "skip"]))
+    ran = run("train", task, "--data", drawing.path, "--out", out, *texts, "--vocab-size", "300", *SMALL, *more)
     _check(ran, is_training=True)
-    _check_run(ran, out, "generate")
+    _check_run(ran, out, use)
 
 
 def _check_run(ran: Ran, out: Path, use: str) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,7 +76,9 @@ def run(*arguments: str | Path) -> Ran:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", ["regard", *typed]),
+        warnings.catch_warnings(),
     ):
+        warnings.simplefilter("always")  # a line on standard error, as in a process of its own
         status = run_command(typed)
         out.flush(), err.flush()
         return Ran(status, *(stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)))

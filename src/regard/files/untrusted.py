@@ -1,4 +1,4 @@
-"""Untrusted JSON, TOML and safetensors: one reader of each, with one kind of error.
+"""Untrusted JSON, TOML, safetensors and torch's files of tensors: one reader of each, with one kind of error.
 
 Accepted data has a bounded depth, finite values of at most 64 bits, unique names in each object, and valid UTF-8 text,
 so it is safe to recurse into, compute with and print. No other file parses files; `tests/core/test_structure.py` names
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,35 @@ def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterat
     library = safetensors_library()
     with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt", device=device) as file:
         yield file
+
+
+def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it.
+
+    Raises:
+        DataError: the file is damaged, holds something else, or names code; the message names it.
+        OSError: it cannot be opened.
+    """
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about files of its older versions
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds, for a damaged file
+        if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise DataError(
+                f"{path} is a pickle that names {code[1]}: it may run code when it is read, and torch.load("
+                "weights_only=True) refuses it; have its owner save the tensors alone, as safetensors"
+            ) from None
+        raise DataError(f"{path} is not a whole file of torch.save ({type(error).__name__})") from None
+    if not isinstance(found, dict) or not all(type(name) is str for name in found):
+        raise DataError(f"{path} holds a {type(found).__name__}, expected tensors by name")
+    if wrong := [name for name, one in found.items() if not isinstance(one, torch.Tensor)]:
+        raise DataError(f"{path} holds {type(found[wrong[0]]).__name__} for {wrong[0]!r:.80}, expected tensors by name")
+    return found
 
 
 @contextmanager

@@ -1,18 +1,21 @@
 """A folder written by Hugging Face's `save_pretrained`: its settings and its tensors. No code of it is run."""
 
 import reprlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from regard.errors import DataError, RunFolderError
-from regard.files.untrusted import parse_json, safetensors_library, tensor_errors
+from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 
 T = TypeVar("T")
 LARGEST = 2**62
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+Tell = Callable[[str, int, int | None], None]
+"""Is called with the name of the work, how much is done, and of how much."""
 
 
 class Settings:
@@ -116,44 +119,82 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of the shards in its index.
+def read_tensors(folder: Path, tell: Tell = lambda *_: None) -> dict[str, Tensor]:
+    """All tensors of model.safetensors or pytorch_model.bin, or of the shards in the index of one of them.
+
+    A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
+
+    Args:
+        folder: has the files.
+        tell: is called with the bytes read so far.
 
     Raises:
-        RunFolderError: a file is absent, truncated or foreign, or the folder has only pickled weights.
+        RunFolderError: a file is absent, truncated or foreign, or a pickle names code.
         MissingExtraError: safetensors is not installed.
     """
-    if (folder / WEIGHTS).is_file():
-        return _read(folder / WEIGHTS)
-    if not (folder / INDEX).is_file():
-        raise RunFolderError(_why_no_weights(folder))
-    names = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise RunFolderError(f"{folder / INDEX} has no weight_map: it does not say where the tensors are")
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted({Path(str(name)).name for name in names.values()}):  # the base name only: an index is untrusted
-        tensors |= _read(folder / shard)
-    absent = next((name for name in names if name not in tensors), None)
-    if absent is not None:
-        raise RunFolderError(f"{folder / INDEX} names the tensor {absent}, which is in none of its files")
-    return tensors
-
-
-def _why_no_weights(folder: Path) -> str:
-    pickled = next((path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))), None)
-    if pickled is None:
-        return f"{folder} has no {WEIGHTS} and no {INDEX}: it holds no weights that regard reads"
-    return (
-        f"{folder} has its weights as {pickled} only, a pickle, which can run code when it is read: regard does not; "
-        f"have its owner or transformers save them as {WEIGHTS}"
+    for name in (WEIGHTS, PICKLED):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            shards, names = [folder / name], []
+        elif index.is_file():
+            shards, names = _shards(index)
+        else:
+            continue
+        if name == PICKLED:
+            warnings.warn(
+                f"{folder} has its weights in {name}, a pickle: torch.load(weights_only=True) reads it and runs no "
+                "code of it",
+                stacklevel=2,
+            )
+        tensors = _read(shards, tell)
+        absent = next((one for one in names if one not in tensors), None)
+        if absent is not None:
+            raise RunFolderError(f"{index} names the tensor {absent!r:.80}, which is in none of its files")
+        return tensors
+    raise RunFolderError(
+        f"{folder} has no {WEIGHTS}, no {PICKLED} and no index of one: it holds no weights that regard reads"
     )
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    library = safetensors_library()
-    try:
-        with tensor_errors(path):
-            tensors: dict[str, Tensor] = library.torch.load_file(path)
-    except (DataError, OSError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): absent, cut short or another format") from None
+def weight_bytes(folder: Path) -> int:
+    """The size of the files in a folder that have the endings of weights."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+
+
+def _shards(index: Path) -> tuple[list[Path], list[str]]:
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise RunFolderError(f"{index} has no weight_map: it does not say where the tensors are")
+    # The base name only: an index is untrusted.
+    return [index.parent / name for name in sorted({Path(str(name)).name for name in names.values()})], list(names)
+
+
+def _read(shards: list[Path], tell: Tell) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    done, total = 0, sum(path.stat().st_size for path in shards if path.is_file())
+    for path in shards:
+        try:
+            if path.suffix == ".bin":
+                tensors |= _pickled(path)
+            else:
+                with open_tensors(path) as file:
+                    for name in file.keys():  # noqa: SIM118  (it is no dictionary)
+                        tensors[name] = file.get_tensor(name)
+                        done += _bytes(tensors[name])
+                        tell("bytes of weights read", done, total)
+        except (DataError, OSError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}): absent, cut short or another format") from None
+        done = sum(map(_bytes, tensors.values()))
+        tell("bytes of weights read", done, total)
     return tensors
+
+
+def _pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        return read_torch_tensors(path)
+    except DataError as error:
+        raise RunFolderError(str(error)) from None
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

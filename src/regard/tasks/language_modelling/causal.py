@@ -326,13 +326,14 @@ class LanguageModel:
             yield from found
 
     @torch.no_grad()
-    def attend(self, sentence: str) -> TextAttention:
-        """Show the attention of every layer and head to a text, the begin mark included.
+    def attend(self, sentence: str | Sequence[int]) -> TextAttention:
+        """Show the attention of every layer and head to a text, the begin mark included; or to tokens as they are.
 
         Raises:
             DataError: the text is empty or longer than a block.
+            ArgumentError: a token is not in the vocabulary.
         """
-        ids = self.language.prompt(sentence)
+        ids = self.language.prompt(sentence) if isinstance(sentence, str) else list(sentence)
         if not 1 < len(ids) <= self.block_length:
             raise DataError(f"the text has {len(ids) - 1} tokens; expected 1 to {self.block_length - 1}")
         return text_attention(self.tokenizer, ids, self.model.attend(torch.tensor([ids], device=self.device)))

@@ -202,13 +202,14 @@ class MaskedLanguageModel:
                 )
 
     @torch.no_grad()
-    def attend(self, sentence: str) -> TextAttention:
-        """Show the attention of every layer and head to a text, the begin mark included.
+    def attend(self, sentence: str | Sequence[int]) -> TextAttention:
+        """Show the attention of every layer and head to a text, the begin mark included; or to tokens as they are.
 
         Raises:
             DataError: the text is empty or longer than a block.
+            ArgumentError: a token is not in the vocabulary.
         """
-        ids = [BOS, *encode_text(self.tokenizer, sentence)]
+        ids = [BOS, *encode_text(self.tokenizer, sentence)] if isinstance(sentence, str) else list(sentence)
         if not 1 < len(ids) <= self.block_length:
             raise DataError(f"the text has {len(ids) - 1} tokens; expected 1 to {self.block_length - 1}")
         lengths = torch.tensor([len(ids)], device=self.device)

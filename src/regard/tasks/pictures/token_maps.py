@@ -1,13 +1,17 @@
 """The attention of a trained model, as maps over the printed labels of its tokens."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.text.labels import Label
+
+
+Labels = list[str] | None
+"""One for each token, or None for positions."""
 
 
 class TextMaps(Protocol):
@@ -23,8 +27,8 @@ class TextMaps(Protocol):
         """The name of the map to show first."""
         ...
 
-    def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of a map's rows (queries) and of its columns (keys)."""
+    def labels(self, name: str) -> tuple[Labels, Labels]:
+        """The labels of a map's rows (queries) and of its columns (keys); None for positions."""
         ...
 
     def alternatives(self, name: str) -> "list[list[Alternative]] | None":
@@ -68,28 +72,26 @@ class Axis(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-class HasLabels(Protocol):
-    """A tokenizer that can label tokens and write them as text."""
+class LabelsEach(Protocol):
+    """A tokenizer that labels each token."""
 
-    def labels(self, ids: Sequence[int]) -> list[Label]:
-        """The labels to print along an axis for tokens, in order."""
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+
+class HasLabels(LabelsEach, Protocol):
+    """A tokenizer that labels tokens and whole characters."""
+
+    def labels(self, ids: Sequence[int]) -> list[Label]:
+        """The labels to print along an axis for tokens, in order; tokens of one character share a label."""
         ...
 
 
 def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
-    """The labels of tokens; tokens that share a character share a label.
-
-    A label whose tokens begin with a space keeps it: without it, two words or two numbers would be read as one.
-    """
-    labels, texts = tokenizer.labels(ids), []
-    for text, (first, last) in labels:
-        decoded = tokenizer.decode(list(ids[first : last + 1]))
-        texts.append(f" {text}" if decoded.startswith(" ") and not decoded.isspace() else text)
-    return Axis(texts, [label.pieces for label in labels])
+    """The labels of tokens; tokens that share a character share a label."""
+    labels = tokenizer.labels(ids)
+    return Axis([label.text for label in labels], [label.pieces for label in labels])
 
 
 def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> AttentionMap | Tensor:
@@ -102,8 +104,6 @@ def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> Attentio
     return torch.stack([wide[..., first : last + 1, :].mean(-2) for first, last in rows.spans], dim=-2)
 
 
-def text_attention(tokenizer: HasLabels, ids: Sequence[int], maps: Mapping[str, AttentionMap]) -> TextAttention:
-    """The maps of one text over its labels, from the maps (1, H, T, T) over its tokens."""
-    labels = axis(tokenizer, ids)
-    merged = {name: merge(cast(AttentionMap, weights[0]), labels, labels) for name, weights in maps.items()}
-    return TextAttention(labels.texts, merged)
+def text_attention(tokenizer: LabelsEach, ids: Sequence[int], maps: Mapping[str, AttentionMap]) -> TextAttention:
+    """The maps of one text, from the maps (1, H, T, T). They stay lazy, of any length: each token has a label."""
+    return TextAttention(tokenizer.label_of_each(ids), {name: weights[0] for name, weights in maps.items()})

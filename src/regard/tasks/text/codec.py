@@ -49,5 +49,9 @@ class Codec(Protocol):
         ...
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """The labels of the tokens on an axis, in order."""
+        """The labels of the tokens on an axis, in order; tokens of one character share a label."""
+        ...
+
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token."""
         ...

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character of SentencePiece for a space."""
+
+
 class Label(NamedTuple):
-    """The text of a label, and its first and last (inclusive) token."""
+    """The text of a label, with the space before a word, and its first and last (inclusive) token."""
 
     text: str
     pieces: tuple[int, int]
@@ -37,16 +41,25 @@ def byte_string(piece: str) -> bytes:
 
 
 def printed(text: str) -> str:
-    r"""Text as an axis shows it: without the plain spaces around it, and each other white space as a sign of its own.
+    r"""Text as an axis shows it: a space before it stays one, and each other white space is a sign of its own.
 
     >>> printed(" of"), printed("  "), printed("\n\t"), printed("\u3000"), printed("")
-    ('of', '␣␣', '↵⇥', 'U+3000', '')
+    (' of', '␣␣', '↵⇥', 'U+3000', '')
     """
     from regard.views.labels import printable  # the views bring torch, which the flags need not wait for
 
-    kept = text if text.isspace() else text.strip(" ")
+    kept = text if text.isspace() else " " * text.startswith(" ") + text.strip(" ")
     is_sign = [char.isspace() and (char != " " or text.isspace()) for char in kept]
     return "".join(printable(char) if sign else char for char, sign in zip(kept, is_sign, strict=True))
+
+
+def piece_label(piece: str) -> str:
+    """The label of a piece that is text.
+
+    >>> piece_label("▁the"), piece_label("##ing"), piece_label("<0x0A>")
+    (' the', '##ing', '<0x0A>')
+    """
+    return printed(piece.replace(SPACE, " "))
 
 
 def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:
@@ -69,3 +82,27 @@ def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[La
             labels.append(Label(printed(text), (first, i)))
             text, first = "", i + 1
     return labels
+
+
+def label_of_each(pieces: Sequence[str], special: Sequence[bool], *, byte_level: bool) -> list[str]:
+    """One label for each token: a text, a piece as its tokenizer writes it, or the bytes of a part of a character.
+
+    Args:
+        pieces: the tokens as the vocabulary writes them.
+        special: True for special tokens, which are printed as they are.
+        byte_level: True if pieces are in the byte-level alphabet.
+
+    >>> label_of_each(["Ġto", "Ċ", "æ", "Ĺ¥", "<s>"], [False] * 4 + [True], byte_level=True)
+    [' to', '↵', '<0xE6>', '<0x97><0xA5>', '<s>']
+    """
+    return [_label(piece, byte_level and not one) for piece, one in zip(pieces, special, strict=True)]
+
+
+def _label(piece: str, is_bytes: bool) -> str:
+    if not is_bytes or not set(piece) <= byte_values().keys():  # an added token is plain text
+        return piece_label(piece)
+    content = byte_string(piece)
+    try:
+        return printed(content.decode())
+    except UnicodeDecodeError:
+        return "".join(f"<0x{byte:02X}>" for byte in content)

@@ -8,13 +8,11 @@ from typing import Any
 from regard.errors import MissingExtraError, RunFolderError
 from regard.files.untrusted import parse_json
 from regard.tasks.text.codec import Codec, Marks
-from regard.tasks.text.labels import Label, byte_level_labels, byte_string, printed
+from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, piece_label
 from regard.tasks.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case
 from regard.tasks.text.tokenizers import REPLACEMENT, is_byte_level
 from regard.tasks.text.unicode import normalise
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character of SentencePiece for a space."""
 UNKNOWN = "<unk>"
 MOST_IDS = 2**31
 """How many ids a vocabulary may have."""
@@ -82,8 +80,12 @@ class SentencePieces:
         return text.replace(SPACE, " ").strip()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """One label for each token, without the spaces around it."""
-        return [Label(_piece_label(self._names.get(i, UNKNOWN)), (n, n)) for n, i in enumerate(ids)]
+        """One label for each token."""
+        return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
+
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token."""
+        return [piece_label(self._names.get(i, UNKNOWN)) for i in ids]
 
 
 class TokenizerFile:
@@ -176,11 +178,18 @@ class TokenizerFile:
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """One label for each token. Byte-level pieces of one character share a label."""
-        pieces = [self._backend.id_to_token(i) or UNKNOWN for i in ids]
+        pieces, special = self._pieces(ids)
         if not self._byte_level:
-            return [Label(_piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
+            return [Label(piece_label(piece), (n, n)) for n, piece in enumerate(pieces)]
+        return byte_level_labels(pieces, special)
+
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token, also for a part of a character."""
+        return label_of_each(*self._pieces(ids), byte_level=self._byte_level)
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
         special = self._special_ids()
-        return byte_level_labels(pieces, [i in special or i in self.marks for i in ids])
+        return [self._backend.id_to_token(i) or UNKNOWN for i in ids], [i in special or i in self.marks for i in ids]
 
 
 def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
@@ -241,7 +250,3 @@ def _language_code(text: str) -> tuple[list[str], str]:
 
 def _without_end(ids: list[int], end_id: int) -> list[int]:
     return ids[:-1] if ids and ids[-1] == end_id else ids
-
-
-def _piece_label(piece: str) -> str:
-    return printed(piece.replace(SPACE, " "))

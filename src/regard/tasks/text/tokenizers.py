@@ -9,7 +9,7 @@ from typing import Any
 from regard.errors import ArgumentError, RunFolderError
 from regard.files.atomic import replacing
 from regard.tasks.text.codec import Marks
-from regard.tasks.text.labels import Label, byte_level_labels, byte_string, printed
+from regard.tasks.text.labels import Label, byte_level_labels, byte_string, label_of_each, printed
 from regard.tasks.text.tokenizer_files import encoding, read_tokenizer, reads_lower_case, tokenizers_library
 from regard.tasks.text.unicode import normalise
 
@@ -24,7 +24,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 def is_byte_level(backend: Any) -> bool:
     """True if the pieces of a tokenizer of the library are bytes, written as printable characters."""
-    return isinstance(backend.decoder, tokenizers_library().decoders.ByteLevel)
+    decoder = backend.decoder
+    # Some have it within a sequence of decoders, of which the library tells the settings alone.
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
 
 class Tokenizer:
@@ -173,8 +175,8 @@ class Tokenizer:
         """The labels of the tokens of a text on an axis, in order; no token is left out.
 
         Returns:
-            Labels without surrounding spaces, each with its range of tokens, both ends inclusive. There is one label
-            for each token, but one for byte-level pieces of one character.
+            Labels, a word with the space before it, each with its range of tokens, both ends inclusive. There is one
+            label for each token, but one for byte-level pieces of one character.
 
         Raises:
             ArgumentError: an id is not in the vocabulary.
@@ -185,10 +187,21 @@ class Tokenizer:
         [Label(text='a', pieces=(0, 0)), Label(text='␣', pieces=(1, 1)),
          Label(text='日', pieces=(2, 4)), Label(text='<eos>', pieces=(5, 5))]
         """
-        pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
         if self._byte_level:
+            pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
             return byte_level_labels(pieces, [i <= UNK for i in ids])
-        return [Label(printed(piece), (n, n)) for n, piece in enumerate(pieces)]
+        return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
+
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token, also for a part of a character.
+
+        Raises:
+            ArgumentError: an id is not in the vocabulary.
+        """
+        pieces = [self._backend.id_to_token(i) for i in self._checked(ids)]
+        if not self._byte_level:  # whole words, or characters
+            return [printed(piece).removeprefix(" ") for piece in pieces]
+        return label_of_each(pieces, [i <= UNK for i in ids], byte_level=True)
 
     def piece(self, number: int) -> str:
         """The token of an id as the vocabulary writes it: a name shared with other programs, not text.

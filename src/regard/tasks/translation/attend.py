@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.pictures.token_maps import Alternative, axis, merge
+from regard.tasks.pictures.token_maps import Alternative, LabelsEach, axis, merge
 from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.translation.made_model import Model
@@ -53,20 +53,20 @@ def forced_attention(
         merged[name] = merge(cast(AttentionMap, weights[0]), rows, columns)
     choices = None
     if alternatives:
-        probable = _alternatives(model(*given)[0].float().softmax(-1), target_tokenizer, tokens, alternatives)
+        probable = probable_others(model(*given)[0].float().softmax(-1), target_tokenizer, tokens, alternatives)
         # A label of several tokens stands where its first one does.
         choices = [probable[first] for first, _ in written.spans]
     return Attention(looked_at.texts, written.texts, read.texts, merged, alignments, choices)
 
 
-def _alternatives(
-    probabilities: Tensor, tokenizer: Codec, tokens: Sequence[int], count: int
+def probable_others(
+    probabilities: Tensor, tokenizer: LabelsEach, tokens: Sequence[int], count: int
 ) -> list[list[Alternative]]:
     """For each place the most probable tokens apart from the one that stands there, with their probabilities."""
     others = probabilities.clone()
     others[torch.arange(len(tokens)), torch.as_tensor(tokens, device=others.device)] = 0.0
     values, ids = others.topk(min(count, others.shape[-1] - 1))
     return [
-        [Alternative(axis(tokenizer, [one]).texts[0], value) for one, value in zip(*pair, strict=True)]
-        for pair in zip(ids.tolist(), values.tolist(), strict=True)
+        [Alternative(text, value) for text, value in zip(tokenizer.label_of_each(one), some, strict=True)]
+        for one, some in zip(ids.tolist(), values.tolist(), strict=True)
     ]

@@ -254,8 +254,13 @@ class Translator(TranslationModel):
         return [one.candidates[0] for one in found]
 
     @torch.no_grad()
-    def attend(self, sentence: str, *, beam: Beam = Beam()) -> Attention:
+    def attend(self, sentence: str, *, target: str | None = None, beam: Beam = Beam()) -> Attention:
         """Translate a sentence and look at what every layer and head attended to.
+
+        Args:
+            sentence: the source.
+            target: the translation that the model is to write; None lets it find its own.
+            beam: of the search for its own.
 
         Raises:
             DataError: the sentence is empty or longer than the model's positions.
@@ -265,8 +270,12 @@ class Translator(TranslationModel):
             raise DataError(f"the sentence has {draft.problem}")
         if not draft.ids:
             raise DataError("there is nothing to look at in an empty sentence")
-        ((best, *_),) = Search(self, beam)([draft.begun])
-        tokens = best.tokens  # with the end mark, unless the translation was cut off before it
+        if target is not None:
+            (ids,) = self.target_tokenizer.encode_batch([target])
+            tokens = [*ids, self.target_tokenizer.marks.end_id]
+        else:
+            ((best, *_),) = Search(self, beam)([draft.begun])
+            tokens = best.tokens  # with the end mark, unless the translation was cut off before it
         return forced_attention(
             self.model, self.source_tokenizer, self.target_tokenizer, draft.ids, tokens, alternatives=ALTERNATIVES
         )

@@ -1,0 +1,123 @@
+"""A folder of `save_pretrained`, loaded by transformers: without network, and without code of the folder."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.errors import ArgumentError, RegardError, RunFolderError
+from regard.models.convert.folder import Settings, Tell, read_settings, read_tensors
+
+
+class Loaded(NamedTuple):
+    """A model of transformers, as its folder has it."""
+
+    model: Any
+    """In evaluation mode, float32, on the CPU."""
+    absent: tuple[str, ...]
+    """Parameters that are in no file of the folder: they are random."""
+
+
+def load_folder(folder: Path, tell: Tell = lambda *_: None) -> Loaded:
+    """Load the model of a folder, of the class that its config.json names.
+
+    A class that transformers does not know is replaced by the one for the `model_type`.
+
+    Args:
+        folder: has config.json and weights, as safetensors or pytorch_model.bin.
+        tell: is called with the bytes of weights read so far.
+
+    Raises:
+        RunFolderError: the folder is foreign or damaged, needs code of its own, or holds another model's weights.
+        ArgumentError: transformers is not installed.
+    """
+    settings = read_settings(folder)
+    library = transformers_library()
+    with quiet(library), _refusing(folder):
+        _refuse_own_code(folder, settings.values, library)
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tensors = read_tensors(folder, tell)
+        _check_counts(settings, len(tensors))
+        kind, is_named = _class_of(config, library)
+        model, found = kind.from_pretrained(
+            None, config=config, state_dict=tensors, dtype="float32", output_loading_info=True
+        )
+        absent = tuple(sorted(found["missing_keys"]))
+        if absent and (is_named or len(absent) == len(model.state_dict())):
+            raise RunFolderError(
+                f"{folder} has no weights for {len(absent)} of the parameters of {kind.__name__}, such as {absent[0]}: "
+                "its files belong to another model, or are not all there"
+            )
+        return Loaded(model.eval(), absent)
+
+
+def transformers_library() -> Any:
+    """The package `transformers`; raises ArgumentError where it is not installed."""
+    try:
+        import transformers
+    except ImportError:
+        raise ArgumentError("a Hugging Face folder is loaded by transformers: pip install transformers") from None
+    return transformers
+
+
+@contextmanager
+def quiet(library: Any) -> Iterator[None]:
+    """Without the messages, warnings and bars of transformers."""
+    logging = library.utils.logging
+    before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (RegardError, UserWarning):
+        raise
+    except Exception as error:  # of any kind: it is what transformers makes of a foreign folder
+        said = " ".join(str(error).split())
+        raise RunFolderError(f"{folder}: transformers cannot load it: {type(error).__name__}: {said:.400}") from error
+
+
+def _refuse_own_code(folder: Path, values: Mapping[str, Any], library: Any) -> None:
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind in library.CONFIG_MAPPING:
+        return
+    if "auto_map" in values:
+        raise RunFolderError(
+            f"{folder} holds a model whose code is in the folder, and regard runs none of it: transformers does with "
+            "trust_remote_code=True; load the model so in Python, and call regard.view(model, inputs)"
+        )
+    raise RunFolderError(
+        f"{folder / 'config.json'}: model_type is {kind!r:.80}, which transformers {library.__version__} does not know"
+    )
+
+
+def _check_counts(settings: Settings, tensors: int) -> None:
+    """Refuse more layers than tensors, before they are made one by one."""
+    level: list[Mapping[str, Any]] = [settings.values]
+    while level:
+        for name, value in (pair for values in level for pair in values.items()):
+            if "layer" in name and type(value) is int and value > tensors:
+                raise RunFolderError(f"{settings.source}: {name} is {value}, and the folder has {tensors} tensors")
+        level = [inner for values in level for inner in values.values() if isinstance(inner, dict)]
+
+
+def _class_of(config: Any, library: Any) -> tuple[Any, bool]:
+    """The class of a model, and whether its folder names it."""
+    for name in config.architectures or ():
+        kind = getattr(library, name, None) if isinstance(name, str) else None
+        if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel) and kind.config_class is type(config):
+            return kind, True
+    for auto in (library.AutoModel, library.AutoModelForPreTraining, library.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            kind = auto._model_mapping[type(config)]
+            return (kind[0] if isinstance(kind, list | tuple) else kind), False
+    raise RunFolderError(f"transformers has no model for a configuration of {type(config).__name__}")

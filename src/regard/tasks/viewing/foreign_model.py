@@ -1,0 +1,260 @@
+"""Any model that transformers loads, watched while it reads a text, ids of tokens, an image or a sound."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
+from regard.huggingface.load_folder import load_folder, quiet, transformers_library
+from regard.models.convert.folder import Tell
+from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.translation.attend import probable_others
+from regard.tasks.pictures.token_maps import Labels
+from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.foreign_tokens import ForeignTokens
+from regard.tasks.viewing.media import read_audio, read_image
+from regard.tasks.viewing.places import Places, image_places, pixels_of, sound_places
+from regard.tasks.viewing.seen import ForeignAttention
+from regard.views.examples import of_sequence
+from regard.watching.analysis.tables import named
+from regard.watching.watch import Seen, watch
+
+ALTERNATIVES = 3
+"""How many words are told beside the one that is written."""
+MOST_WRITTEN = 64
+"""The most tokens that a model writes where no target is given."""
+
+
+class ForeignModel:
+    """A model of transformers with the tokenizer, image processor and feature extractor of its folder."""
+
+    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: Tell = lambda *_: None) -> None:
+        self._folder, self._sequence = folder, sequence
+        self._library = transformers_library()
+        loaded = load_folder(folder, tell)
+        self.model, self.absent = loaded.model.to(find_device(device)), loaded.absent
+        self._tokens = ForeignTokens(folder, self._library)
+        self._takes = inspect.signature(self.model.forward).parameters
+        self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @torch.no_grad()
+    def attend(self, asked: Asked) -> ForeignAttention:
+        """Use the model on an input, and look at all of its attention.
+
+        Raises:
+            DataError: the model cannot read the input.
+            ArgumentError: the input is of a kind that the model does not take.
+        """
+        inputs, places = self._inputs(asked)
+        written: list[int] = []
+        if self._is_pair:
+            inputs, written, read = self._with_target(inputs, asked.target)
+            places.written, places.read = map(self._tokens.label_of_each, (written, read))
+        elif asked.target is not None:
+            raise ArgumentError(f"--target is for an encoder-decoder; {type(self.model).__name__} is none")
+        with watch(self.model) as seen:
+            output = self._run(inputs)
+        self._refuse_random(seen)
+        if not seen.maps:
+            raise DataError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
+        maps = {name: of_sequence(one, self._sequence) for name, one in named(seen)}
+        crossing = self._crossing(seen, maps)
+        axes = {name: self._axes(name, one.shape, crossing, places) for name, one in maps.items()}
+        shown = next((name for name in reversed(maps) if crossing.get(name)), list(maps)[-1])
+        choices = {}
+        if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
+            others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
+            choices = {name: others for name in maps if axes[name][0] is places.written}
+        return ForeignAttention(maps, axes, shown, choices, places.pixels)
+
+    # -- inputs ------------------------------------------------------------------------------------------
+
+    def _inputs(self, asked: Asked) -> tuple[dict[str, Any], Places]:
+        places = Places()
+        if asked.audio is not None:
+            return self._sound(asked.audio, places), places
+        if asked.image is not None:
+            return self._image(asked, places), places
+        ids = list(asked.tokens) if asked.tokens is not None else self._tokens.encode(asked.text or "")
+        if not ids:
+            raise DataError("there is nothing to look at in an empty sentence")
+        self._check(ids)
+        places.texts.append(self._tokens.label_of_each(ids))
+        return self._of_tokens(ids), places
+
+    def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
+        if "input_ids" not in self._takes:
+            raise ArgumentError(f"{type(self.model).__name__} reads {self.model.main_input_name}, and no text")
+        rows = torch.tensor([ids])
+        return {"input_ids": rows} | ({"attention_mask": torch.ones_like(rows)} if self._takes_mask else {})
+
+    @property
+    def _takes_mask(self) -> bool:
+        return "attention_mask" in self._takes
+
+    def _check(self, ids: Sequence[int]) -> None:
+        table = self.model.get_input_embeddings()
+        size = getattr(table, "num_embeddings", None)
+        if size is not None and not 0 <= min(ids) <= max(ids) < size:
+            raise DataError(f"the model has tokens from 0 to {size - 1}; got tokens from {min(ids)} to {max(ids)}")
+
+    def _sound(self, path: Path, places: Places) -> dict[str, Any]:
+        extractor = self._processor("AutoFeatureExtractor", "--audio")
+        rate = int(extractor.sampling_rate)
+        samples = read_audio(path, rate)
+        inputs = dict(extractor(samples, sampling_rate=rate, return_tensors="pt"))
+        sound_places(places, inputs, rate, extractor, self.model.config)
+        return inputs
+
+    def _image(self, asked: Asked, places: Places) -> dict[str, Any]:
+        assert asked.image is not None
+        image = read_image(asked.image)
+        if asked.text is None and asked.tokens is None:
+            processor = self._processor("AutoImageProcessor", "--image")
+            inputs = dict(processor(images=image, return_tensors="pt"))
+        else:
+            processor = self._processor("AutoProcessor", "--image")
+            inputs = self._image_and_text(processor, image, asked)
+        if "input_ids" in inputs:
+            ids = inputs["input_ids"][0].tolist()
+            places.texts.append(self._tokens.label_of_each(ids))
+        image_places(places, inputs, self.model.config)
+        places.pixels = pixels_of(inputs, getattr(processor, "image_processor", processor))
+        return inputs
+
+    def _image_and_text(self, processor: Any, image: Any, asked: Asked) -> dict[str, Any]:
+        mark = getattr(processor, "image_token", None)
+        text = asked.text or ""
+        if isinstance(mark, str) and mark not in text:
+            text = f"{mark}\n{text}"
+        try:
+            return dict(processor(images=image, text=text, return_tensors="pt"))
+        except Exception as error:
+            raise DataError(f"the processor of {self._folder} gives up on the input: {error!s:.200}") from error
+
+    def _processor(self, kind: str, flag: str) -> Any:
+        try:
+            with quiet(self._library):
+                return getattr(self._library, kind).from_pretrained(
+                    self._folder, local_files_only=True, trust_remote_code=False
+                )
+        except Exception as error:
+            raise ArgumentError(
+                f"{flag} needs a processor, and transformers loads none from {self._folder}: "
+                f"{' '.join(str(error).split()):.200}"
+            ) from error
+
+    # -- targets -----------------------------------------------------------------------------------------
+
+    def _with_target(self, inputs: dict[str, Any], target: str | None) -> tuple[dict[str, Any], list[int], list[int]]:
+        """The inputs with those of the decoder, the tokens that it writes, and those that it reads for them."""
+        if target is None:
+            read, written = self._own_target(inputs)
+        else:
+            written = self._tokens.target(target)
+            if not written:
+                raise DataError("there is nothing to look at in an empty target")
+            self._check(written)
+            read = self._shifted(written)
+        return {**inputs, "decoder_input_ids": torch.tensor([read])}, written, read
+
+    def _shifted(self, written: Sequence[int]) -> list[int]:
+        config = self.model.config
+        begin = next((one for one in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id)
+                      if isinstance(one, int)), 0)  # fmt: skip
+        return [begin, *written[:-1]]
+
+    def _own_target(self, inputs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """What the model writes by itself, as its folder's settings of generation say, without a beam."""
+        if not self.model.can_generate():
+            raise ArgumentError(f"{type(self.model).__name__} writes nothing by itself: give --target")
+        try:
+            with quiet(self._library):
+                if (self._folder / "generation_config.json").is_file():
+                    kind = self._library.GenerationConfig
+                    self.model.generation_config = kind.from_pretrained(self._folder, local_files_only=True)
+                found = self.model.generate(
+                    **self._moved(inputs), max_new_tokens=MOST_WRITTEN, num_beams=1, do_sample=False
+                )
+        except Exception as error:
+            raise DataError(
+                f"{type(self.model).__name__} wrote nothing by itself, so give --target "
+                f"({' '.join(str(error).split()):.200})"
+            ) from error
+        row = found[0].tolist()
+        if len(row) < 2:
+            raise DataError(f"{type(self.model).__name__} wrote nothing by itself: give --target")
+        return row[:-1], row[1:]
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def _moved(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        device = self.model.device
+        return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in inputs.items()}
+
+    def _run(self, inputs: Mapping[str, Any]) -> Any:
+        spared: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}  # neither is looked at
+        given = {name: one for name, one in inputs.items() if name in self._takes or "kwargs" in self._takes}
+        given |= {name: one for name, one in spared.items() if name in self._takes}
+        try:
+            with quiet(self._library):
+                return self.model(**self._moved(given))
+        except RegardError:
+            raise
+        except Exception as error:  # of any kind: the model is a stranger's
+            raise DataError(f"{type(self.model).__name__} does not read this{self._limit(inputs)}: {_said(error)}") from error
+
+    def _limit(self, inputs: Mapping[str, Any]) -> str:
+        config = self.model.config.get_text_config()
+        most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        ids = inputs.get("input_ids")
+        if ids is None or not isinstance(most, int) or ids.shape[-1] <= most - 2:
+            return ""
+        return f" (it has {most} positions, and the text {ids.shape[-1]} tokens)"
+
+    def _refuse_random(self, seen: Seen) -> None:
+        """Refuse maps of random weights."""
+        if not self.absent:
+            return
+        stacks = {name.split(".0.")[0] for name in (call.name for call in seen.calls)}
+        table = self.model.get_input_embeddings()
+        random = {id(one) for name, one in self.model.named_parameters() if name in self.absent}
+        inside = [name for name in self.absent if any(name.startswith(f"{stack}.") for stack in stacks)]
+        if inside or any(id(one) in random for one in table.parameters()):
+            raise RunFolderError(
+                f"{self._folder} has no weights for {len(self.absent)} of the parameters of "
+                f"{type(self.model).__name__}, such as {(inside or self.absent)[0]}: its maps would be of random weights"
+            )
+
+    # -- labels ------------------------------------------------------------------------------------------
+
+    def _crossing(self, seen: Seen, maps: Mapping[str, Any]) -> dict[str, bool]:
+        """Of an encoder-decoder, whether a map attends from the target to the source."""
+        if not self._is_pair:
+            return {}
+        calls = [call for call in seen.calls if call.map is not None]
+        return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
+
+    def _axes(self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: Places) -> tuple[Labels, Labels]:
+        queries, keys = shape[-2:]
+        if not self._is_pair:
+            return places.of(queries), places.of(keys)
+        if crossing[name]:
+            return places.written, places.of(keys)
+        if self._in_encoder(name):
+            return places.of(queries), places.of(keys)
+        return places.written, places.read
+
+    def _in_encoder(self, name: str) -> bool:
+        path = name.split(" [")[0]
+        encoder = self.model.get_encoder()
+        module = dict(self.model.named_modules())[path]
+        return any(module is one for one in encoder.modules())
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"

@@ -1,0 +1,101 @@
+"""The labels of the positions of an input: tokens, patches of an image, frames of a sound."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.tasks.pictures.token_maps import Labels
+from regard.views.overlay import patch_grid
+
+
+@dataclass(slots=True)
+class Places:
+    """The labels known of one input."""
+
+    texts: list[list[str]] = field(default_factory=list)
+    """Labels of sequences of tokens."""
+    written: list[str] = field(default_factory=list)
+    """Labels of the tokens that a decoder writes,"""
+    read: list[str] = field(default_factory=list)
+    """and of those that it reads for them."""
+    size: tuple[int, int] | None = None
+    """The height and width in pixels of an image,"""
+    patch: int | None = None
+    """and the side of its patches, if that is known."""
+    seconds: float | None = None
+    """The length of a sound,"""
+    step: float | None = None
+    """and the time from one frame to the next, if that is known."""
+    pixels: Any = None
+
+    def of(self, count: int) -> Labels:
+        """The labels of a sequence so long; None for positions."""
+        known = next((texts for texts in self.texts if len(texts) == count), None)
+        if known is None and self.size is not None:
+            return _patches(count, self.size, self.patch)
+        if known is None and self.seconds is not None:
+            step = self.step if self.step is not None else self.seconds / count
+            return [f"{frame * step:.2f} s" for frame in range(count)]
+        return known
+
+
+def _patches(count: int, size: tuple[int, int], patch: int | None) -> Labels:
+    """Row and column of each patch, after the tokens that are none."""
+    for side in (patch, None):
+        try:
+            grid = patch_grid(count, size, patch=side)
+        except RegardError:
+            continue
+        others = ["[CLS]", *(f"[R{n}]" for n in range(1, grid.extra))][: grid.extra]
+        return [*others, *(f"{row},{column}" for row in range(grid.rows) for column in range(grid.columns))]
+    return None
+
+
+def image_places(places: Places, inputs: Mapping[str, Any], config: Any) -> None:
+    """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches."""
+    pixels = inputs.get("pixel_values")
+    vision = getattr(config, "vision_config", None) or config
+    if isinstance(pixels, Tensor) and pixels.dim() >= 4:
+        places.size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+    side = getattr(vision, "patch_size", None)
+    places.patch = side if isinstance(side, int) else None
+    mark = next((one for name in ("image_token_id", "image_token_index")
+                 if isinstance(one := getattr(config, name, None), int)), None)  # fmt: skip
+    if mark is None or "input_ids" not in inputs or not places.texts:
+        return
+    at = [n for n, token in enumerate(inputs["input_ids"][0].tolist()) if token == mark]
+    own = places.of(len(at)) if places.size is not None and at else None
+    labels = own if own is not None and "[CLS]" not in own else [f"image {n}" for n in range(len(at))]
+    for place, label in zip(at, labels, strict=True):
+        places.texts[0][place] = label
+
+
+def sound_places(places: Places, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any) -> None:
+    """The length of the sound as the model gets it, and the time of a frame."""
+    samples = inputs.get("input_values")
+    if isinstance(samples, Tensor) and samples.dim() == 2:
+        places.seconds = samples.shape[-1] / rate
+        ratio = getattr(config, "inputs_to_logits_ratio", None)
+        places.step = ratio / rate if isinstance(ratio, int) else None
+        return
+    features = next((one for one in inputs.values() if isinstance(one, Tensor) and one.dim() == 3), None)
+    hop = getattr(extractor, "hop_length", None) or rate // 100
+    if features is not None:
+        axis = -1 if features.shape[1] == getattr(extractor, "feature_size", None) else 1
+        places.seconds = features.shape[axis] * hop / rate
+
+
+def pixels_of(inputs: Mapping[str, Any], processor: Any) -> Any:
+    """The image (height, width, 3) in 0..1 as the model got it, its colours set back; None if it is cut up."""
+    pixels = inputs.get("pixel_values")
+    if not isinstance(pixels, Tensor) or pixels.dim() < 4 or pixels.shape[-3] not in (1, 3):
+        return None
+    image = pixels.reshape(-1, *pixels.shape[-3:])[0].permute(1, 2, 0).float().numpy()
+    if getattr(processor, "do_normalize", False):
+        image = image * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+    image = image.repeat(3, -1) if image.shape[-1] == 1 else image
+    return image.clip(0.0, 1.0)

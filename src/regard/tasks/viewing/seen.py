@@ -1,0 +1,31 @@
+"""The attention of a foreign model to one input, with the labels of each map."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.maps.attention_map import AttentionMap
+from regard.tasks.pictures.token_maps import Alternative, Labels
+
+
+class ForeignAttention(NamedTuple):
+    """The maps of one input."""
+
+    maps: Mapping[str, AttentionMap | Tensor]
+    """By the path of the module, each (H, T, S)."""
+    axes: Mapping[str, tuple[Labels, Labels]]
+    """The labels of queries and keys of each map."""
+    shown: str
+    """The map to show first."""
+    choices: Mapping[str, list[list[Alternative]]] = {}
+    pixels: Any = None
+    """(height, width, 3) in 0..1, the image that the model saw; None without an image."""
+
+    def labels(self, name: str) -> tuple[Labels, Labels]:
+        """The labels of a map's rows (queries) and of its columns (keys)."""
+        return self.axes[name]
+
+    def alternatives(self, name: str) -> list[list[Alternative]] | None:
+        """The tokens that were most probable in the place of each query; None where nothing is written."""
+        return self.choices.get(name)

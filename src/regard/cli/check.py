@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.shared import Command, Device
+from regard.cli.progress import telling
+from regard.cli.shared import Command, Device, say_model
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
@@ -41,12 +42,13 @@ class CheckCommand(Command):
             raise ArgumentError(f"{self.model!r} is no folder; give a folder of a model, or module:function")
 
     def work(self) -> None:
-        with loading("transformers"):
+        foreign = is_huggingface(Path(self.model))
+        if foreign:
+            say_model(Path(self.model))
+        with loading(*["transformers"] * foreign):
             from regard.tasks.training.distributed.devices import find_device
             from regard.watching.checks.check_model import check
 
-        if (library := sys.modules.get("transformers")) is not None:
-            library.utils.logging.disable_progress_bar()  # only findings are printed
         target = _target(self.model)
         checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
         for finding in checked.findings if self.info else checked.faults:
@@ -57,9 +59,14 @@ class CheckCommand(Command):
 
 
 def _target(words: str) -> "Target":
-    from regard.watching.checks.targets import Target, of_function, of_huggingface_folder
+    from regard.watching.checks.targets import Target, of_function
 
     folder = Path(words)
     if not folder.is_dir():
         return of_function(words)
-    return of_huggingface_folder(folder) if is_huggingface(folder) else Target(task_of(folder).load(folder).model)
+    if not is_huggingface(folder):
+        return Target(task_of(folder).load(folder).model)
+    from regard.huggingface.load_folder import load_folder
+
+    with telling() as tell:
+        return Target(load_folder(folder, tell).model)

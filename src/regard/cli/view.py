@@ -1,33 +1,63 @@
-"""`regard view`: draw the attention of a run."""
+"""`regard view`: draw the attention of a run, or of any model that transformers loads."""
 
 import sys
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.shared import AnyRun, Command, Device, refuse_first
+from regard.cli.progress import telling
+from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say_model
 from regard.tasks.registry import task_of
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.viewing.asked import Asked
 
 if TYPE_CHECKING:
+    from regard.tasks.pictures.save import Attends
     from regard.views.drawing import Panel
+
+Model = Annotated[
+    PositionalPath,
+    tyro.conf.arg(help="the folder that `regard train` made, or any that transformers loads, with its weights."),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewCommand(Command):
-    """Draw what a run attends to: attention.png (alignments, or the last layer) and attention.html (all of it).
+    """Draw what a model attends to: attention.png (alignments, the last layer, or an image) and attention.html (all).
 
-    A sentence that is empty or too long is left out, and a line on standard error says so.
+    A run of ours, or any folder that transformers loads: decoders, encoders, encoder-decoders, and models of images and
+    sounds. Nothing is downloaded, and no code of the folder is run. A sentence that is empty or too long is left out,
+    and a line on standard error says so.
     """
 
-    run: AnyRun
+    run: Model
     sentences: tyro.conf.Positional[tuple[str, ...]]
-    """what to translate and draw, or what a language model is to read."""
+    """what to read and draw. A translator translates it, unless --target says what it writes."""
     _: KW_ONLY
+    input: Path | None = None
+    """a file with one text of any length; - is standard input, which is read too if no other input is given."""
+    target: str | None = None
+    """what an encoder-decoder is to write for one sentence."""
+    image: Path | None = None
+    """a picture; a sentence beside it is for a model that reads both."""
+    audio: Path | None = None
+    """a sound, WAV with PCM."""
+    tokens: tuple[int, ...] = ()
+    """ids of tokens in place of a sentence, such as 5 17 3."""
+    ids: Path | None = None
+    """a file of numpy (.npy) with such ids."""
+    layers: tuple[int, ...] = ()
+    """the layers to show, from 0, or from -1 backwards; all unless given."""
+    heads: tuple[int, ...] = ()
+    """the heads to show, likewise."""
+    sequence: int = 0
+    """which sequence of the batch that the model makes of an input: a window, a tile of an image."""
     out: Path | None = None
-    """folder for the two files, the run folder unless given; or one file that ends in .png, .svg, .pdf or .html."""
+    """folder for the two files, the model's unless given; or one file that ends in .png, .svg, .pdf, .html or .json (the
+    weights as numbers)."""
     terminal: bool = False
     """print the maps in place of writing files, in colours, or as plain tables if the output is a pipe or NO_COLOR is
     set."""
@@ -36,26 +66,58 @@ class ViewCommand(Command):
     device: Device = "auto"
 
     def check(self) -> None:
+        texts = bool(self.sentences) + (self.input is not None)
+        others = bool(self.tokens) + (self.ids is not None) + (self.audio is not None)
+        given = texts or others or self.image is not None
         refuse_first(
-            (not self.sentences, "there is no sentence to draw: give one or more"),
+            (
+                not given and sys.stdin.isatty(),
+                "there is no sentence to draw: give one or more, or --input, --tokens, --ids, --image or --audio",
+            ),
+            (texts + others > 1 or (self.image is not None and others > 0), "give one kind of input"),
+            (self.target is not None and len(self.sentences) > 1, "--target goes with one sentence"),
             (
                 self.terminal and self.out is not None,
                 "--terminal prints and writes no file: leave out --out or --terminal",
             ),
         )
-        task_of(self.run)
+        if not is_huggingface(self.run):
+            task_of(self.run)
 
     def work(self) -> None:
-        with loading("matplotlib"):
+        foreign = is_huggingface(self.run)
+        if foreign:
+            say_model(self.run)
+        with loading("matplotlib", *["transformers"] * foreign):
             from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
+            from regard.tasks.viewing.choice import Choice
 
         files = None if self.terminal else PictureFiles.at(self.out or self.run)
-        seen = look_at(task_of(self.run).load(self.run, device=self.device), self.sentences, _say)
+        asked, model = self._asked(), self._model()
+        seen = look_at(model, asked, _say, choice=Choice(self.layers, self.heads))
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
         for path in save_pictures(seen, files, title=f"What {self.run.resolve().name} attended to", scale=self.scale):
             print(path)
+
+    def _model(self) -> "Attends":
+        from regard.tasks.viewing.foreign_model import ForeignModel
+        from regard.tasks.viewing.own_model import OwnModel
+
+        if not is_huggingface(self.run):
+            return OwnModel(task_of(self.run).load(self.run, device=self.device), sequence=self.sequence)
+        with telling() as tell:
+            return ForeignModel(self.run, device=self.device, sequence=self.sequence, tell=tell)
+
+    def _asked(self) -> list[Asked]:
+        from regard.tasks.viewing.inputs import read_ids, read_text
+
+        texts: list[str | None] = [*self.sentences]
+        if self.input is not None or not (texts or self.tokens or self.ids or self.image or self.audio):
+            texts = [read_text(self.input or "-")]
+        tokens = self.tokens or (None if self.ids is None else read_ids(self.ids))
+        return [Asked(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
 
 
 def _printed(shown: "Panel", scale: str) -> str:

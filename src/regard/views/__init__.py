@@ -24,6 +24,7 @@ from regard.views.overlay import WHOLE_PATCHES as WHOLE_PATCHES
 from regard.views.overlay import PatchGrid as PatchGrid
 from regard.views.overlay import Upsampling as Upsampling
 from regard.views.overlay import overlay as overlay
+from regard.views.overlay import overlay_grid as overlay_grid
 from regard.views.overlay import patch_grid as patch_grid
 from regard.views.reading_order import visual_order as visual_order
 from regard.views.rotations import rotations as rotations
@@ -48,7 +49,7 @@ __all__ = [
     "DARK", "LIGHT", "SMOOTH", "WHOLE_PATCHES", "Carried", "ColourScale", "Example", "HalfBlocks", "Limits",
     "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
     "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "head_distances",
-    "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "page",
+    "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "overlay_grid", "page",
     "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure", "save_page",
     "training_curves", "visual_order",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """The attention of a part of an image model, laid over the image."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,23 +16,26 @@ from regard.views.figures import (
     colour_bar,
     colours_of,
     foot,
+    heading_inches,
     new_figure,
     norm_of,
     require_matplotlib,
     warn_of_missing,
+    write_heading,
     write_title,
 )
 from regard.views.fonts import letter
-from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
+from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box, FigureSize, flow
 from regard.views.scales import ColourScale, Numbers
 from regard.views.themes import LIGHT, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
 
-SIDE = 5.0
-"""The longer side of the image in inches."""
+SIDE, SIDE_IN_GRID = 5.0, 2.2
+"""The longer side of the image in inches, alone and in a grid."""
 MOST_EXTRA = 64
 """The most tokens before the patches taken for class and register tokens."""
 
@@ -188,6 +192,60 @@ def overlay(
     missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
     warn_of_missing(missing[1])
     return missing[0]
+
+
+def overlay_grid(
+    image: Any,
+    panels: Sequence[tuple[str, Any]],
+    *,
+    title: str = "",
+    scale: str | ColourScale = "sqrt",
+    theme: Theme = LIGHT,
+) -> "Figure":
+    """Draw an image several times, and over it the attention of one head each, under one colour bar.
+
+    Args:
+        image: as in `overlay`.
+        panels: titles, and the weights of heads: maps (T, T), of which the class token's row is drawn, or without one
+            the mean over all patches; or rows (T,).
+        title: printed above the grid.
+        scale: as in `heatmap`, with the same limits for all panels.
+        theme: as in `heatmap`.
+
+    Returns:
+        A new figure; `save_figure(figure, path)` writes it.
+
+    Raises:
+        RegardError: as in `overlay`.
+        ArgumentError: there are no panels.
+
+    >>> import torch
+    >>> figure = overlay_grid(torch.rand(3, 28, 42), [("head 0", torch.full((7, 7), 1 / 7))], title="a cat")
+    >>> figure.axes[0].get_title(loc="left")
+    'head 0 · 14% on 1 other token'
+    """
+    require_matplotlib()
+    if not panels:
+        raise ArgumentError("a grid needs panels; got none")
+    pixels = _pixels(image)
+    grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
+    rows = [_row(one, "class" if grid.extra else "mean", grid) for (_, one), grid in zip(panels, grids, strict=True)]
+    look = Colouring.chosen(scale, None, False, theme, None)
+    values = [look.scale.prepared(row[grid.extra :], np.ones(grid.rows * grid.columns, bool))
+              for row, grid in zip(rows, grids, strict=True)]  # fmt: skip
+    limits = look.scale.limits(np.concatenate(values))
+    inches = SIDE_IN_GRID / max(pixels.shape[:2])
+    height, width = inches * pixels.shape[0], inches * pixels.shape[1]
+    sizes = [FigureSize(width, height, 0.0, LINE * 1.6, letter([name])[0].inches(TITLE_POINTS) + 1.4)
+             for name, _ in panels]  # fmt: skip
+    figure, axes = new_figure(*flow(sizes, title=heading_inches(title) if title else 0.0), theme)
+    missing = write_heading(figure, title, theme) if title else ""
+    for ax, row, (name, _) in zip(axes, rows, panels, strict=True):
+        overlay(pixels, row, ax=ax, title=name, scale=scale, limits=limits, colour_bar=False, theme=theme)
+    span = min(float(one.min()) for one in values), max(float(one.max()) for one in values)
+    colour_bar(axes[-1].get_images()[-1], span, limits, look.scale, theme, cax=foot(figure))
+    warn_of_missing(missing)
+    return figure
 
 
 def _drawn(

@@ -156,11 +156,6 @@ def read_tensors(folder: Path, tell: Tell = lambda *_: None) -> dict[str, Tensor
     )
 
 
-def weight_bytes(folder: Path) -> int:
-    """The size of the files in a folder that have the endings of weights."""
-    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-
-
 def _shards(index: Path) -> tuple[list[Path], list[str]]:
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names:

@@ -1,7 +1,7 @@
 """A trained masked language model: it fills in masked tokens, measures how well, and shows its attention."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path

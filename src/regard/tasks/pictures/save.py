@@ -2,39 +2,48 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from regard.errors import ArgumentError, DataError
 from regard.files.atomic import file_errors
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.viewing.as_json import write_json
+from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.choice import Choice
+from regard.tasks.viewing.seen import ForeignAttention, SeenImage
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
 from regard.views.heatmap import heatmap_grid
 from regard.views.html.contents import Example, Map
-from regard.views.html.page import save_page
+from regard.views.html.page import page
+from regard.views.overlay import overlay_grid
 from regard.views.scales import ColourScale
 
-PICTURES, PAGES = (".png", ".svg", ".pdf"), (".html", ".htm")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES, PAGES, NUMBERS = (".png", ".svg", ".pdf"), (".html", ".htm"), (".json",)
 """The endings of files written."""
 OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".eps", ".ps")
 """The endings of pictures that are not."""
 
 
 class Attends(Protocol):
-    """A trained model that shows its attention: a `Translator`, `LanguageModel` or `MaskedLanguageModel`."""
+    """A model that shows its attention: a run of ours, or any that transformers loads."""
 
-    def attend(self, sentence: str) -> TextMaps:
-        """Use the model on a sentence, and return its attention maps."""
+    def attend(self, asked: Asked) -> TextMaps:
+        """Use the model on an input, and return its attention maps."""
         ...
 
 
 class SeenText(NamedTuple):
-    """A sentence, and the model's attention to it."""
+    """An input by its title, and the model's attention to it."""
 
     sentence: str
     attention: TextMaps
+    image: SeenImage | None = None
 
 
 class PictureFiles(NamedTuple):
@@ -42,6 +51,7 @@ class PictureFiles(NamedTuple):
 
     picture: Path | None
     page: Path | None
+    numbers: Path | None = None
 
     @classmethod
     def at(cls, out: Path) -> "PictureFiles":
@@ -51,16 +61,18 @@ class PictureFiles(NamedTuple):
             ArgumentError: it ends as a picture does that is not written here.
 
         >>> PictureFiles.at(Path("out/v.svg"))
-        PictureFiles(picture=PosixPath('out/v.svg'), page=None)
+        PictureFiles(picture=PosixPath('out/v.svg'), page=None, numbers=None)
         """
         ending = out.suffix.lower()
         if not out.is_dir() and ending in PICTURES:
             return cls(out, None)
         if not out.is_dir() and ending in PAGES:
             return cls(None, out)
+        if not out.is_dir() and ending in NUMBERS:
+            return cls(None, None, out)
         if not out.is_dir() and ending in OTHER_PICTURES:
             raise ArgumentError(
-                f"files that end in {', '.join([*PICTURES, *PAGES])} are written, or a folder; got {out}"
+                f"files that end in {', '.join([*PICTURES, *PAGES, *NUMBERS])} are written, or a folder; got {out}"
             )
         return cls(out / "attention.png", out / "attention.html")
 
@@ -70,27 +82,33 @@ class PictureFiles(NamedTuple):
         return [path for path in self if path is not None]
 
 
-def look_at(model: Attends, sentences: Sequence[str], skipped: Callable[[str], None]) -> list[SeenText]:
-    """Use a model on sentences, and go on past those at which it cannot look.
+def look_at(
+    model: Attends, inputs: Sequence[Asked], skipped: Callable[[str], None], *, choice: Choice = Choice()
+) -> list[SeenText]:
+    """Use a model on inputs, and go on past those at which it cannot look.
 
     Args:
         model: the model whose attention is shown.
-        sentences: the sentences.
+        inputs: the sentences, or what is given in their place.
         skipped: is called with a line about each sentence that is empty or too long, if there are others.
+        choice: the layers and heads to show.
 
     Raises:
         DataError: the model can look at none of them; the message is that of the first.
+        ArgumentError: the model does not take such an input, or has no such layer or head.
     """
     seen, problems = [], []
-    for number, sentence in enumerate(sentences, 1):
+    for number, asked in enumerate(inputs, 1):
         try:
-            seen.append(SeenText(sentence, model.attend(sentence)))
+            found = model.attend(asked)
+            image = found.image if isinstance(found, ForeignAttention) else None
+            seen.append(SeenText(asked.title + choice.note, choice.of(found), image))
         except DataError as error:
             problems.append((number, error))
     if not seen and problems:
         raise problems[0][1]
     for number, problem in problems:
-        skipped(f"sentence {number} of {len(sentences)} is not shown: {problem}")
+        skipped(f"sentence {number} of {len(inputs)} is not shown: {problem}")
     return seen
 
 
@@ -118,20 +136,44 @@ def save_pictures(
         with file_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
     if files.picture is not None:
-        save_figure(heatmap_grid([panel(*one) for one in seen], title=title, scale=scale), files.picture)
+        save_figure(_figure(seen, title, scale), files.picture)
     if files.page is not None:
-        save_page(files.page, [page_example(*one) for one in seen], title=title)
+        page([page_example(*one) for one in seen], title=title).save(files.page)
+    if files.numbers is not None:
+        write_json(files.numbers, [(one.sentence, one.attention) for one in seen])
     return files.paths
 
 
-def panel(sentence: str, attention: TextMaps) -> Panel:
-    """The map to show first, averaged over its heads: a translation's alignment, or a text's last layer."""
+def _figure(seen: Sequence[SeenText], title: str, scale: str | ColourScale) -> "Figure":
+    """A map for each sentence; of an image, every head over it."""
+    for one in seen:
+        if one.image is not None and (rows := _on_patches(one.attention, one.image)) is not None:
+            return overlay_grid(one.image.pixels, rows, title=one.sentence, scale=scale)
+    return heatmap_grid([panel(*one) for one in seen], title=title, scale=scale)
+
+
+def _on_patches(attention: TextMaps, image: SeenImage) -> list[tuple[str, Any]] | None:
+    """The weights on the patches of an image, for the mean and for each head; None if they are not all of them."""
     weights = attention.maps[attention.shown]
-    mean = weights.average() if isinstance(weights, AttentionMap) else weights.mean(0)
-    return Panel(mean, *attention.labels(attention.shown), sentence)
+    if image.keys is None and weights.shape[-1] != weights.shape[-2]:
+        return None
+    panels = [("mean of the heads", _mean(weights)), *((f"head {n}", weights[n]) for n in range(len(weights)))]
+    if image.keys is None:
+        return panels
+    # Of a text with an image, its last token looks at the patches.
+    return [(name, one[-1][list(image.keys)]) for name, one in panels]
 
 
-def page_example(sentence: str, attention: TextMaps) -> Example:
+def panel(sentence: str, attention: TextMaps, image: SeenImage | None = None) -> Panel:
+    """The map to show first, averaged over its heads: a translation's alignment, or a text's last layer."""
+    return Panel(_mean(attention.maps[attention.shown]), *attention.labels(attention.shown), sentence)
+
+
+def _mean(weights: Any) -> Any:
+    return weights.average() if isinstance(weights, AttentionMap) else weights.mean(0)
+
+
+def page_example(sentence: str, attention: TextMaps, image: SeenImage | None = None) -> Example:
     """Every map of a text."""
     maps = {
         name: Map(weights, *attention.labels(name), attention.alternatives(name))

@@ -17,7 +17,7 @@ from regard.tasks.pictures.token_maps import Labels
 from regard.tasks.viewing.asked import Asked
 from regard.tasks.viewing.foreign_tokens import ForeignTokens
 from regard.tasks.viewing.media import read_audio, read_image
-from regard.tasks.viewing.places import Places, image_places, pixels_of, sound_places
+from regard.tasks.viewing.places import Places, image_places, sound_places
 from regard.tasks.viewing.seen import ForeignAttention
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
@@ -69,7 +69,7 @@ class ForeignModel:
         if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
             others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
             choices = {name: others for name in maps if axes[name][0] is places.written}
-        return ForeignAttention(maps, axes, shown, choices, places.pixels)
+        return ForeignAttention(maps, axes, shown, choices, places.image)
 
     # -- inputs ------------------------------------------------------------------------------------------
 
@@ -122,8 +122,7 @@ class ForeignModel:
         if "input_ids" in inputs:
             ids = inputs["input_ids"][0].tolist()
             places.texts.append(self._tokens.label_of_each(ids))
-        image_places(places, inputs, self.model.config)
-        places.pixels = pixels_of(inputs, getattr(processor, "image_processor", processor))
+        image_places(places, inputs, self.model.config, getattr(processor, "image_processor", processor))
         return inputs
 
     def _image_and_text(self, processor: Any, image: Any, asked: Asked) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.tasks.pictures.token_maps import Labels
+from regard.tasks.viewing.seen import SeenImage
 from regard.views.overlay import patch_grid
 
 
@@ -30,7 +31,7 @@ class Places:
     """The length of a sound,"""
     step: float | None = None
     """and the time from one frame to the next, if that is known."""
-    pixels: Any = None
+    image: SeenImage | None = None
 
     def of(self, count: int) -> Labels:
         """The labels of a sequence so long; None for positions."""
@@ -55,7 +56,7 @@ def _patches(count: int, size: tuple[int, int], patch: int | None) -> Labels:
     return None
 
 
-def image_places(places: Places, inputs: Mapping[str, Any], config: Any) -> None:
+def image_places(places: Places, inputs: Mapping[str, Any], config: Any, processor: Any) -> None:
     """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches."""
     pixels = inputs.get("pixel_values")
     vision = getattr(config, "vision_config", None) or config
@@ -63,13 +64,19 @@ def image_places(places: Places, inputs: Mapping[str, Any], config: Any) -> None
         places.size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     side = getattr(vision, "patch_size", None)
     places.patch = side if isinstance(side, int) else None
+    seen = _pixels(inputs, processor)
+    if "input_ids" not in inputs:
+        places.image = None if seen is None else SeenImage(seen)
+        return
     mark = next((one for name in ("image_token_id", "image_token_index")
                  if isinstance(one := getattr(config, name, None), int)), None)  # fmt: skip
-    if mark is None or "input_ids" not in inputs or not places.texts:
+    if mark is None or not places.texts:
         return
     at = [n for n, token in enumerate(inputs["input_ids"][0].tolist()) if token == mark]
     own = places.of(len(at)) if places.size is not None and at else None
-    labels = own if own is not None and "[CLS]" not in own else [f"image {n}" for n in range(len(at))]
+    is_grid = own is not None and "[CLS]" not in own
+    labels = own if own is not None and is_grid else [f"image {n}" for n in range(len(at))]
+    places.image = SeenImage(seen, at) if is_grid and seen is not None else None
     for place, label in zip(at, labels, strict=True):
         places.texts[0][place] = label
 
@@ -89,7 +96,7 @@ def sound_places(places: Places, inputs: Mapping[str, Any], rate: int, extractor
         places.seconds = features.shape[axis] * hop / rate
 
 
-def pixels_of(inputs: Mapping[str, Any], processor: Any) -> Any:
+def _pixels(inputs: Mapping[str, Any], processor: Any) -> Any:
     """The image (height, width, 3) in 0..1 as the model got it, its colours set back; None if it is cut up."""
     pixels = inputs.get("pixel_values")
     if not isinstance(pixels, Tensor) or pixels.dim() < 4 or pixels.shape[-3] not in (1, 3):

@@ -1,12 +1,21 @@
 """The attention of a foreign model to one input, with the labels of each map."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative, Labels
+
+
+class SeenImage(NamedTuple):
+    """An image as the model got it."""
+
+    pixels: Any
+    """(height, width, 3) in 0..1."""
+    keys: Sequence[int] | None = None
+    """The positions of its patches among those of a text; None if the model reads nothing else."""
 
 
 class ForeignAttention(NamedTuple):
@@ -19,8 +28,7 @@ class ForeignAttention(NamedTuple):
     shown: str
     """The map to show first."""
     choices: Mapping[str, list[list[Alternative]]] = {}
-    pixels: Any = None
-    """(height, width, 3) in 0..1, the image that the model saw; None without an image."""
+    image: "SeenImage | None" = None
 
     def labels(self, name: str) -> tuple[Labels, Labels]:
         """The labels of a map's rows (queries) and of its columns (keys)."""

@@ -1,4 +1,4 @@
-"""The model a word on the command line means: `module:function`, or a folder in Hugging Face's format."""
+"""The model that `module:function` on the command line means."""
 
 import importlib
 import sys
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from regard.errors import ArgumentError, DataError
+from regard.errors import ArgumentError
 
 
 class Target(NamedTuple):
@@ -40,21 +40,3 @@ def of_function(words: str) -> Target:
             f"{type(found).__name__}"
         )
     return Target(model, batch)
-
-
-def of_huggingface_folder(folder: Path) -> Target:
-    """Load a transformers model from a folder, in float32, without network and pickles; raises ArgumentError without
-    transformers, DataError if it does not load."""
-    try:
-        import transformers
-    except ImportError:
-        raise ArgumentError("a Hugging Face folder is checked by transformers: pip install transformers") from None
-    library: Any = transformers
-    try:
-        config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        names = [name for name in config.architectures or () if isinstance(getattr(library, name, None), type)]
-        kind = getattr(library, names[0]) if names else library.AutoModel
-        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
-    except Exception as error:
-        raise DataError(f"{folder}: transformers cannot load this model: {type(error).__name__}: {error}") from error
-    return Target(model)

@@ -1,0 +1,74 @@
+"""The layers and heads of a model that are shown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.maps.attention_map import AttentionMap
+from regard.tasks.pictures.token_maps import Labels, TextMaps
+from regard.views.html.token_lists import kind_and_layer
+
+Numbers = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Layers and heads by number, from 0 or from -1 backwards; empty for all."""
+
+    layers: Numbers = ()
+    heads: Numbers = ()
+
+    @property
+    def note(self) -> str:
+        """The numbers of the chosen heads, which a page counts anew."""
+        return f" · head{'s' * (len(self.heads) > 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
+
+    def of(self, attention: TextMaps) -> TextMaps:
+        """The chosen maps; layers are counted among the maps of a kind, such as those of an encoder.
+
+        Raises:
+            ArgumentError: no map has such a layer, or a map has no such head.
+        """
+        if not self.layers and not self.heads:
+            return attention
+        kinds: dict[str, list[str]] = {}
+        for name in attention.maps:
+            kinds.setdefault(kind_and_layer(name)["kind"], []).append(name)
+        for layer in self.layers:
+            if not any(-len(names) <= layer < len(names) for names in kinds.values()):
+                most = max(map(len, kinds.values()))
+                raise ArgumentError(f"--layers must be numbers of {most} layers, 0 to {most - 1}; got {layer}")
+        wanted = {
+            name for names in kinds.values() for layer in self.layers or range(len(names))
+            if -len(names) <= layer < len(names) for name in [names[layer]]
+        }  # fmt: skip
+        return _Chosen(attention, {name: self._heads(one) for name, one in attention.maps.items() if name in wanted})
+
+    def _heads(self, weights: AttentionMap | Tensor) -> AttentionMap | Tensor:
+        count = weights.shape[0]
+        if wrong := [head for head in self.heads if not -count <= head < count]:
+            raise ArgumentError(f"--heads must be numbers of {count} heads, 0 to {count - 1}; got {wrong[0]}")
+        chosen: Any = weights[list(self.heads)] if self.heads else weights
+        found: AttentionMap | Tensor = chosen
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Some maps of a text."""
+
+    whole: TextMaps
+    maps: Mapping[str, AttentionMap | Tensor]
+
+    @property
+    def shown(self) -> str:
+        return self.whole.shown if self.whole.shown in self.maps else list(self.maps)[-1]
+
+    def labels(self, name: str) -> tuple[Labels, Labels]:
+        return self.whole.labels(name)
+
+    def alternatives(self, name: str) -> Any:
+        return self.whole.alternatives(name)

@@ -1,0 +1,40 @@
+"""A run of ours, looked at like any other model."""
+
+from typing import Any
+
+from regard.errors import ArgumentError
+from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.masked import MaskedLanguageModel
+from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.translation.translator import Translator
+from regard.tasks.viewing.asked import Asked
+
+
+class OwnModel:
+    """A translator or a language model of a run."""
+
+    def __init__(self, model: Translator | LanguageModel | MaskedLanguageModel, *, sequence: int = 0) -> None:
+        if sequence != 0:
+            raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
+        self.model: Any = model
+
+    def attend(self, asked: Asked) -> TextMaps:
+        """Use the model on a text or on tokens.
+
+        Raises:
+            DataError: the text is empty or too long.
+            ArgumentError: the model takes no such input.
+        """
+        if isinstance(self.model, Translator):
+            if not asked.is_text:
+                raise ArgumentError("a translator of a run reads text: give a sentence")
+            found: TextMaps = self.model.attend(asked.text or "", target=asked.target)
+            return found
+        if asked.target is not None:
+            raise ArgumentError("--target is for a translator; this is a language model")
+        if asked.image is not None or asked.audio is not None:
+            raise ArgumentError("a run reads text: give a sentence, and no image or sound")
+        if asked.tokens is not None:
+            self.model.tokenizer.label_of_each(asked.tokens)  # refuses those that it does not have
+        seen: TextMaps = self.model.attend(asked.text if asked.tokens is None else asked.tokens)
+        return seen

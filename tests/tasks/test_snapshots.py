@@ -113,6 +113,8 @@ def test_maps_are_those_of_the_validation_pairs(tmp_path: Path) -> None:
     for (sentence, seen), (source, target) in zip(look(), PAIRS, strict=False):
         assert sentence == source
         rows, columns = seen.labels(seen.shown)
+        assert rows is not None
+        assert columns is not None
         assert spelt(columns) == f"{source}<eos>"
         assert spelt(rows) == f"{target}<eos>"
 

@@ -24,6 +24,8 @@ from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.simultaneous.policies import WaitK
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
+from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.own_model import OwnModel
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
@@ -178,7 +180,8 @@ def test_three_alternatives_of_each_word_are_those_of_a_search(fitted: Translato
 
 
 def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:
-    seen = look_at(fitted, ["we see two trees", "we see six stars"], pytest.fail)
+    asked = [Asked("we see two trees"), Asked("we see six stars")]
+    seen = look_at(OwnModel(fitted), asked, pytest.fail)
     picture, page = save_pictures(seen, PictureFiles.at(tmp_path / "new"), title="test")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "we see two trees" in page.read_text(encoding="utf-8")

@@ -56,8 +56,8 @@ class ViewCommand(Command):
     sequence: int = 0
     """which sequence of the batch that the model makes of an input: a window, a tile of an image."""
     out: Path | None = None
-    """folder for the two files, the model's unless given; or one file that ends in .png, .svg, .pdf, .html or .json (the
-    weights as numbers)."""
+    """folder for the two files, the model's unless given; or one file that ends in .png, .svg, .pdf, .html, or .json
+    (the weights as numbers)."""
     terminal: bool = False
     """print the maps in place of writing files, in colours, or as plain tables if the output is a pipe or NO_COLOR is
     set."""

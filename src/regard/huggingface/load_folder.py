@@ -1,5 +1,6 @@
 """A folder of `save_pretrained`, loaded by transformers: without network, and without code of the folder."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,11 +34,11 @@ def load_folder(folder: Path, tell: Tell = lambda *_: None) -> Loaded:
     """
     settings = read_settings(folder)
     library = transformers_library()
+    _refuse_own_code(folder, settings.values, library)
+    tensors = read_tensors(folder, tell)
+    _check_counts(settings, len(tensors))
     with quiet(library), _refusing(folder):
-        _refuse_own_code(folder, settings.values, library)
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tensors = read_tensors(folder, tell)
-        _check_counts(settings, len(tensors))
         kind, is_named = _class_of(config, library)
         model, found = kind.from_pretrained(
             None, config=config, state_dict=tensors, dtype="float32", output_loading_info=True
@@ -68,7 +69,9 @@ def quiet(library: Any) -> Iterator[None]:
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(before)
         if had_bars:
@@ -79,7 +82,7 @@ def quiet(library: Any) -> Iterator[None]:
 def _refusing(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (RegardError, UserWarning):
+    except RegardError:
         raise
     except Exception as error:  # of any kind: it is what transformers makes of a foreign folder
         said = " ".join(str(error).split())
@@ -113,8 +116,9 @@ def _check_counts(settings: Settings, tensors: int) -> None:
 def _class_of(config: Any, library: Any) -> tuple[Any, bool]:
     """The class of a model, and whether its folder names it."""
     for name in config.architectures or ():
-        kind = getattr(library, name, None) if isinstance(name, str) else None
-        if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel) and kind.config_class is type(config):
+        kind: Any = getattr(library, name, None) if isinstance(name, str) else None
+        is_model = isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)
+        if is_model and getattr(kind, "config_class", None) is type(config):
             return kind, True
     for auto in (library.AutoModel, library.AutoModelForPreTraining, library.AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:

@@ -132,10 +132,11 @@ def read_tensors(folder: Path, tell: Tell = lambda *_: None) -> dict[str, Tensor
         RunFolderError: a file is absent, truncated or foreign, or a pickle names code.
         MissingExtraError: safetensors is not installed.
     """
+    names: list[str] = []
     for name in (WEIGHTS, PICKLED):
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
-            shards, names = [folder / name], []
+            shards = [folder / name]
         elif index.is_file():
             shards, names = _shards(index)
         else:

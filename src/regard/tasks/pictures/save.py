@@ -11,7 +11,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.as_json import write_json
 from regard.tasks.viewing.asked import Asked
-from regard.tasks.viewing.choice import Choice
+from regard.tasks.viewing.choice import EVERYTHING, Choice
 from regard.tasks.viewing.seen import ForeignAttention, SeenImage
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
@@ -83,7 +83,7 @@ class PictureFiles(NamedTuple):
 
 
 def look_at(
-    model: Attends, inputs: Sequence[Asked], skipped: Callable[[str], None], *, choice: Choice = Choice()
+    model: Attends, inputs: Sequence[Asked], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
 ) -> list[SeenText]:
     """Use a model on inputs, and go on past those at which it cannot look.
 

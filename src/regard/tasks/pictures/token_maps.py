@@ -9,7 +9,6 @@ from torch import Tensor
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.text.labels import Label
 
-
 Labels = list[str] | None
 """One for each token, or None for positions."""
 

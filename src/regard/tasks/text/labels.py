@@ -5,7 +5,6 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character of SentencePiece for a space."""
 

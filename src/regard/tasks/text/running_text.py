@@ -12,7 +12,6 @@ import numpy.typing as npt
 from regard.errors import ArgumentError
 from regard.files.atomic import replacing
 from regard.files.mapped import item_bytes, write_footer
-from regard.tasks.text.labels import Label
 from regard.tasks.text.lines import StrPath
 from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
@@ -167,8 +166,8 @@ class PieceBytes(Protocol):
         """The bytes of a token in UTF-8; they may be only a part of a character."""
         ...
 
-    def labels(self, ids: Sequence[int]) -> list[Label]:
-        """The labels of the tokens on an axis, in the same order."""
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        """One label for each token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...

@@ -56,6 +56,9 @@ class Choice:
         return found
 
 
+EVERYTHING = Choice()
+
+
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """Some maps of a text."""

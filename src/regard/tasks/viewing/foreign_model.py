@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.models.convert.folder import Tell
+from regard.tasks.pictures.token_maps import Labels
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
-from regard.tasks.pictures.token_maps import Labels
 from regard.tasks.viewing.asked import Asked
 from regard.tasks.viewing.foreign_tokens import ForeignTokens
 from regard.tasks.viewing.media import read_audio, read_image
@@ -61,10 +62,12 @@ class ForeignModel:
         self._refuse_random(seen)
         if not seen.maps:
             raise DataError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
-        maps = {name: of_sequence(one, self._sequence) for name, one in named(seen)}
+        whole = dict(named(seen))
+        maps = {name: of_sequence(one, self._sequence) for name, one in whole.items()}
         crossing = self._crossing(seen, maps)
-        axes = {name: self._axes(name, one.shape, crossing, places) for name, one in maps.items()}
-        shown = next((name for name in reversed(maps) if crossing.get(name)), list(maps)[-1])
+        axes = {name: self._axes(name, one.shape, crossing, places) for name, one in whole.items()}
+        square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
+        shown = next((name for name in reversed(maps) if crossing.get(name)), [*maps, *square][-1])
         choices = {}
         if written and (logits := getattr(output, "logits", None)) is not None and logits.dim() == 3:
             others = probable_others(logits[0].float().softmax(-1), self._tokens, written, ALTERNATIVES)
@@ -96,9 +99,14 @@ class ForeignModel:
     def _takes_mask(self) -> bool:
         return "attention_mask" in self._takes
 
+    def _table(self) -> Any:
+        try:
+            return self.model.get_input_embeddings()
+        except (NotImplementedError, AttributeError):  # a model of several parts
+            return None
+
     def _check(self, ids: Sequence[int]) -> None:
-        table = self.model.get_input_embeddings()
-        size = getattr(table, "num_embeddings", None)
+        size = getattr(self._table(), "num_embeddings", None)
         if size is not None and not 0 <= min(ids) <= max(ids) < size:
             raise DataError(f"the model has tokens from 0 to {size - 1}; got tokens from {min(ids)} to {max(ids)}")
 
@@ -106,7 +114,7 @@ class ForeignModel:
         extractor = self._processor("AutoFeatureExtractor", "--audio")
         rate = int(extractor.sampling_rate)
         samples = read_audio(path, rate)
-        inputs = dict(extractor(samples, sampling_rate=rate, return_tensors="pt"))
+        inputs = self._processed(extractor, raw_speech=samples, sampling_rate=rate)
         sound_places(places, inputs, rate, extractor, self.model.config)
         return inputs
 
@@ -115,25 +123,28 @@ class ForeignModel:
         image = read_image(asked.image)
         if asked.text is None and asked.tokens is None:
             processor = self._processor("AutoImageProcessor", "--image")
-            inputs = dict(processor(images=image, return_tensors="pt"))
+            inputs = self._processed(processor, images=image)
         else:
             processor = self._processor("AutoProcessor", "--image")
-            inputs = self._image_and_text(processor, image, asked)
+            mark, text = getattr(processor, "image_token", None), asked.text or ""
+            if isinstance(mark, str) and mark not in text:
+                text = f"{mark}\n{text}"
+            inputs = self._processed(processor, images=image, text=text)
         if "input_ids" in inputs:
             ids = inputs["input_ids"][0].tolist()
             places.texts.append(self._tokens.label_of_each(ids))
         image_places(places, inputs, self.model.config, getattr(processor, "image_processor", processor))
         return inputs
 
-    def _image_and_text(self, processor: Any, image: Any, asked: Asked) -> dict[str, Any]:
-        mark = getattr(processor, "image_token", None)
-        text = asked.text or ""
-        if isinstance(mark, str) and mark not in text:
-            text = f"{mark}\n{text}"
+    def _processed(self, processor: Any, **given: Any) -> dict[str, Any]:
         try:
-            return dict(processor(images=image, text=text, return_tensors="pt"))
-        except Exception as error:
-            raise DataError(f"the processor of {self._folder} gives up on the input: {error!s:.200}") from error
+            with quiet(self._library):
+                return dict(processor(**given, return_tensors="pt"))
+        except Exception as error:  # of any kind: its settings are a stranger's
+            said = " ".join(str(error).split())
+            raise DataError(
+                f"{type(processor).__name__} of {self._folder} gives up on the input: {said:.200}"
+            ) from error
 
     def _processor(self, kind: str, flag: str) -> Any:
         try:
@@ -161,24 +172,26 @@ class ForeignModel:
             read = self._shifted(written)
         return {**inputs, "decoder_input_ids": torch.tensor([read])}, written, read
 
-    def _shifted(self, written: Sequence[int]) -> list[int]:
-        config = self.model.config
-        begin = next((one for one in (config.decoder_start_token_id, config.bos_token_id, config.pad_token_id)
-                      if isinstance(one, int)), 0)  # fmt: skip
-        return [begin, *written[:-1]]
+    def _shifted(self, written: list[int]) -> list[int]:
+        """The tokens that a decoder reads for those that it is to write: its begin mark before all but the last."""
+        if (own := getattr(self.model, "prepare_decoder_input_ids_from_labels", None)) is not None:
+            read: list[int] = own(labels=torch.tensor([written], device=self.model.device))[0].tolist()
+            return read
+        marks = (getattr(self.model.config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "pad"))
+        return [next((mark for mark in marks if isinstance(mark, int)), 0), *written[:-1]]
 
     def _own_target(self, inputs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """What the model writes by itself, as its folder's settings of generation say, without a beam."""
         if not self.model.can_generate():
             raise ArgumentError(f"{type(self.model).__name__} writes nothing by itself: give --target")
+        limit = getattr(self.model.config, "max_target_positions", None) or self._positions() or 2 * MOST_WRITTEN
+        most = min(MOST_WRITTEN, limit // 2)
         try:
             with quiet(self._library):
                 if (self._folder / "generation_config.json").is_file():
                     kind = self._library.GenerationConfig
                     self.model.generation_config = kind.from_pretrained(self._folder, local_files_only=True)
-                found = self.model.generate(
-                    **self._moved(inputs), max_new_tokens=MOST_WRITTEN, num_beams=1, do_sample=False
-                )
+                found = self.model.generate(**self._moved(inputs), max_new_tokens=most, num_beams=1, do_sample=False)
         except Exception as error:
             raise DataError(
                 f"{type(self.model).__name__} wrote nothing by itself, so give --target "
@@ -205,13 +218,17 @@ class ForeignModel:
         except RegardError:
             raise
         except Exception as error:  # of any kind: the model is a stranger's
-            raise DataError(f"{type(self.model).__name__} does not read this{self._limit(inputs)}: {_said(error)}") from error
+            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            raise DataError(f"{type(self.model).__name__} does not read this{self._limit(inputs)}: {why}") from error
+
+    def _positions(self) -> int | None:
+        config = self.model.config.get_text_config()
+        found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        return found if isinstance(found, int) else None
 
     def _limit(self, inputs: Mapping[str, Any]) -> str:
-        config = self.model.config.get_text_config()
-        most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        ids = inputs.get("input_ids")
-        if ids is None or not isinstance(most, int) or ids.shape[-1] <= most - 2:
+        most, ids = self._positions(), inputs.get("input_ids")
+        if ids is None or most is None or ids.shape[-1] <= most - 2:
             return ""
         return f" (it has {most} positions, and the text {ids.shape[-1]} tokens)"
 
@@ -220,13 +237,13 @@ class ForeignModel:
         if not self.absent:
             return
         stacks = {name.split(".0.")[0] for name in (call.name for call in seen.calls)}
-        table = self.model.get_input_embeddings()
+        table = self._table()
         random = {id(one) for name, one in self.model.named_parameters() if name in self.absent}
         inside = [name for name in self.absent if any(name.startswith(f"{stack}.") for stack in stacks)]
-        if inside or any(id(one) in random for one in table.parameters()):
+        if inside or (table is not None and any(id(one) in random for one in table.parameters())):
             raise RunFolderError(
-                f"{self._folder} has no weights for {len(self.absent)} of the parameters of "
-                f"{type(self.model).__name__}, such as {(inside or self.absent)[0]}: its maps would be of random weights"
+                f"{self._folder} has no weights for {len(self.absent)} parameters of {type(self.model).__name__}, "
+                f"such as {(inside or self.absent)[0]}: its maps would be of random weights"
             )
 
     # -- labels ------------------------------------------------------------------------------------------
@@ -238,10 +255,13 @@ class ForeignModel:
         calls = [call for call in seen.calls if call.map is not None]
         return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
 
-    def _axes(self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: Places) -> tuple[Labels, Labels]:
-        queries, keys = shape[-2:]
+    def _axes(
+        self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: Places
+    ) -> tuple[Labels, Labels]:
+        *lead, _, queries, keys = shape
+        parts = prod(lead)
         if not self._is_pair:
-            return places.of(queries), places.of(keys)
+            return places.of(queries, parts=parts), places.of(keys, parts=parts)
         if crossing[name]:
             return places.written, places.of(keys)
         if self._in_encoder(name):
@@ -253,7 +273,3 @@ class ForeignModel:
         encoder = self.model.get_encoder()
         module = dict(self.model.named_modules())[path]
         return any(module is one for one in encoder.modules())
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"

@@ -28,10 +28,9 @@ class ForeignTokens:
             DataError: the tokenizer refuses the text.
         """
         if self._own is None:
-            raise ArgumentError(f"{self._folder} has no tokenizer: give the ids of tokens by --tokens 5 17 or --ids FILE")
-        given = {"text": text} if not options else options
+            raise ArgumentError(f"{self._folder} has no tokenizer: give ids of tokens by --tokens 5 17 or --ids FILE")
         try:
-            found: list[int] = self._own(**given, verbose=False)["input_ids"]
+            found: list[int] = self._own(**(options or {"text": text}), verbose=False)["input_ids"]
         except Exception as error:  # of any kind: a tokenizer of a stranger
             raise DataError(f"the tokenizer of {self._folder} gives up on the text: {error!s:.200}") from error
         return found

@@ -16,7 +16,8 @@ def read_text(path: StrPath) -> str:
     """
     text = "\n".join(read_lines(path))
     if not text.strip():
-        raise DataError(f"there is no text in {'standard input' if str(path) == '-' else path}: give one or more sentences")
+        place = "standard input" if str(path) == "-" else path
+        raise DataError(f"there is no text in {place}: give one or more sentences")
     return text
 
 

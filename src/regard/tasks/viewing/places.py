@@ -33,20 +33,29 @@ class Places:
     """and the time from one frame to the next, if that is known."""
     image: SeenImage | None = None
 
-    def of(self, count: int) -> Labels:
-        """The labels of a sequence so long; None for positions."""
+    def of(self, count: int, *, parts: int = 1) -> Labels:
+        """The labels of a sequence so long; None for positions.
+
+        Args:
+            count: the length of the sequence.
+            parts: the sequences that the model makes of the input: a window of an image is none of its tiles.
+        """
         known = next((texts for texts in self.texts if len(texts) == count), None)
         if known is None and self.size is not None:
-            return _patches(count, self.size, self.patch)
-        if known is None and self.seconds is not None:
-            step = self.step if self.step is not None else self.seconds / count
+            return _patches(count, self.size, self.patch, is_whole=parts == 1)
+        if known is None and self.seconds is not None and parts == 1:
+            step = self.seconds / count
+            if self.step is not None:  # a model may take several of them together
+                step = self.step * max(1, round(step / self.step))
             return [f"{frame * step:.2f} s" for frame in range(count)]
         return known
 
 
-def _patches(count: int, size: tuple[int, int], patch: int | None) -> Labels:
-    """Row and column of each patch, after the tokens that are none."""
-    for side in (patch, None):
+def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: bool) -> Labels:
+    """Row and column of each patch, after the tokens that are none; larger patches where an image is whole."""
+    if count == 1:
+        return None
+    for side in (patch, None) if is_whole else (patch,) if patch is not None else ():
         try:
             grid = patch_grid(count, size, patch=side)
         except RegardError:

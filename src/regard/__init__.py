@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from regard.maps.sources.summary import Summarize as Summarize
     from regard.maps.statistics.divergence import divergence as divergence
     from regard.maps.strictness import strict_maps as strict_maps
+    from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.handed_back import KeepKeys as KeepKeys
     from regard.watching.handed_back import KeepTokens as KeepTokens
@@ -122,6 +123,7 @@ else:
                 "Laplacian",
                 "Triangular",
             ),
+            "regard.views.html.page": ("page",),
             "regard.views.widget.view": ("view",),
         },
         packages=(

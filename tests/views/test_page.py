@@ -14,7 +14,7 @@ import regard
 from regard.call.normalizations import Sigmoid, Softmax, SoftmaxWithSink
 from regard.errors import ArgumentError, FileError, NonFiniteError, ShapeError, TooLargeError
 from regard.maps import AttentionMap
-from regard.views import Example, Map, page, save_page
+from regard.views import Example, Map, page
 from regard.views.html.page import script
 from regard.views.labels import printable
 from tests.views.written_dates import EMPTY_MB, LOCALES, array_of, decoded, embedded, sentence, softmax, words, written
@@ -240,12 +240,12 @@ def test_what_cannot_be_shown_is_refused(
 
 def test_save_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
-    assert "every weight" in save_page(path, [sentence("th")], title="ชื่อ").report()
+    assert "every weight" in page([sentence("th")], path=path, title="ชื่อ").report()
     before = path.read_text(encoding="utf-8")
     with path.open(encoding="utf-8") as reader:
-        save_page(path, [sentence("ko")])
+        page([sentence("ko")], path=path)
         assert reader.read() == before, "the file was written over, not replaced"
-    save_page(path, [sentence("th")], title="ชื่อ")
+    page([sentence("th")], path=path, title="ชื่อ")
     assert before == page([sentence("th")], title="ชื่อ").text
 
     def full(descriptor: int) -> None:
@@ -253,7 +253,7 @@ def test_save_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(FileError, match=r"cannot write .*page.html.*No space left"):
-        save_page(path, [sentence("he")])
+        page([sentence("he")], path=path)
     assert path.read_text(encoding="utf-8") == before
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
@@ -262,7 +262,7 @@ def test_save_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "page.html").write_text("before")
     with pytest.raises(FileError, match=r"^cannot write '.*': .+; check the path[^\n]*$"):
-        save_page(f"{tmp_path}/{name}", [sentence("fr")])
+        page([sentence("fr")], path=f"{tmp_path}/{name}")
     assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
     assert (tmp_path / "page.html").read_text() == "before"
 

@@ -15,7 +15,6 @@ from regard.views.html.contents import Example as Example
 from regard.views.html.contents import Map as Map
 from regard.views.html.page import Page as Page
 from regard.views.html.page import page as page
-from regard.views.html.page import save_page as save_page
 from regard.views.labels import printable as printable
 from regard.views.lines import curves as curves
 from regard.views.model import model_grid as model_grid
@@ -50,6 +49,6 @@ __all__ = [
     "LinearScale", "LogScale", "Map", "Page", "Panel", "PatchGrid", "Printing", "RowArithmetic", "RowScale",
     "SquareRootScale", "Table", "Theme", "Upsampling", "alignment", "arithmetic_of_row", "curves", "head_distances",
     "head_panels", "heatmap", "heatmap_grid", "map_text", "model_example", "model_grid", "overlay", "overlay_grid",
-    "page", "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure", "save_page",
+    "page", "patch_grid", "position_table", "printable", "rotations", "row_arithmetic", "save_figure",
     "training_curves", "visual_order",
 ]  # fmt: skip

@@ -1,14 +1,16 @@
 """Drawable maps: values in reading order, their scale and their labels. The part of a heatmap without axes. `heatmap`
 and `heatmap_grid` share it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from regard.call.masks.base import Mask
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
+from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
@@ -16,6 +18,8 @@ from regard.views.reading_order import visual_order
 from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, scale_of
 from regard.views.themes import Theme
 from regard.views.values import Picture, Pooling, picture
+from regard.watching.analysis.tables import named
+from regard.watching.watch import Seen
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -98,8 +102,22 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
 
 
 def one_matrix(panel: Panel) -> Panel:
-    """A panel with its weights as one matrix: a mask as zeros and ones, lists as an array, batches of one removed."""
+    """A panel with its weights as one matrix: a mask as zeros and ones, lists as an array, batches of one removed, and
+    the only map of a watch, of a model with its inputs or of several maps.
+
+    Raises:
+        ArgumentError: there are several maps.
+        ShapeError: lists are no matrix.
+    """
     weights = panel.weights
+    if _holds_maps(weights):
+        found = named(weights)
+        if len(found) > 1:
+            raise ArgumentError(
+                f"a heatmap draws one map, and {len(found)} came ({', '.join(name for name, _ in found[:3])}, ...): "
+                "name one, or draw all by model_grid"
+            )
+        weights = found[0][1]
     if isinstance(weights, Mask):
         columns = panel.rows if panel.columns is None else panel.columns
         queries, keys = (MASK_SIDE if labels is None else len(labels) for labels in (panel.rows, columns))
@@ -112,6 +130,12 @@ def one_matrix(panel: Panel) -> Panel:
     while len(getattr(weights, "shape", ())) > 2 and weights.shape[0] == 1:
         weights = weights[0]
     return panel._replace(weights=weights)
+
+
+def _holds_maps(weights: Any) -> bool:
+    if isinstance(weights, list | tuple):
+        return any(isinstance(one, AttentionMap | nn.Module) or getattr(one, "ndim", 0) > 1 for one in weights)
+    return isinstance(weights, Seen | Mapping | nn.Module)
 
 
 def ordered(shown: Picture, labels: Sequence[str] | None) -> list[int]:

@@ -1,23 +1,27 @@
 """Examples of a page or a view from a recording, from maps, or from examples."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from torch import nn
 
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.views.html.contents import Example, Map
 from regard.watching.analysis.tables import Maps, named
 
-Viewed = Maps | Sequence[Example] | Example
-"""The recording of `regard.watch`, attention maps, or examples."""
+Viewed = Maps | Sequence[Example] | Example | nn.Module
+"""The recording of `regard.watch`, attention maps, a model with its inputs, or examples."""
 
 
-def examples_of(
-    maps: Viewed, tokens: Sequence[str] | None, source: Sequence[str] | None, sequence: int, title: str
-) -> list[Example]:
-    """The examples of a page or a view: those given, or one of all maps, with the errors of `regard.view`."""
+def examples_of(maps: Viewed, tokens: Any, source: Sequence[str] | None, sequence: int, title: str) -> list[Example]:
+    """The examples of a page or a view: those given, or one of all maps, with the errors of `regard.view`.
+
+    Beside a model, `tokens` are its inputs.
+    """
+    if isinstance(maps, nn.Module):
+        maps, tokens = (maps, tokens) if tokens is not None else maps, None
     given = [maps] if isinstance(maps, Example) else list(maps) if isinstance(maps, list | tuple) else []
     if not given or not all(isinstance(one, Example) for one in given):
         return [model_example(cast(Maps, maps), tokens, source, sequence=sequence, title=title)]
@@ -39,11 +43,11 @@ def model_example(
     sequence: int = 0,
     title: str = "attention",
 ) -> Example:
-    """Every head of every layer as one example of a page of several: `save_page(path, [model_example(seen, tokens)])`.
+    """Every head of every layer as one example of a page of several: `page([model_example(seen, tokens)], path=path)`.
 
     Args:
-        maps: the recording of `regard.watch`, or attention maps (batch..., H, T, S). For short inputs: the page holds
-            weights.
+        maps: the recording of `regard.watch`, a model with its inputs, or maps or tensors (batch..., H, T, S). For
+            short inputs: the page holds weights.
         tokens: labels for every axis of as many queries or keys.
         source: labels of another sequence, such as an encoder's; at equal lengths, queries and keys take `tokens`.
         sequence: the sequence of the batch, counted through all its dimensions.

@@ -75,8 +75,8 @@ def heatmap(
 
     Args:
         weights: (T, S), an `AttentionMap`, a tensor, an array or lists, with or without batches and heads of one
-            before it; or a mask, of which as many queries and keys are drawn as there are labels, or 12. Values below 0
-            get colours of their own.
+            before it; or the only map of a watch, of several maps, or of a model with its inputs; or a mask, of which
+            as many queries and keys are drawn as there are labels, or 12. Values below 0 get colours of their own.
         rows: T labels, or None for positions from 0.
         columns: S labels, or None for positions from 0.
         ax: the axes to draw into, replacing an earlier heatmap; None makes a new figure of the right size, the

@@ -61,7 +61,7 @@ def model_grid(
     A map of any length becomes an exact picture of at most `cells` values on a side; T x S weights are never made.
 
     Args:
-        maps: the recording of `regard.watch`, or attention maps (batch..., H, T, S).
+        maps: the recording of `regard.watch`, a model with its inputs, or maps or tensors (batch..., H, T, S).
         sequence: the sequence of the batch, counted through all its dimensions.
         cells: most values on a side of a head.
         how: a value is the largest of its weights, or their mean.

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SIDE, SIDE_IN_GRID = 5.0, 2.2
 """The longer side of the image in inches, alone and in a grid."""
+NOTE = 1.6
+"""Inches of the words about other tokens in the title of a panel."""
 MOST_EXTRA = 64
 """The most tokens before the patches taken for class and register tokens."""
 
@@ -236,8 +238,8 @@ def overlay_grid(
     limits = look.scale.limits(np.concatenate(values))
     inches = SIDE_IN_GRID / max(pixels.shape[:2])
     height, width = inches * pixels.shape[0], inches * pixels.shape[1]
-    sizes = [FigureSize(width, height, 0.0, LINE * 1.6, letter([name])[0].inches(TITLE_POINTS) + 1.4)
-             for name, _ in panels]  # fmt: skip
+    widest_title = max(one.inches(TITLE_POINTS) for one in letter([name for name, _ in panels]))
+    sizes = [FigureSize(width, height, 0.0, LINE * 1.6, widest_title + NOTE)] * len(panels)
     figure, axes = new_figure(*flow(sizes, title=heading_inches(title) if title else 0.0), theme)
     missing = write_heading(figure, title, theme) if title else ""
     for ax, row, (name, _) in zip(axes, rows, panels, strict=True):

@@ -138,7 +138,7 @@ def save_pictures(
     if files.picture is not None:
         save_figure(_figure(seen, title, scale), files.picture)
     if files.page is not None:
-        page([page_example(*one) for one in seen], title=title).save(files.page)
+        page([page_example(*one) for one in seen], path=files.page, title=title)
     if files.numbers is not None:
         write_json(files.numbers, [(one.sentence, one.attention) for one in seen])
     return files.paths
@@ -148,7 +148,7 @@ def _figure(seen: Sequence[SeenText], title: str, scale: str | ColourScale) -> "
     """A map for each sentence; of an image, every head over it."""
     for one in seen:
         if one.image is not None and (rows := _on_patches(one.attention, one.image)) is not None:
-            return overlay_grid(one.image.pixels, rows, title=one.sentence, scale=scale)
+            return overlay_grid(one.image.pixels, rows, title=f"{one.sentence} · {one.attention.shown}", scale=scale)
     return heatmap_grid([panel(*one) for one in seen], title=title, scale=scale)
 
 

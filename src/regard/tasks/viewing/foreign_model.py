@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
+from regard.maps.attention_map import AttentionMap
 from regard.models.convert.folder import Tell
 from regard.tasks.pictures.token_maps import Labels
 from regard.tasks.training.distributed.devices import find_device
@@ -63,9 +64,9 @@ class ForeignModel:
         if not seen.maps:
             raise DataError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
         whole = dict(named(seen))
-        maps = {name: of_sequence(one, self._sequence) for name, one in whole.items()}
-        crossing = self._crossing(seen, maps)
-        axes = {name: self._axes(name, one.shape, crossing, places) for name, one in whole.items()}
+        maps = self._of_sequence(whole)
+        crossing = self._crossing(seen, whole)
+        axes = {name: self._axes(name, whole[name].shape, crossing, places) for name in maps}
         square = [name for name, one in maps.items() if one.shape[-2] == one.shape[-1]]
         shown = next((name for name in reversed(maps) if crossing.get(name)), [*maps, *square][-1])
         choices = {}
@@ -133,7 +134,8 @@ class ForeignModel:
         if "input_ids" in inputs:
             ids = inputs["input_ids"][0].tolist()
             places.texts.append(self._tokens.label_of_each(ids))
-        image_places(places, inputs, self.model.config, getattr(processor, "image_processor", processor))
+        image_processor = getattr(processor, "image_processor", processor)
+        image_places(places, inputs, self.model.config, image_processor, tile=self._sequence)
         return inputs
 
     def _processed(self, processor: Any, **given: Any) -> dict[str, Any]:
@@ -245,6 +247,14 @@ class ForeignModel:
                 f"{self._folder} has no weights for {len(self.absent)} parameters of {type(self.model).__name__}, "
                 f"such as {(inside or self.absent)[0]}: its maps would be of random weights"
             )
+
+    def _of_sequence(self, whole: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
+        """The chosen window or tile of the maps that have several; the one sequence of the others."""
+        counts = {name: prod(one.leading[:-1]) for name, one in whole.items()}
+        if not 0 <= self._sequence < max(counts.values()):
+            raise ArgumentError(f"--sequence must be from 0 to {max(counts.values()) - 1}, got {self._sequence}")
+        places = {name: 0 if count == 1 else self._sequence for name, count in counts.items()}
+        return {name: of_sequence(one, places[name]) for name, one in whole.items() if places[name] < counts[name]}
 
     # -- labels ------------------------------------------------------------------------------------------
 

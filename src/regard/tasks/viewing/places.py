@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,18 @@ def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: 
     return None
 
 
-def image_places(places: Places, inputs: Mapping[str, Any], config: Any, processor: Any) -> None:
-    """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches."""
+def image_places(places: Places, inputs: Mapping[str, Any], config: Any, processor: Any, *, tile: int = 0) -> None:
+    """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches.
+
+    Tiles are of one size: each is an image of its own, and `tile` is drawn.
+    """
     pixels = inputs.get("pixel_values")
     vision = getattr(config, "vision_config", None) or config
     if isinstance(pixels, Tensor) and pixels.dim() >= 4:
         places.size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     side = getattr(vision, "patch_size", None)
     places.patch = side if isinstance(side, int) else None
-    seen = _pixels(inputs, processor)
+    seen = _pixels(inputs, processor, tile)
     if "input_ids" not in inputs:
         places.image = None if seen is None else SeenImage(seen)
         return
@@ -82,10 +86,13 @@ def image_places(places: Places, inputs: Mapping[str, Any], config: Any, process
     if mark is None or not places.texts:
         return
     at = [n for n, token in enumerate(inputs["input_ids"][0].tolist()) if token == mark]
-    own = places.of(len(at)) if places.size is not None and at else None
-    is_grid = own is not None and "[CLS]" not in own
-    labels = own if own is not None and is_grid else [f"image {n}" for n in range(len(at))]
-    places.image = SeenImage(seen, at) if is_grid and seen is not None else None
+    tiles = prod(pixels.shape[:-3]) if places.size is not None and pixels is not None else 1
+    each = len(at) // tiles
+    own = places.of(each) if places.size is not None and at and each * tiles == len(at) else None
+    labels = [f"image {n}" for n in range(len(at))]
+    if own is not None and "[CLS]" not in own and seen is not None:
+        labels = [label if tiles == 1 else f"{n}: {label}" for n in range(tiles) for label in own]
+        places.image = SeenImage(seen, at[tile * each : (tile + 1) * each])
     for place, label in zip(at, labels, strict=True):
         places.texts[0][place] = label
 
@@ -105,12 +112,13 @@ def sound_places(places: Places, inputs: Mapping[str, Any], rate: int, extractor
         places.seconds = features.shape[axis] * hop / rate
 
 
-def _pixels(inputs: Mapping[str, Any], processor: Any) -> Any:
+def _pixels(inputs: Mapping[str, Any], processor: Any, tile: int) -> Any:
     """The image (height, width, 3) in 0..1 as the model got it, its colours set back; None if it is cut up."""
     pixels = inputs.get("pixel_values")
     if not isinstance(pixels, Tensor) or pixels.dim() < 4 or pixels.shape[-3] not in (1, 3):
         return None
-    image = pixels.reshape(-1, *pixels.shape[-3:])[0].permute(1, 2, 0).float().numpy()
+    tiles = pixels.reshape(-1, *pixels.shape[-3:])
+    image = tiles[tile if tile < len(tiles) else 0].permute(1, 2, 0).float().numpy()
     if getattr(processor, "do_normalize", False):
         image = image * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
     image = image.repeat(3, -1) if image.shape[-1] == 1 else image

@@ -72,9 +72,10 @@ class Page:
 
 def page(
     shown: Viewed,
-    tokens: Sequence[str] | None = None,
-    source: Sequence[str] | None = None,
+    tokens: Any = None,
+    path: str | os.PathLike[str] | None = None,
     *,
+    source: Sequence[str] | None = None,
     sequence: int = 0,
     title: str = "Attention",
     budget_mb: float = 8.0,
@@ -84,9 +85,12 @@ def page(
     """One HTML document of the examples.
 
     Args:
-        shown: the recording of `regard.watch`, attention maps (batch..., H, T, S), or examples: sentences with their
-            maps, of which the reader of the page chooses one.
-        tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
+        shown: the recording of `regard.watch`; attention maps or tensors (batch..., H, T, S), one or several, such as
+            the `attentions` of transformers; a model; a pair of a model and its inputs; or examples: sentences with
+            their maps, of which the reader of the page chooses one.
+        tokens: labels for every axis of as many queries or keys. Examples have labels of their own. Beside a model,
+            its inputs: one argument, a tuple of them, or a mapping.
+        path: a file to write it to; None writes none.
         source: labels of another sequence, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
         title: the heading, and the title of the window.
@@ -107,6 +111,7 @@ def page(
         ArgumentError: there are no examples or no maps, a name or an argument does not exist, a weight is below 0, or
             a map in `factors` has none.
         NotKeptError: the recording holds only statistics of a map, without a picture.
+        FileError: the file cannot be written; an older one stays as it was.
 
     >>> import torch
     >>> from regard.views import Example, Map
@@ -129,7 +134,10 @@ def page(
     data["arrays"] = [None if one is None else one.as_json() for one in arrays]
     parts["data"] = as_text(data)
     text = _filled(parts)
-    return Page(text, carried, len(text.encode()), data["carried"]["budget"])
+    made = Page(text, carried, len(text.encode()), data["carried"]["budget"])
+    if path is not None:
+        made.save(path)
+    return made
 
 
 def _filled(parts: Mapping[str, str]) -> str:
@@ -187,34 +195,6 @@ def _colours(theme: Theme, unknown: tuple[str, str]) -> dict[str, Any]:
         "unknown": unknown[0],
         "unknownStripe": unknown[1],
     }
-
-
-def save_page(
-    path: str | os.PathLike[str],
-    shown: Viewed,
-    tokens: Sequence[str] | None = None,
-    source: Sequence[str] | None = None,
-    **options: Any,
-) -> Page:
-    """Write `page(shown, tokens, source, **options)` to a file atomically.
-
-    Args:
-        path: the file to write or replace.
-        shown: see `page`; so are `tokens` and `source`.
-        tokens: see `page`.
-        source: see `page`.
-        options: the keyword arguments of `page`.
-
-    Returns:
-        The page; `.report()` lists its content.
-
-    Raises:
-        FileError: the file cannot be written; an older one stays as it was.
-        RegardError: see `page`.
-    """
-    made = page(shown, tokens, source, **options)
-    made.save(path)
-    return made
 
 
 def script() -> str:

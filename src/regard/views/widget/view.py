@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from regard.errors import ArgumentError, MissingExtraError
 from regard.views.examples import Viewed, examples_of
 from regard.views.html.contents import Example
-from regard.views.html.page import save_page
+from regard.views.html.page import page
 from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
@@ -46,9 +46,9 @@ class NotebookView(Protocol):
 
 def view(
     maps: Viewed,
-    tokens: Sequence[str] | None = None,
-    source: Sequence[str] | None = None,
+    tokens: Any = None,
     *,
+    source: Sequence[str] | None = None,
     sequence: int = 0,
     title: str = "attention",
     link: str = "",
@@ -60,8 +60,10 @@ def view(
     row and every region of every head is exact, at any length. Making the view computes nothing.
 
     Args:
-        maps: the recording of `regard.watch`, attention maps (batch..., H, T, S), or examples of `regard.views`.
-        tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
+        maps: as for `regard.page`: the recording of `regard.watch`, attention maps or tensors (batch..., H, T, S), a
+            model, a pair of a model and its inputs, or examples of `regard.views`.
+        tokens: labels for every axis of as many queries or keys. Examples have labels of their own. Beside a model,
+            its inputs: one argument, a tuple of them, or a mapping.
         source: labels of another sequence, such as an encoder's, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
         title: the heading.
@@ -123,7 +125,7 @@ def _view_class() -> Any:
 
         def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
             options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
-            save_page(path, self.examples, title=self.title, budget_mb=budget_mb, **options)
+            page(self.examples, path=path, title=self.title, budget_mb=budget_mb, **options)
             return Path(path)
 
         def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from regard.maps.sources.source import Piece
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
 from regard.maps.statistics.tiles import ask
 from regard.watching.analysis.similarity import difference
-from regard.watching.analysis.tables import HeadTable, Maps, named, table
+from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
 from regard.watching.report import given_up
 
@@ -32,7 +32,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
       own), over queries with such keys. It is 1 for a head that always finds the token that followed last time.
 
     Args:
-        maps: the result of `regard.watch`, or maps (batch..., H, T, S).
+        maps: the result of `regard.watch`, a model with its inputs, or maps or tensors (batch..., H, T, S).
         tokens: the ids of the tokens, (batch..., S) or (S,), for induction.
         skip: the modules of a watched model that the table need not cover, as `names` of `regard.watch`.
 
@@ -59,6 +59,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     0         0      0.50     0.60     0.61      0.42     0.42       0.33
     0         1      0.50     0.60     0.61      0.42     0.42       0.33
     """
+    maps = watched(maps)
     rest, found = given_up(maps, skip, "head_table()"), named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))

@@ -5,33 +5,65 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.given import given_weights
+from regard.watching.checks.evaluated import evaluated
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
 
-Maps = Union["Seen", AttentionMap, Mapping[str, AttentionMap], Iterable[AttentionMap]]
-"""A watch, one map, maps by name, or maps in order."""
+Map = AttentionMap | Tensor
+Maps = Union["Seen", Map, Mapping[str, Map], Iterable[Map | None], tuple[nn.Module, Any]]
+"""A watch, one map, maps by name, maps in order, or a model with its inputs. A tensor of weights is a map, and the
+`attentions` of transformers are maps in order."""
 SHOWN = 24
 """The most heads printed; `top` and `[...]` know all."""
+
+
+def watched(maps: Any) -> Any:
+    """A model with its inputs as the watch of one run without gradients; anything else as it is.
+
+    The inputs are a tuple of arguments, a mapping of named ones, or one argument. The model runs in evaluation mode,
+    and its mode, its buffers and the random state are restored.
+
+    Raises:
+        ArgumentError: a model came without inputs.
+    """
+    if isinstance(maps, nn.Module):
+        raise ArgumentError(
+            f"a model is looked at with its inputs: give the pair of both; got {type(maps).__name__} alone"
+        )
+    if not (isinstance(maps, tuple) and len(maps) == 2 and isinstance(maps[0], nn.Module)):
+        return maps
+    from regard.watching.watch import watch
+
+    model, inputs = maps
+    with evaluated(model), watch(model) as seen:
+        if isinstance(inputs, Mapping):
+            model(**inputs)
+        else:
+            model(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+    return seen
 
 
 def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     """Name each map (batch..., H, T, S): by the path of its module, the caller's name, or an index.
 
-    A map without heads gets one; another order of its dimensions becomes this one.
+    A map without heads gets one; another order of its dimensions becomes this one. A tensor becomes a map of given
+    weights, and None, which transformers has for a layer without attention, is passed over.
 
     Raises:
         ArgumentError: there are no maps, or one of them is not a map.
         ShapeError: it is not known which dimension of a map has the heads.
     """
+    maps = watched(maps)
     items: Any = getattr(maps, "items", None)
     found: list[tuple[str, Any]]
-    if isinstance(maps, AttentionMap):
+    if isinstance(maps, AttentionMap | Tensor):
         found = [("0", maps)]
     elif callable(items) and not isinstance(maps, type):
         keyed = [(_name_and_call(key), one) for key, one in items()]
@@ -41,13 +73,18 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
         found = [(str(number), one) for number, one in enumerate(maps)]
     else:
         found = [("", maps)]
+    found = [(name, _as_map(one)) for name, one in found if one is not None]
     if not found:
         raise ArgumentError("there are no maps to look at: nothing was seen")
     if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:
-        raise ArgumentError(f"this takes what regard.watch saw, or attention maps; got {', '.join(wrong)}")
+        raise ArgumentError(f"this takes what regard.watch saw, attention maps, or tensors; got {', '.join(wrong)}")
     for name, one in found:
         one.source.require_heads(f"this, for {name!r},")
     return [(name, one.with_heads()) for name, one in found]
+
+
+def _as_map(one: Any) -> Any:
+    return AttentionMap(given_weights(one)) if isinstance(one, Tensor) else one
 
 
 def _name_and_call(key: Any) -> tuple[str, Any]:

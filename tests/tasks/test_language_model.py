@@ -27,8 +27,8 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import next_token_windows, window_batches
 from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.text.tokenizers import BOS, EOS
-from regard.tasks.viewing.asked import Asked
 from regard.tasks.viewing.own_model import OwnModel
+from regard.tasks.viewing.view_input import ViewInput
 from tests.tasks.small_runs import changed, with_fit
 
 LINES = [f"{n} and {m} make {n + m}; 木 {n}" for n in range(12) for m in range(12)]
@@ -248,7 +248,7 @@ def test_attention_is_drawn(writer: LanguageModel, filler: MaskedLanguageModel, 
         seen = model.attend(text)
         assert seen.texts == ["<bos>", *text.replace(" ", "␣")]
         assert list(seen.maps)[-1] == seen.shown
-        looks = look_at(OwnModel(model), [Asked(text), Asked("木")], pytest.fail)
+        looks = look_at(OwnModel(model), [ViewInput(text), ViewInput("木")], pytest.fail)
         picture, page = save_pictures(looks, PictureFiles.at(tmp_path / "out"), title="test")
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert text in page.read_text(encoding="utf-8")

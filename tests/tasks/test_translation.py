@@ -24,8 +24,8 @@ from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.simultaneous.policies import WaitK
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
-from regard.tasks.viewing.asked import Asked
 from regard.tasks.viewing.own_model import OwnModel
+from regard.tasks.viewing.view_input import ViewInput
 from tests.tasks.small_runs import PAIRS, SMALL, changed, small_config, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
@@ -161,7 +161,7 @@ def test_three_alternatives_of_each_word_are_those_of_a_search(fitted: Translato
         step = model.step(state, torch.tensor([before]))
         probable = step.logits[0].double().softmax(-1)
         written, *others = probable.argsort(descending=True).tolist()[:4]
-        expected.append([(target.labels([one])[0].text, float(probable[one])) for one in others])
+        expected.append([(target.labels([one])[0].text.strip(), float(probable[one])) for one in others])
         tokens.append(written)
         state, before = step.state, written
     seen = forced_attention(model, source_, target, ids, tokens, alternatives=3)
@@ -180,7 +180,7 @@ def test_three_alternatives_of_each_word_are_those_of_a_search(fitted: Translato
 
 
 def test_attention_is_drawn(fitted: Translator, tmp_path: Path) -> None:
-    asked = [Asked("we see two trees"), Asked("we see six stars")]
+    asked = [ViewInput("we see two trees"), ViewInput("we see six stars")]
     seen = look_at(OwnModel(fitted), asked, pytest.fail)
     picture, page = save_pictures(seen, PictureFiles.at(tmp_path / "new"), title="test")
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -196,7 +196,7 @@ def test_bad_input_is_refused_with_one_line() -> None:
     one = Map(torch.eye(2), ["a", "b"], ["a", "b"])
     for call, message in (
         (lambda: regard.view([]), "there are no maps"),
-        (lambda: regard.view([np.eye(2)]), "got ndarray"),  # type: ignore[list-item]
+        (lambda: regard.view([np.eye(2)]), "got ndarray"),  # type: ignore[arg-type]
         (lambda: regard.view([Example("", {})]), "at least one map"),
         (lambda: regard.view([Example("", {"0": one}, "1")]), "one of the maps 0; got '1'"),
         (lambda: regard.view([Example("", {"0": one})], ["a", "b"]), "leave tokens, source and sequence out"),

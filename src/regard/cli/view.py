@@ -12,13 +12,13 @@ from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say_model
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
-from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.view_input import ViewInput
 
 if TYPE_CHECKING:
     from regard.tasks.pictures.save import Attends
     from regard.views.drawing import Panel
 
-Model = Annotated[
+AnyModel = Annotated[
     PositionalPath,
     tyro.conf.arg(help="the folder that `regard train` made, or any that transformers loads, with its weights."),
 ]
@@ -33,7 +33,7 @@ class ViewCommand(Command):
     and a line on standard error says so.
     """
 
-    run: Model
+    run: AnyModel
     sentences: tyro.conf.Positional[tuple[str, ...]]
     """what to read and draw. A translator translates it, unless --target says what it writes."""
     _: KW_ONLY
@@ -110,14 +110,14 @@ class ViewCommand(Command):
         with telling() as tell:
             return ForeignModel(self.run, device=self.device, sequence=self.sequence, tell=tell)
 
-    def _asked(self) -> list[Asked]:
+    def _asked(self) -> list[ViewInput]:
         from regard.tasks.viewing.inputs import read_ids, read_text
 
         texts: list[str | None] = [*self.sentences]
         if self.input is not None or not (texts or self.tokens or self.ids or self.image or self.audio):
             texts = [read_text(self.input or "-")]
         tokens = self.tokens or (None if self.ids is None else read_ids(self.ids))
-        return [Asked(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
+        return [ViewInput(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
 
 
 def _printed(shown: "Panel", scale: str) -> str:

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from regard.errors import ArgumentError, RegardError, RunFolderError
-from regard.models.convert.folder import Settings, Tell, read_settings, read_tensors
+from regard.models.convert.folder import Settings, TellRead, read_settings, read_tensors
 
 
 class Loaded(NamedTuple):
@@ -19,7 +21,7 @@ class Loaded(NamedTuple):
     """Parameters that are in no file of the folder: they are random."""
 
 
-def load_folder(folder: Path, tell: Tell = lambda *_: None) -> Loaded:
+def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
     """Load the model of a folder, of the class that its config.json names.
 
     A class that transformers does not know is replaced by the one for the `model_type`.
@@ -120,8 +122,5 @@ def _class_of(config: Any, library: Any) -> tuple[Any, bool]:
         is_model = isinstance(kind, type) and issubclass(kind, library.PreTrainedModel)
         if is_model and getattr(kind, "config_class", None) is type(config):
             return kind, True
-    for auto in (library.AutoModel, library.AutoModelForPreTraining, library.AutoModelForImageTextToText):
-        if type(config) in auto._model_mapping:
-            kind = auto._model_mapping[type(config)]
-            return (kind[0] if isinstance(kind, list | tuple) else kind), False
-    raise RunFolderError(f"transformers has no model for a configuration of {type(config).__name__}")
+    with torch.device("meta"):  # the class alone is wanted
+        return type(library.AutoModel.from_config(config, trust_remote_code=False)), False

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, NonFiniteError, ShapeError, require_whole
+from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, require_whole
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import LINE, TITLE_POINTS
 from regard.views.drawing import Colouring
@@ -227,8 +227,9 @@ def overlay_grid(
     'head 0 · 14% on 1 other token'
     """
     require_matplotlib()
-    if not panels:
-        raise ArgumentError("a grid needs panels; got none")
+    require(panels, Sequence, "panels", "a list of titles with weights")
+    if not panels or not all(isinstance(one, tuple) and len(one) == 2 for one in panels):
+        raise ArgumentError(f"panels must be one or more pairs of a title and weights; got {panels!r:.80}")
     pixels = _pixels(image)
     grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
     rows = [_row(one, "class" if grid.extra else "mean", grid) for (_, one), grid in zip(panels, grids, strict=True)]

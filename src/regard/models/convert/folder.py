@@ -14,7 +14,7 @@ from regard.files.untrusted import open_tensors, parse_json, read_torch_tensors
 T = TypeVar("T")
 LARGEST = 2**62
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
-Tell = Callable[[str, int, int | None], None]
+TellRead = Callable[[str, int, int | None], None]
 """Is called with the name of the work, how much is done, and of how much."""
 
 
@@ -119,7 +119,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_tensors(folder: Path, tell: Tell = lambda *_: None) -> dict[str, Tensor]:
+def read_tensors(folder: Path, tell: TellRead = lambda *_: None) -> dict[str, Tensor]:
     """All tensors of model.safetensors or pytorch_model.bin, or of the shards in the index of one of them.
 
     A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
@@ -165,7 +165,7 @@ def _shards(index: Path) -> tuple[list[Path], list[str]]:
     return [index.parent / name for name in sorted({Path(str(name)).name for name in names.values()})], list(names)
 
 
-def _read(shards: list[Path], tell: Tell) -> dict[str, Tensor]:
+def _read(shards: list[Path], tell: TellRead) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     done, total = 0, sum(path.stat().st_size for path in shards if path.is_file())
     for path in shards:

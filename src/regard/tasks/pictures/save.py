@@ -9,10 +9,10 @@ from regard.files.atomic import file_errors
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.tasks.viewing.as_json import write_json
-from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.as_json import save_numbers
 from regard.tasks.viewing.choice import EVERYTHING, Choice
 from regard.tasks.viewing.seen import ForeignAttention, SeenImage
+from regard.tasks.viewing.view_input import ViewInput
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
 from regard.views.heatmap import heatmap_grid
@@ -33,7 +33,7 @@ OTHER_PICTURES = (".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".e
 class Attends(Protocol):
     """A model that shows its attention: a run of ours, or any that transformers loads."""
 
-    def attend(self, asked: Asked) -> TextMaps:
+    def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on an input, and return its attention maps."""
         ...
 
@@ -83,7 +83,7 @@ class PictureFiles(NamedTuple):
 
 
 def look_at(
-    model: Attends, inputs: Sequence[Asked], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
+    model: Attends, inputs: Sequence[ViewInput], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
 ) -> list[SeenText]:
     """Use a model on inputs, and go on past those at which it cannot look.
 
@@ -140,7 +140,7 @@ def save_pictures(
     if files.page is not None:
         page([page_example(*one) for one in seen], path=files.page, title=title)
     if files.numbers is not None:
-        write_json(files.numbers, [(one.sentence, one.attention) for one in seen])
+        save_numbers(files.numbers, [(one.sentence, one.attention) for one in seen])
     return files.paths
 
 

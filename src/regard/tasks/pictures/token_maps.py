@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.text.labels import Label
 
-Labels = list[str] | None
+AxisLabels = list[str] | None
 """One for each token, or None for positions."""
 
 
@@ -26,7 +26,7 @@ class TextMaps(Protocol):
         """The name of the map to show first."""
         ...
 
-    def labels(self, name: str) -> tuple[Labels, Labels]:
+    def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         """The labels of a map's rows (queries) and of its columns (keys); None for positions."""
         ...
 

@@ -15,10 +15,10 @@ MOST_WEIGHTS = 2**23
 """About 80 MB of digits."""
 
 
-def write_json(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
+def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
     """Write `[{"text": ..., "maps": [{"name": ..., "queries": [...], "keys": [...], "weights": [H][T][S]}]}]`.
 
-    Labels are null where there are none; weights have five significant digits.
+    AxisLabels are null where there are none; weights have five significant digits.
 
     Raises:
         TooLargeError: there are more than 2^23 weights.

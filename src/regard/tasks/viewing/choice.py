@@ -8,18 +8,16 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.pictures.token_maps import Labels, TextMaps
+from regard.tasks.pictures.token_maps import AxisLabels, TextMaps
 from regard.views.html.token_lists import kind_and_layer
-
-Numbers = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Layers and heads by number, from 0 or from -1 backwards; empty for all."""
 
-    layers: Numbers = ()
-    heads: Numbers = ()
+    layers: Sequence[int] = ()
+    heads: Sequence[int] = ()
 
     @property
     def note(self) -> str:
@@ -70,7 +68,7 @@ class _Chosen:
     def shown(self) -> str:
         return self.whole.shown if self.whole.shown in self.maps else list(self.maps)[-1]
 
-    def labels(self, name: str) -> tuple[Labels, Labels]:
+    def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         return self.whole.labels(name)
 
     def alternatives(self, name: str) -> Any:

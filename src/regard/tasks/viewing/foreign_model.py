@@ -12,15 +12,15 @@ from torch import Tensor
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
-from regard.models.convert.folder import Tell
-from regard.tasks.pictures.token_maps import Labels
+from regard.models.convert.folder import TellRead
+from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
-from regard.tasks.viewing.asked import Asked
 from regard.tasks.viewing.foreign_tokens import ForeignTokens
 from regard.tasks.viewing.media import read_audio, read_image
-from regard.tasks.viewing.places import Places, image_places, sound_places
+from regard.tasks.viewing.places import InputLabels, image_places, sound_places
 from regard.tasks.viewing.seen import ForeignAttention
+from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
 from regard.watching.watch import Seen, watch
@@ -34,7 +34,7 @@ MOST_WRITTEN = 64
 class ForeignModel:
     """A model of transformers with the tokenizer, image processor and feature extractor of its folder."""
 
-    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: Tell = lambda *_: None) -> None:
+    def __init__(self, folder: Path, *, device: str, sequence: int = 0, tell: TellRead = lambda *_: None) -> None:
         self._folder, self._sequence = folder, sequence
         self._library = transformers_library()
         loaded = load_folder(folder, tell)
@@ -44,7 +44,7 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     @torch.no_grad()
-    def attend(self, asked: Asked) -> ForeignAttention:
+    def attend(self, asked: ViewInput) -> ForeignAttention:
         """Use the model on an input, and look at all of its attention.
 
         Raises:
@@ -77,8 +77,8 @@ class ForeignModel:
 
     # -- inputs ------------------------------------------------------------------------------------------
 
-    def _inputs(self, asked: Asked) -> tuple[dict[str, Any], Places]:
-        places = Places()
+    def _inputs(self, asked: ViewInput) -> tuple[dict[str, Any], InputLabels]:
+        places = InputLabels()
         if asked.audio is not None:
             return self._sound(asked.audio, places), places
         if asked.image is not None:
@@ -111,7 +111,7 @@ class ForeignModel:
         if size is not None and not 0 <= min(ids) <= max(ids) < size:
             raise DataError(f"the model has tokens from 0 to {size - 1}; got tokens from {min(ids)} to {max(ids)}")
 
-    def _sound(self, path: Path, places: Places) -> dict[str, Any]:
+    def _sound(self, path: Path, places: InputLabels) -> dict[str, Any]:
         extractor = self._processor("AutoFeatureExtractor", "--audio")
         rate = int(extractor.sampling_rate)
         samples = read_audio(path, rate)
@@ -119,7 +119,7 @@ class ForeignModel:
         sound_places(places, inputs, rate, extractor, self.model.config)
         return inputs
 
-    def _image(self, asked: Asked, places: Places) -> dict[str, Any]:
+    def _image(self, asked: ViewInput, places: InputLabels) -> dict[str, Any]:
         assert asked.image is not None
         image = read_image(asked.image)
         if asked.text is None and asked.tokens is None:
@@ -266,8 +266,8 @@ class ForeignModel:
         return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
 
     def _axes(
-        self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: Places
-    ) -> tuple[Labels, Labels]:
+        self, name: str, shape: Sequence[int], crossing: Mapping[str, bool], places: InputLabels
+    ) -> tuple[AxisLabels, AxisLabels]:
         *lead, _, queries, keys = shape
         parts = prod(lead)
         if not self._is_pair:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from regard.errors import DataError, MissingExtraError
 
-Samples = npt.NDArray[np.float32]
+Wave = npt.NDArray[np.float32]
 
 
 def read_image(path: Path) -> Any:
@@ -30,7 +30,7 @@ def read_image(path: Path) -> Any:
         raise DataError(f"{path} is no picture that can be read ({error})") from None
 
 
-def read_audio(path: Path, rate: int) -> Samples:
+def read_audio(path: Path, rate: int) -> Wave:
     """A sound in PCM as one channel, -1..1, at so many samples a second.
 
     Raises:
@@ -54,7 +54,7 @@ def read_audio(path: Path, rate: int) -> Samples:
     return _resampled(samples.reshape(-1, channels).mean(1), own, rate)
 
 
-def _resampled(samples: Samples, own: int, rate: int) -> Samples:
+def _resampled(samples: Wave, own: int, rate: int) -> Wave:
     """The same sound at another rate: its spectrum, cut off or filled up with zeros."""
     length = max(1, round(len(samples) * rate / own))
     if own == rate:

@@ -7,7 +7,7 @@ from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.translation.translator import Translator
-from regard.tasks.viewing.asked import Asked
+from regard.tasks.viewing.view_input import ViewInput
 
 
 class OwnModel:
@@ -18,7 +18,7 @@ class OwnModel:
             raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
         self.model: Any = model
 
-    def attend(self, asked: Asked) -> TextMaps:
+    def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on a text or on tokens.
 
         Raises:

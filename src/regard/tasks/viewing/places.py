@@ -9,19 +9,19 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.tasks.pictures.token_maps import Labels
+from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.viewing.seen import SeenImage
 from regard.views.overlay import patch_grid
 
 
 @dataclass(slots=True)
-class Places:
+class InputLabels:
     """The labels known of one input."""
 
     texts: list[list[str]] = field(default_factory=list)
-    """Labels of sequences of tokens."""
+    """AxisLabels of sequences of tokens."""
     written: list[str] = field(default_factory=list)
-    """Labels of the tokens that a decoder writes,"""
+    """AxisLabels of the tokens that a decoder writes,"""
     read: list[str] = field(default_factory=list)
     """and of those that it reads for them."""
     size: tuple[int, int] | None = None
@@ -34,7 +34,7 @@ class Places:
     """and the time from one frame to the next, if that is known."""
     image: SeenImage | None = None
 
-    def of(self, count: int, *, parts: int = 1) -> Labels:
+    def of(self, count: int, *, parts: int = 1) -> AxisLabels:
         """The labels of a sequence so long; None for positions.
 
         Args:
@@ -52,7 +52,7 @@ class Places:
         return known
 
 
-def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: bool) -> Labels:
+def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: bool) -> AxisLabels:
     """Row and column of each patch, after the tokens that are none; larger patches where an image is whole."""
     if count == 1:
         return None
@@ -66,7 +66,7 @@ def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: 
     return None
 
 
-def image_places(places: Places, inputs: Mapping[str, Any], config: Any, processor: Any, *, tile: int = 0) -> None:
+def image_places(places: InputLabels, inputs: Mapping[str, Any], config: Any, processor: Any, *, tile: int = 0) -> None:
     """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches.
 
     Tiles are of one size: each is an image of its own, and `tile` is drawn.
@@ -97,7 +97,7 @@ def image_places(places: Places, inputs: Mapping[str, Any], config: Any, process
         places.texts[0][place] = label
 
 
-def sound_places(places: Places, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any) -> None:
+def sound_places(places: InputLabels, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any) -> None:
     """The length of the sound as the model gets it, and the time of a frame."""
     samples = inputs.get("input_values")
     if isinstance(samples, Tensor) and samples.dim() == 2:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.pictures.token_maps import Alternative, Labels
+from regard.tasks.pictures.token_maps import Alternative, AxisLabels
 
 
 class SeenImage(NamedTuple):
@@ -23,14 +23,14 @@ class ForeignAttention(NamedTuple):
 
     maps: Mapping[str, AttentionMap | Tensor]
     """By the path of the module, each (H, T, S)."""
-    axes: Mapping[str, tuple[Labels, Labels]]
+    axes: Mapping[str, tuple[AxisLabels, AxisLabels]]
     """The labels of queries and keys of each map."""
     shown: str
     """The map to show first."""
     choices: Mapping[str, list[list[Alternative]]] = {}
     image: "SeenImage | None" = None
 
-    def labels(self, name: str) -> tuple[Labels, Labels]:
+    def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         """The labels of a map's rows (queries) and of its columns (keys)."""
         return self.axes[name]
 

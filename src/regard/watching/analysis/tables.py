@@ -16,8 +16,8 @@ from regard.watching.checks.evaluated import evaluated
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
 
-Map = AttentionMap | Tensor
-Maps = Union["Seen", Map, Mapping[str, Map], Iterable[Map | None], tuple[nn.Module, Any]]
+AnyMap = AttentionMap | Tensor
+Maps = Union["Seen", AnyMap, Mapping[str, AnyMap], Iterable[AnyMap | None], tuple[nn.Module, Any]]
 """A watch, one map, maps by name, maps in order, or a model with its inputs. A tensor of weights is a map, and the
 `attentions` of transformers are maps in order."""
 SHOWN = 24
@@ -57,7 +57,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     weights, and None, which transformers has for a layer without attention, is passed over.
 
     Raises:
-        ArgumentError: there are no maps, or one of them is not a map.
+        ArgumentError: there are no maps, or one of them is no map.
         ShapeError: it is not known which dimension of a map has the heads.
     """
     maps = watched(maps)
@@ -70,10 +70,10 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
         calls = [name for (name, _), _ in keyed]
         found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]
     elif isinstance(maps, Iterable):
-        found = [(str(number), one) for number, one in enumerate(maps)]
+        found = [(str(number), one) for number, one in enumerate(maps) if one is not None]
     else:
         found = [("", maps)]
-    found = [(name, _as_map(one)) for name, one in found if one is not None]
+    found = [(name, _as_map(one)) for name, one in found]
     if not found:
         raise ArgumentError("there are no maps to look at: nothing was seen")
     if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:

@@ -7,7 +7,7 @@ LONGEST_TITLE = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ViewInput:
     """One input at which a model is looked at."""
 
     text: str | None = None

@@ -1,0 +1,111 @@
+"""Folders of transformers at tiny size, one for each architecture, with what reads their inputs."""
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.families.architectures import architectures, build, library, tiny_config
+
+DECODERS = (
+    "gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt_neox", "opt", "bloom",
+    "olmo2", "mixtral", "gpt_oss", "smollm3",
+)  # fmt: skip
+ENCODERS = ("bert", "roberta", "albert", "distilbert", "electra", "deberta-v2", "modernbert", "esm")
+PAIRS = ("t5", "bart", "marian", "pegasus")
+VISION = ("vit", "dinov2", "beit", "swin", "siglip_vision_model")
+AUDIO = ("wav2vec2", "hubert", "whisper")
+FRAMES = 50
+"""The positions of Whisper's encoder: one second."""
+
+
+def _library() -> Any:
+    transformers = library()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def save_model(key: str, folder: Path) -> Any:
+    """A model of an architecture with random weights, in a folder."""
+    transformers = _library()
+    config = tiny_config(key)
+    if key == "whisper":
+        config.max_source_positions = FRAMES
+    kind = "WhisperForConditionalGeneration" if key == "whisper" else architectures().get(key, "SiglipVisionModel")
+    model: Any = build(getattr(transformers, kind), config)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_reader(key: str, folder: Path, config: Any) -> None:
+    """The image processor or feature extractor beside a model."""
+    transformers = _library()
+    if key in VISION:
+        size = {"height": config.image_size, "width": config.image_size}
+        transformers.ViTImageProcessorPil(size=size).save_pretrained(folder)
+    elif key == "whisper":
+        transformers.WhisperFeatureExtractor(config.num_mel_bins, chunk_length=1).save_pretrained(folder)
+    elif key in AUDIO:
+        transformers.Wav2Vec2FeatureExtractor().save_pretrained(folder)
+
+
+def save_llava(folder: Path) -> Any:
+    """A model of images and texts, whose images have four patches."""
+    transformers = _library()
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 100, "a": 1, "cat": 2, "on": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<image>"])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    config = tiny_config("llava")
+    config.image_token_id = config.image_token_index = 100
+    config.vision_config.image_size, config.vision_config.patch_size = 28, 14
+    model: Any = build(transformers.LlavaForConditionalGeneration, config)
+    model.save_pretrained(folder)
+    size = {"height": 28, "width": 28}
+    transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=size),
+        tokenizer=fast, patch_size=14, vision_feature_select_strategy="default", image_token="<image>",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)  # fmt: skip
+    return model
+
+
+def byte_level_tokenizer(folder: Path) -> None:
+    """GPT-2's kind of tokenizer: bytes, without merges but one."""
+    own = {piece: n for n, piece in enumerate(["Ġ", "a", "Ġa", "Ċ", "ĉ", "Ã", "©", "b"])}
+    backend = Tokenizer(models.BPE(own, [("Ġ", "a")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.Sequence([decoders.ByteLevel()])
+    _library().PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+
+
+def metaspace_tokenizer(folder: Path) -> None:
+    """SentencePiece's kind of tokenizer, which falls back to bytes."""
+    own = {piece: n for n, piece in enumerate(["<unk>", "▁a", "b", "<0xC3>", "<0xA9>", "<0x0A>", "▁", "a"])}
+    backend = Tokenizer(models.BPE(own, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    _library().PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+
+
+def word_piece_tokenizer(folder: Path) -> None:
+    """BERT's kind of tokenizer."""
+    own = {piece: n for n, piece in enumerate(["[UNK]", "pro", "##ce", "##ed", "a"])}
+    backend = Tokenizer(models.WordPiece(own, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    _library().PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(folder)
+
+
+def write_sound(path: Path, *, rate: int = 22_050, width: int = 2, channels: int = 2, seconds: float = 1.0) -> None:
+    """A tone of 440 Hz at half of the largest amplitude."""
+    tone = np.sin(2 * np.pi * 440 * np.arange(int(rate * seconds)) / rate) / 2
+    top = {1: 127, 2: 2**15 - 1, 3: 2**23 - 1, 4: 2**31 - 1}[width]
+    whole = np.round(np.repeat(tone[:, None], channels, 1) * top).astype("<i4") + (128 if width == 1 else 0)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(whole.view(np.uint8).reshape(-1, 4)[:, :width].tobytes())

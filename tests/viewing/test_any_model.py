@@ -1,0 +1,397 @@
+"""`regard view` of any model that transformers loads."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.errors import ArgumentError, DataError
+from regard.tasks.viewing.media import read_audio
+from regard.tasks.viewing.view_input import ViewInput
+from regard.views import heatmap, model_grid, printable
+from regard.watching import head_table
+from tests.conftest import Call
+from tests.viewing import foreign_folders as foreign
+
+pytest.importorskip("transformers", minversion="5.0")
+pytestmark = pytest.mark.filterwarnings("always:.*, a pickle:UserWarning")
+TOKENS = ("--tokens", "5", "17", "3", "9", "11")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with those of the models, which are made when they are first asked for."""
+    return tmp_path_factory.mktemp("foreign")
+
+
+@pytest.fixture(scope="session")
+def folder(folders: Path) -> Callable[[str], Path]:
+    def made(key: str) -> Path:
+        path = folders / key
+        if not path.exists():
+            model = foreign.save_llava(path) if key == "llava" else foreign.save_model(key, path)
+            foreign.save_reader(key, path, model.config)
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture and a sound."""
+    from PIL import Image
+
+    path = tmp_path_factory.mktemp("media")
+    generator = np.random.default_rng(0)
+    Image.fromarray(generator.integers(0, 255, (40, 50, 3), np.uint8)).save(path / "cat.png")
+    foreign.write_sound(path / "clip.wav")
+    return path
+
+
+def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """The one input that a command writes as numbers."""
+    out = tmp_path / "numbers.json"
+    status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
+    assert (status, said) == (0, f"{out}\n"), told
+    assert told.startswith("regard: reading ")
+    (found,) = json.loads(out.read_text(encoding="utf-8"))
+    for one in found["maps"]:
+        assert np.asarray(one["weights"]).sum(-1) == pytest.approx(1, abs=1e-3), one["name"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("key", [*foreign.DECODERS, *foreign.ENCODERS, *foreign.PAIRS])
+def test_a_model_of_tokens_shows_its_own_weights(
+    key: str, folder: Callable[[str], Path], call: Call, tmp_path: Path
+) -> None:
+    import transformers
+
+    target = ("--target", "7 8 9") if key in foreign.PAIRS else ()
+    found = numbers(call, tmp_path, str(folder(key)), *TOKENS, *target)
+    model = transformers.AutoModel.from_pretrained(folder(key), attn_implementation="eager")
+    inputs = {"input_ids": torch.tensor([[5, 17, 3, 9, 11]])}
+    if target:
+        read = next(one["keys"] for one in found["maps"] if len(one["keys"]) == 3)
+        assert read[1:] == ["7", "8"]
+        inputs["decoder_input_ids"] = torch.tensor([[int(token) for token in read]])
+        assert found["shown"] == [one["name"] for one in found["maps"] if len(one["keys"]) == 5][-1]
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    names = ("encoder_attentions", "decoder_attentions", "cross_attentions") if target else ("attentions",)
+    theirs = [one[0].numpy() for name in names for one in getattr(output, name)]
+    ours = [np.asarray(one["weights"]) for one in found["maps"]]
+    assert len(ours) == len(theirs)
+    for one in theirs:
+        one = one[..., :5]  # without the sink of GPT-OSS
+        assert min(np.abs(one - other).max() for other in ours if one.shape == other.shape) < 1e-4
+
+
+@pytest.mark.parametrize("key", foreign.VISION)
+def test_a_model_of_images_shows_its_patches(
+    key: str, folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path
+) -> None:
+    found = numbers(call, tmp_path, str(folder(key)), "--image", str(media / "cat.png"))
+    assert found["text"] == "cat.png"
+    if key != "swin":  # whose early windows are no rows of the image
+        keys = found["maps"][0]["keys"]
+        assert keys[-16:] == [f"{row},{column}" for row in range(4) for column in range(4)]
+        assert keys[:-16] == ["[CLS]"] * (len(keys) - 16)
+    picture = tmp_path / "cat.png"
+    assert call("view", str(folder(key)), "--image", str(media / "cat.png"), "--out", str(picture))[0] == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("key", foreign.AUDIO)
+def test_a_model_of_sounds_shows_seconds(
+    key: str, folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path
+) -> None:
+    found = numbers(call, tmp_path, str(folder(key)), "--audio", str(media / "clip.wav"))
+    assert found["maps"][0]["keys"][:3] == ["0.00 s", "0.02 s", "0.04 s"]
+    assert len(found["maps"][0]["keys"]) in (49, 50)
+
+
+def test_a_model_of_images_and_texts(folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path) -> None:
+    found = numbers(call, tmp_path, str(folder("llava")), "a cat", "--image", str(media / "cat.png"))
+    assert found["maps"][-1]["keys"] == ["0,0", "0,1", "1,0", "1,1", "a", "cat"]
+    assert found["maps"][0]["keys"] == ["[CLS]", "0,0", "0,1", "1,0", "1,1"]
+    out = tmp_path / "both"
+    assert call("view", str(folder("llava")), "a", "--image", str(media / "cat.png"), "--out", str(out))[0] == 0
+    assert {path.name for path in out.iterdir()} == {"attention.png", "attention.html"}
+
+
+# -- labels ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "expected"),
+    [
+        (foreign.byte_level_tokenizer, "a a\n\tbé", ["a", "␣a", "↵", "⇥", "b", "<0xC3>", "<0xA9>"]),
+        (foreign.metaspace_tokenizer, "a ab é", ["␣a", "␣a", "b", "␣", "<0xC3>", "<0xA9>"]),
+        (foreign.word_piece_tokenizer, "a proceed", ["a", "pro", "##ce", "##ed"]),
+    ],
+)
+def test_labels_are_the_tokens_of_the_tokenizer(
+    make: Callable[[Path], None], text: str, expected: list[str], call: Call, tmp_path: Path
+) -> None:
+    foreign.save_model("gpt2", tmp_path)
+    make(tmp_path)
+    (tmp_path / "text.txt").write_text(text + "\n", encoding="utf-8")
+    found = numbers(call, tmp_path, str(tmp_path), "--input", str(tmp_path / "text.txt"))
+    assert [printable(label) for label in found["maps"][0]["keys"]] == expected
+    status, out, _ = call("view", str(tmp_path), "--terminal", stdin=text.encode())
+    assert (status, out.splitlines()[1].split()) == (0, expected)
+
+
+# -- choices -----------------------------------------------------------------------------------------------
+
+
+def test_layers_and_heads_are_chosen(folder: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
+    whole = numbers(call, tmp_path, str(folder("bart")), *TOKENS, "--target", "7 8 9")
+    some = numbers(
+        call, tmp_path, str(folder("bart")), *TOKENS, "--target", "7 8 9", "--layers", "-1", "--heads", "3", "0"
+    )
+    assert some["text"] == "5 tokens · heads 3, 0"
+    last = [one for one in whole["maps"] if ".1." in one["name"]]
+    assert [one["name"] for one in some["maps"]] == [one["name"] for one in last]
+    for one, other in zip(some["maps"], last, strict=True):
+        assert one["weights"] == [other["weights"][3], other["weights"][0]]
+    for flag, value, most in (("--layers", "2", "2 layers, 0 to 1"), ("--heads", "4", "4 heads, 0 to 3")):
+        status, _, told = call("view", str(folder("bart")), *TOKENS, "--target", "7", flag, value)
+        assert status == 2
+        assert f"{flag} must be numbers of {most}; got {value}" in told
+
+
+def test_a_window_is_chosen(folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path) -> None:
+    given = (str(folder("swin")), "--image", str(media / "cat.png"), "--layers", "0")
+    first, second = (numbers(call, tmp_path, *given, "--sequence", n)["maps"][0]["weights"] for n in ("0", "1"))
+    assert first != second
+    status, _, told = call("view", *given, "--sequence", "100000")
+    assert (status, "--sequence must be from 0 to" in told) == (2, True)
+
+
+def test_ids_come_from_a_file(folder: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([[5, 17, 3, 9, 11]]))
+    given = str(folder("llama"))
+    assert numbers(call, tmp_path, given, "--ids", str(tmp_path / "ids.npy")) == numbers(call, tmp_path, given, *TOKENS)
+    np.save(tmp_path / "ids.npy", np.zeros((2, 2)))
+    status, _, told = call("view", given, "--ids", str(tmp_path / "ids.npy"))
+    assert (status, "whole numbers of the shape (tokens,); got float64 (2, 2)" in told) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a text",), "has no tokenizer: give ids of tokens by --tokens 5 17 or --ids FILE"),
+        (("--tokens", "5", "128"), "tokens from 0 to 127; got tokens from 5 to 128"),
+        (("--tokens", "5", "--target", "7"), "--target is for an encoder-decoder"),
+        (("--tokens", "5", "--audio", "x.wav"), "give one kind of input"),
+        (("--image", "x.png"), "x.png is no picture that can be read"),
+        (("--audio", "x.wav"), "--audio needs a processor"),
+        (("--tokens", *["5"] * 70), "64 positions, and the text 70 tokens"),
+    ],
+)
+def test_inputs_that_a_model_cannot_read(
+    arguments: tuple[str, ...], message: str, folder: Callable[[str], Path], call: Call
+) -> None:
+    status, out, told = call("view", str(folder("gpt2")), *arguments)
+    assert (status, out) == (2, "")
+    assert message in told.splitlines()[-1]
+
+
+# -- weights -----------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """A pickle of it runs a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def pickled(folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """GPT-2 with its weights in pytorch_model.bin."""
+    from safetensors.torch import load_file
+
+    path = tmp_path / "pickled"
+    path.mkdir()
+    (path / "config.json").write_bytes((folder("gpt2") / "config.json").read_bytes())
+    torch.save(load_file(folder("gpt2") / "model.safetensors"), path / "pytorch_model.bin")
+    return path
+
+
+def test_weights_of_torch_are_read_with_a_line(
+    pickled: Path, folder: Callable[[str], Path], call: Call, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    status, _, told = call("view", str(pickled), *TOKENS, "--out", str(out))
+    assert (status, told.count("\n")) == (0, 2)
+    assert "pytorch_model.bin, a pickle: torch.load(weights_only=True) reads it and runs no code" in told
+    assert json.loads(out.read_text()) == [numbers(call, tmp_path, str(folder("gpt2")), *TOKENS)]
+    tensors = torch.load(pickled / "pytorch_model.bin", weights_only=True)
+    (pickled / "pytorch_model.bin").unlink()
+    names = list(tensors)
+    shards = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
+    for shard, own in shards.items():
+        torch.save({name: tensors[name] for name in own}, pickled / shard)
+    index = {"weight_map": {name: shard for shard, own in shards.items() for name in own}}
+    (pickled / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    status, _, told = call("view", str(pickled), *TOKENS, "--out", str(tmp_path / "sharded.json"))
+    assert (status, (tmp_path / "sharded.json").read_text()) == (0, out.read_text()), told
+    assert call("check", str(pickled))[0] == 0
+
+
+def test_code_in_a_pickle_is_named_and_not_run(pickled: Path, call: Call) -> None:
+    mark = pickled / "ran"
+    torch.save({"wte.weight": Runs(mark)}, pickled / "pytorch_model.bin")
+    for command in (("view", str(pickled), *TOKENS), ("check", str(pickled))):
+        status, _, told = call(*command)
+        assert status == 2
+        assert "pytorch_model.bin is a pickle that names posix.mkdir" in told.splitlines()[-1]
+    assert not mark.exists()
+
+
+def test_code_in_a_folder_is_never_run(folder: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
+    for path in folder("gpt2").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoModel": "modeling_mine.Mine", "AutoConfig": "modeling_mine.C"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_mine.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
+    for command in (("view", str(tmp_path), *TOKENS), ("check", str(tmp_path))):
+        status, _, told = call(*command)
+        assert (status, "trust_remote_code=True" in told.splitlines()[-1]) == (2, True)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))  # which transformers has
+    assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
+    assert "model_type is 'mine', which transformers" in call("view", str(tmp_path), *TOKENS)[2]
+
+
+def test_maps_of_random_weights_are_refused(folder: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((folder("bert") / "config.json").read_text())
+    tensors = load_file(folder("bert") / "model.safetensors")
+    for named in (["BertModel"], ["Unknown"]):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        for absent in ("encoder.layer.1.attention.self.query.weight", "embeddings.word_embeddings.weight"):
+            kept = {name: tensor for name, tensor in tensors.items() if name != absent}
+            save_file(kept, tmp_path / "model.safetensors")
+            status, _, told = call("view", str(tmp_path), *TOKENS)
+            assert (status, f"such as {absent}" in told) == (2, True), told
+    kept = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}  # which attends to nothing
+    save_file(kept, tmp_path / "model.safetensors")
+    assert call("view", str(tmp_path), *TOKENS, "--terminal")[0] == 0
+
+
+def test_more_layers_than_tensors_are_refused_at_once(
+    folder: Callable[[str], Path], call: Call, tmp_path: Path
+) -> None:
+    for path in folder("gpt2").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
+    status, _, told = call("view", str(tmp_path), *TOKENS)
+    assert (status, "n_layer is 1000000000000, and the folder has" in told) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [
+        ("antiberty", "trained_models/AntiBERTy_md_smooth"),
+        ("mgm", "resources/general_model"),
+    ],
+)
+def test_published_models(package: str, folder: str, call: Call, tmp_path: Path) -> None:
+    """antiberty 0.1.3 and microformer-mgm 0.5.8, with their weights in the package."""
+    from importlib.util import find_spec
+
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"{package} is not installed: pip install --no-deps antiberty==0.1.3 microformer-mgm==0.5.8")
+    path = Path(found.submodule_search_locations[0]) / folder
+    one = numbers(call, tmp_path, str(path), "--tokens", *map(str, [2, *range(5, 20), 3]))
+    assert [len(layer["weights"]) for layer in one["maps"]] == [8] * 8
+    assert call("check", str(path))[0] == 0
+
+
+# -- the first line ----------------------------------------------------------------------------------------
+
+
+def test_the_first_line_comes_before_torch_is_loaded(
+    folder: Callable[[str], Path], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.cli import check, view
+
+    for module, command in ((view, ("view", str(folder("gpt2")), "x")), (check, ("check", str(folder("gpt2"))))):
+        monkeypatch.setattr(module, "loading", lambda *_: (_ for _ in ()).throw(DataError("imports begin")))
+        status, _, told = call(*command)
+        assert (status, told.splitlines()) == (
+            2, [f"regard: reading {folder('gpt2')}: gpt2, 0 MB", "regard: imports begin"]
+        )  # fmt: skip
+
+
+# -- sounds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_sounds_of_every_width_are_the_same_tone(width: int, tmp_path: Path) -> None:
+    foreign.write_sound(tmp_path / "a.wav", rate=44_100, width=width, channels=1 + width % 2)
+    heard = read_audio(tmp_path / "a.wav", 16_000)
+    tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000) / 2
+    assert heard == pytest.approx(tone, abs=0.02 if width == 1 else 2e-3)
+    (tmp_path / "b.wav").write_bytes(b"RIFF")
+    with pytest.raises(DataError, match="no sound that can be read"):
+        read_audio(tmp_path / "b.wav", 16_000)
+
+
+# -- titles ------------------------------------------------------------------------------------------------
+
+
+def test_titles_are_short() -> None:
+    assert ViewInput("one\ntwo").title == "one two"
+    assert ViewInput(tokens=(1, 2)).title == "2 tokens"
+    assert ViewInput("a" * 100, image=Path("x/cat.png")).title == f"cat.png · {'a' * 70}…"
+
+
+# -- from Python -------------------------------------------------------------------------------------------
+
+
+def test_one_spelling_takes_a_model_a_watch_maps_and_tensors(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder("bert"), attn_implementation="eager").train()
+    ids = torch.tensor([[5, 17, 3]])
+    with torch.no_grad(), regard.watch(model.eval()) as seen:
+        attentions = model(ids, output_attentions=True).attentions
+    model.train()
+    given: list[Any] = [seen, (model, ids), (model, {"input_ids": ids}), seen.maps, attentions, [*attentions, None]]
+    first = head_table(seen)
+    for one in given:
+        assert head_table(one)["entropy"] == pytest.approx(first["entropy"], abs=1e-5)
+        assert regard.page(one, ["a", "b", "c"], tmp_path / "page.html").text == (tmp_path / "page.html").read_text()
+        assert len(regard.view(one, ["a", "b", "c"]).examples[0].maps) == 2  # type: ignore[attr-defined]
+        model_grid(one)
+    assert model.training
+    assert len(regard.view(model, ids).examples[0].maps) == 2  # type: ignore[attr-defined]
+    assert regard.page(model, (ids,)).carried[0].exact > 0
+    one_map = attentions[0][0, 1]
+    drawn = [heatmap(shown).get_images()[0].get_array() for shown in (one_map, [one_map], {"a": one_map})]
+    for values in drawn:
+        assert np.asarray(values) == pytest.approx(np.asarray(drawn[0]), abs=1e-6)
+    with pytest.raises(ArgumentError, match=r"a heatmap draws one map, and 2 came .* model_grid"):
+        heatmap(seen)
+    for take in (regard.view, regard.page, model_grid, head_table, heatmap):
+        with pytest.raises(ArgumentError, match="looked at with its inputs"):
+            take(model)

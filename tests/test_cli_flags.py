@@ -274,23 +274,24 @@ def test_choose_hands_its_flags_on(call: Call, monkeypatch: pytest.MonkeyPatch) 
 def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
 
-    class Task:
-        load = staticmethod(lambda run, **how: how)
-
     def save(seen: Any, files: PictureFiles, **how: Any) -> list[Path]:
         asked.append((seen, files, how["scale"]))
         return files.paths[:1]
 
-    monkeypatch.setattr(view_command, "task_of", lambda run: Task)
-    monkeypatch.setattr(pictures, "look_at", lambda model, sentences, say: (model, sentences))
+    def look(model: Any, inputs: Any, say: Any, **how: Any) -> Any:
+        return model, tuple(one.text for one in inputs)
+
+    monkeypatch.setattr(view_command, "task_of", lambda run: None)
+    monkeypatch.setattr(view_command.ViewCommand, "_model", lambda command: command.device)
+    monkeypatch.setattr(pictures, "look_at", look)
     monkeypatch.setattr(pictures, "save_pictures", save)
     assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"
     call("view", "run", "a", "--out", "v.svg", "--scale", "row")
     call("view", "run", "a")
     both = PictureFiles(tmp_path / "attention.png", tmp_path / "attention.html")
     assert asked == [
-        (({"device": "cpu"}, ("a", "b")), both, "sqrt"),
-        (({"device": "auto"}, ("a",)), PictureFiles(Path("v.svg"), None), "row"),
-        (({"device": "auto"}, ("a",)), PictureFiles(Path("run/attention.png"), Path("run/attention.html")), "sqrt"),
+        (("cpu", ("a", "b")), both, "sqrt"),
+        (("auto", ("a",)), PictureFiles(Path("v.svg"), None), "row"),
+        (("auto", ("a",)), PictureFiles(Path("run/attention.png"), Path("run/attention.html")), "sqrt"),
     ]
     assert "leave out --out or --terminal" in call("view", "run", "a", "--terminal", "--out", "v.png")[2]

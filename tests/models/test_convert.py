@@ -159,11 +159,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(tmp_path: Path) -> None:
         content = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
-    def pickled(folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
     refused(cut, "model.safetensors", "cannot be read")
-    refused(pickled, "pytorch_model.bin", "pickle")
     refused(lambda f: (f / "model.safetensors").unlink(), "no model.safetensors")
     refused(lambda f: (f / "config.json").unlink(), "no config.json")
     refused(lambda f: (f / "config.json").write_text('{"model_type": "mar'), "not whole JSON")
@@ -191,13 +187,23 @@ def test_no_folder_and_shards_that_are_not_there(tmp_path: Path) -> None:
         from_huggingface(folder)
 
 
-def test_pickles_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pickle
+@pytest.mark.filterwarnings("always:.*, a pickle:UserWarning")
+def test_tensors_of_torch_are_read_and_code_is_not_run(tmp_path: Path) -> None:
+    folder = save(MARIAN.build(), tmp_path / "marian")
+    from safetensors.torch import load_file
 
-    folder = save(MARIAN.build(), tmp_path)
+    before = from_huggingface(folder).model.state_dict()
+    tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
-        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a pickle was opened"))
-    with pytest.raises(RunFolderError, match=r"pytorch_model\.bin"):
-        from_huggingface(folder)
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.warns(UserWarning, match=r"weights_only=True\) reads it and runs no code"):
+        after = from_huggingface(folder).model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    for wrong, message in (({"a": Path("x")}, "names pathlib"), ([1], "holds a list"), ({"a": 1}, "holds int for 'a'")):
+        torch.save(wrong, folder / "pytorch_model.bin")
+        with pytest.warns(UserWarning, match="a pickle"), pytest.raises(RunFolderError, match=message):
+            from_huggingface(folder)
+    for content in (b"", b"x" * 99, b"PK\x03\x04"):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        with pytest.warns(UserWarning, match="a pickle"), pytest.raises(RunFolderError, match="not a whole file"):
+            from_huggingface(folder)

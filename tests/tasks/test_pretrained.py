@@ -319,7 +319,6 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
     refused(lambda f: edit(f / "vocab.json", more=-1), numbered)
     refused(lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer")
     refused(lambda f: edit(f / "vocab.json", more=9999), "tokenizer has 10000 tokens and the model")
-    refused(lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "a pickle")
 
     def without_ends(folder: Path) -> None:
         edit(folder / "config.json", eos_token_id=None)

@@ -62,7 +62,8 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     assert told.startswith("regard: reading ")
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
-        assert np.asarray(one["weights"]).sum(-1) == pytest.approx(1, abs=1e-3), one["name"]
+        if not arguments[0].endswith("gpt_oss"):  # whose sink takes a share
+            assert np.asarray(one["weights"]).sum(-1) == pytest.approx(1, abs=1e-3), one["name"]
     return dict(found)
 
 

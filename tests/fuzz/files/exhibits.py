@@ -155,6 +155,39 @@ def _foreign(kind: str) -> Callable[[Path], None]:
     return make
 
 
+def _viewed(kind: str, tensors: str) -> Callable[[Path], None]:
+    """A folder of transformers, with its weights in one of the two forms."""
+
+    def make(folder: Path) -> None:
+        from tests.viewing import foreign_folders as foreign
+
+        model = foreign.save_model(kind, folder)
+        if kind == "vit":
+            foreign.save_reader(kind, folder, model.config)
+            _picture(folder / "cat.png")
+        else:
+            foreign.byte_level_tokenizer(folder)
+        if tensors == "pytorch_model.bin":
+            (folder / "model.safetensors").unlink()
+            torch.save(dict(model.state_dict()), folder / tensors)
+
+    return make
+
+
+def _picture(path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (40, 50), (200, 100, 50)).save(path)
+
+
+def _view(*arguments: str) -> Use:
+    def view(folder: Path) -> None:
+        given = [str(folder / name) if name.endswith(".png") else name for name in arguments]
+        command_line("view", folder, *given, "--terminal", "--device", "cpu")
+
+    return view
+
+
 def _texts(folder: Path) -> None:
     import gzip
     import json
@@ -210,6 +243,15 @@ EXHIBITS = (
     *(
         Exhibit(kind, _foreign(kind), {"from_huggingface": from_huggingface})
         for kind in ("gpt2", "bert", "llama", "t5")
+    ),
+    *(
+        Exhibit(f"{kind} to view, {tensors}", _viewed(kind, tensors), {"regard view": _view(*given)})
+        for kind, tensors, given in (
+            ("gpt2", "model.safetensors", ("a b",)),
+            ("bert", "pytorch_model.bin", ("--tokens", "1", "2")),
+            ("t5", "model.safetensors", ("a", "--target", "b")),
+            ("vit", "pytorch_model.bin", ("--image", "cat.png")),
+        )
     ),
     Exhibit("texts", _texts, {"pairs": _read_texts, "references": _read_references}),
 )

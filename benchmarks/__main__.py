@@ -24,6 +24,7 @@ CLAIMS = [
     "watching",
     "start",
     "attention_log",
+    "view_folder",
     "consumers",
 ]
 

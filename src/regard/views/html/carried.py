@@ -21,6 +21,9 @@ SIDES = (128, 256, 512, 1024, 2048, 4096)
 TILE = 128
 """The side of a tile of such a picture, in blocks."""
 
+ROWS = 512
+"""The queries whose weights are read together."""
+
 
 @dataclass
 class Carried:
@@ -148,13 +151,25 @@ def _carry_weights(work: Work, arrays: Arrays, head: int) -> bool:
     # Weights of a causal map deflate to about half; a head beyond that cannot fit.
     if work.seen_pairs() * 2 * 4 / 3 * 0.6 > arrays.left_bytes:
         return False
-    weights = work.one(head).dense(limit_bytes=2**40)[0].cpu().double().numpy() / work.entry["scale"]
-    place = arrays.offer(packed(weights, "f16"))
+    place = arrays.offer(packed(_all_weights(work.one(head), work.entry["scale"]), "f16"))
     if place is None:
         return False
     work.entry["exact"][str(head)] = place
     work.carried.exact += 1
     return True
+
+
+@torch.no_grad()
+def _all_weights(weights: AttentionMap, scale: float) -> npt.NDArray[np.float16]:
+    """All weights (1, T, S), read where a mask leaves any: under a window those are few of very many."""
+    _, queries, keys = weights.shape
+    found = np.zeros((queries, keys), np.float16)
+    for first in range(0, queries, ROWS):
+        rows = range(first, min(first + ROWS, queries))
+        if columns := weights.source.columns(rows):
+            block = weights.block(rows, columns, limit_bytes=2**40)[0]
+            found[rows.start : rows.stop, columns.start : columns.stop] = block.double().cpu().numpy() / scale
+    return found
 
 
 @torch.no_grad()

@@ -65,7 +65,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard tune runs/en-fr --reverse runs/fr-en",
         "regard tune runs/mine --valid valid.en valid.de --memory runs/mine/memory.safetensors",
     ),
-    "view": ('regard view runs/mine "a sentence" "another one" --out pictures',),
+    "view": (
+        'regard view runs/mine "a sentence" "another one" --out pictures',
+        "regard view gpt2 --input text.txt --layers 0 -1 --out page.html",
+        "regard view vit-base --image cat.png",
+        "regard view antiberty --tokens 2 5 6 7 3 --terminal",
+    ),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",

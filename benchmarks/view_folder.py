@@ -13,16 +13,16 @@ import torch
 
 TITLE = "A page of a model's folder"
 HEADER = "| tokens | window | forward pass, CPU s | its page, CPU s | ratio | page, MB |\n|---|---|---|---|---|---|"
-TOKENS, WINDOW, LAYERS, HEADS = 16_384, 256, 4, 8
+TOKENS, WINDOW, LAYERS, HEADS = 16_384, 256, 2, 8
 
 
 def run() -> tuple[list[str], list[str]]:
     """The rows of the table, and the notes."""
     import transformers
 
+    from regard.tasks.pictures.save import page_example
     from regard.tasks.viewing.foreign_model import ForeignModel
     from regard.tasks.viewing.view_input import ViewInput
-    from regard.tasks.pictures.save import page_example
     from regard.views import page
 
     transformers.utils.logging.disable_progress_bar()
@@ -46,7 +46,7 @@ def run() -> tuple[list[str], list[str]]:
     row = f"| {TOKENS:,} | {WINDOW} | {alone:.1f} | {whole:.1f} | {whole / alone:.2f} | {size:.1f} |"
     size_mb = 4 * sum(one.numel() for one in model.model.parameters()) / 1e6
     return [row], [
-        f"Mistral's architecture, {LAYERS} layers of {HEADS} heads of 64. Its page is the watched forward pass with it.",
+        f"Mistral's architecture, {LAYERS} layers of {HEADS} heads of 64. The watched pass is a part of the page.",
         f"The first line of `regard view` of that folder ({size_mb:.0f} MB) comes after {first:.2f} s.",
     ]
 

@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(check: Call, words: str, message: str) -> None:
 
 
 def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers").utils.logging.disable_progress_bar()
     from transformers.models.llama import modeling_llama
 
     from tests.inspection.huggingface_families import FAMILIES

@@ -255,7 +255,7 @@ def test_view_writes_one_file_that_is_named(call: Call, run: Path, tmp_path: Pat
         assert path.read_bytes().startswith(begins)
     status, _, err = call("view", str(run), "2 times 3", "--out", str(tmp_path / "v.jpg"))
     assert (status, err.count("\n")) == (2, 1)
-    assert ".png, .svg, .pdf, .html, .htm are written" in err
+    assert ".png, .svg, .pdf, .html, .htm, .json are written" in err
     below_a_file = tmp_path / "new" / "v.png" / "x.png"
     status, _, err = call("view", str(run), "2 times 3", "--out", str(below_a_file))
     assert (status, err.count("\n")) == (2, 1)

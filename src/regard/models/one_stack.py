@@ -30,7 +30,7 @@ class OneStack(nn.Module):
         self.embedding_norm = parts.stack.embedding_norm()
         self.dropout = Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
-        self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers))
+        self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
         self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)

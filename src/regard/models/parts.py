@@ -1,11 +1,12 @@
 """The makers of a Transformer's parts: a variant of the model is another maker, not a flag."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from regard.nn import MultiHeadAttention, PostNorm, PreNorm
+from regard.nn import MultiHeadAttention
+from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
@@ -15,12 +16,11 @@ Maker = Callable[[], nn.Module]
 class StackParts:
     """The parts of an encoder or of a decoder."""
 
-    num_layers: int
-    attention: Callable[[], MultiHeadAttention]
-    """Makes each self-attention and, in a decoder, each attention to the source."""
+    attention: Sequence[Callable[[], MultiHeadAttention]]
+    """For each layer, makes its self-attention and, in a decoder, its attention to the source."""
     feed_forward: Maker
     """Makes each feed-forward network, (..., D) to (..., D)."""
-    residual: Callable[[], PreNorm | PostNorm]
+    residual: Callable[[], Residual]
     """Makes the skip connection and the norm around each of these."""
     positions: Maker
     """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
@@ -30,6 +30,11 @@ class StackParts:
     """Makes the norm after the positions are added."""
     final_norm: Maker = nn.Identity
     """Makes the norm after the last layer."""
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

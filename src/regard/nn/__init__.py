@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
     from regard.nn.feed_forward import FeedForward as FeedForward
     from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
+    from regard.nn.head_norms import AcrossHeads as AcrossHeads
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
+    from regard.nn.residual import InnerPostNorm as InnerPostNorm
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
+    from regard.nn.residual import SandwichNorm as SandwichNorm
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
@@ -33,7 +36,8 @@ else:
                 "TokenEmbedding",
             ),
             "regard.nn.feed_forward": ("FeedForward", "GatedFeedForward"),
+            "regard.nn.head_norms": ("AcrossHeads",),
             "regard.nn.multi_head": ("MultiHeadAttention",),
-            "regard.nn.residual": ("PostNorm", "PreNorm"),
+            "regard.nn.residual": ("InnerPostNorm", "PostNorm", "PreNorm", "SandwichNorm"),
         },
     )

@@ -66,6 +66,12 @@ class KeyValue:
             self.length,
         )
 
+    def shift(self, places: Int[Tensor, " N"]) -> "KeyValue":
+        """Each row of the first batch dimension rotated towards its end by so many positions, in new buffers."""
+        steps = torch.arange(self.length, device=places.device)
+        index = ((steps - places[:, None]) % self.length).view(len(places), *(1,) * (self.key.dim() - 3), -1, 1)
+        return KeyValue.of(*(part.gather(-2, index.expand_as(part)) for part in (self.key, self.value)))
+
     def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
         """Rows `index` of the first batch dimension, in that order, in new buffers."""
         return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)

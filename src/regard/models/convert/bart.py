@@ -100,9 +100,9 @@ def _stack(
     settings: Settings, side: str, block: type[PreNorm] | type[PostNorm], positions: Maker, embedding_norm: Maker
 ) -> StackParts:
     dim, heads = settings.get("d_model", int), settings.get(f"{side}_attention_heads", int)
+    attention = partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0))
     return StackParts(
-        num_layers=settings.get(f"{side}_layers", int),
-        attention=partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0)),
+        attention=[attention] * settings.get(f"{side}_layers", int),
         feed_forward=partial(
             FeedForward,
             dim,

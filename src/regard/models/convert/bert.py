@@ -63,8 +63,8 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     parts = OneStackParts(
         dim=dim,
         stack=StackParts(
-            num_layers=settings.get("num_hidden_layers", int),
-            attention=partial(MultiHeadAttention, dim, heads, dropout=attention_dropout),
+            attention=[partial(MultiHeadAttention, dim, heads, dropout=attention_dropout)]
+            * settings.get("num_hidden_layers", int),
             feed_forward=partial(FeedForward, dim, settings.get("intermediate_size", int), activation=activation),
             residual=partial(PostNorm, dim, dropout=dropout, norm=norm),
             positions=partial(LearnedPositions, settings.get("max_position_embeddings", int), dim),

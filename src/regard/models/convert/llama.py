@@ -27,17 +27,19 @@ def llama(settings: Settings, weights: Weights) -> DecoderOnly:
     head_dim = settings.get("head_dim", int, dim // heads)
     norm = partial(nn.RMSNorm, eps=settings.get("rms_norm_eps", float, 1e-6))
     stack = StackParts(
-        num_layers=settings.get("num_hidden_layers", int),
-        attention=partial(
-            MultiHeadAttention,
-            dim,
-            heads,
-            num_kv_heads=settings.get("num_key_value_heads", int, heads),
-            head_dim=head_dim,
-            bias=settings.get("attention_bias", bool, False),
-            dropout=settings.get("attention_dropout", float, 0.0),
-            rotary=_rotary(settings, head_dim),
-        ),
+        attention=[
+            partial(
+                MultiHeadAttention,
+                dim,
+                heads,
+                num_kv_heads=settings.get("num_key_value_heads", int, heads),
+                head_dim=head_dim,
+                bias=settings.get("attention_bias", bool, False),
+                dropout=settings.get("attention_dropout", float, 0.0),
+                rotary=_rotary(settings, head_dim),
+            )
+        ]
+        * settings.get("num_hidden_layers", int),
         feed_forward=partial(
             GatedFeedForward,
             dim,

@@ -22,12 +22,12 @@ class KeyValue:
     """
 
     key_buffer: Float[Tensor, "*batch G capacity D"]
-    value_buffer: Float[Tensor, "*batch G capacity D"]
+    value_buffer: Float[Tensor, "*batch G capacity E"]
     length: int
     """S: the number of filled positions in the buffers."""
 
     @classmethod
-    def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
+    def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S E"]) -> "KeyValue":
         """Keys and values without free room."""
         return cls(key, value, key.shape[-2])
 
@@ -37,7 +37,7 @@ class KeyValue:
         return _first(self.key_buffer, self.length)
 
     @property
-    def value(self) -> Float[Tensor, "*batch G S D"]:
+    def value(self) -> Float[Tensor, "*batch G S E"]:
         """The filled part of the values, a view."""
         return _first(self.value_buffer, self.length)
 

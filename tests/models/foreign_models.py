@@ -110,7 +110,36 @@ def rope(kind: str, **values: Any) -> Foreign:
     return llama(rope_parameters={"rope_type": kind, "rope_theta": 500.0, **values})
 
 
+def modern(kind: str, **more: Any) -> Foreign:
+    """A decoder of a family with four layers, whose window is shorter than the sequences of the tests."""
+    many = {**LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 4, "max_position_embeddings": 32, **more}
+    return Foreign(f"{kind}ForCausalLM", f"{kind.removesuffix('Text')}{'Text' if kind == 'Gemma3' else ''}Config", many)
+
+
+MODERN_DECODERS = {
+    "mistral": modern("Mistral"),
+    "mistral, no window": modern("Mistral", sliding_window=None),
+    "qwen2": modern("Qwen2", use_sliding_window=True, max_window_layers=2),
+    "qwen2, no window": modern("Qwen2"),
+    "qwen3": modern("Qwen3", tie_word_embeddings=True),
+    "gemma2": modern("Gemma2", query_pre_attn_scalar=9, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma3": modern("Gemma3", query_pre_attn_scalar=9, num_hidden_layers=6),
+    "gemma3, scaled": modern(
+        "Gemma3", layer_types=["full_attention", "sliding_attention"] * 2,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 999.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+        },
+    ),
+    "olmo2": modern("Olmo2", sliding_window=None),
+    "olmo3": modern("Olmo3"),
+    "phi3": modern("Phi3", partial_rotary_factor=0.5),
+    "glm4": modern("Glm4", sliding_window=None, attention_bias=True),
+    "smollm3": modern("SmolLM3"),
+    "smollm3, window": modern("SmolLM3", use_sliding_window=True, no_rope_layers=[1, 0, 1, 0]),
+}  # fmt: skip
 LANGUAGE_MODELS = {
+    **MODERN_DECODERS,
     "gpt2": GPT2,
     "gpt2, not scaled": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "scale_attn_weights": False}),
     "gpt2, untied": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "tie_word_embeddings": False}),

@@ -79,3 +79,5 @@ class OneStackParts:
     tied_output: bool = True
     output_bias: bool = False
     """Whether the logits have a learned bias for each token."""
+    logit_cap: float | None = None
+    """c of logits c tanh(z / c) (Gemma 2, arXiv:2408.00118, section 2); None for z."""

@@ -9,6 +9,7 @@ never loaded, and no code of the folder is run.
 
 import reprlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import bert
+from regard.models.convert.decoders import DECODERS, decoder
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
-from regard.models.convert.llama import llama
 from regard.models.convert.t5 import t5
 from regard.models.convert.weights import Weights
 
@@ -30,10 +31,10 @@ FAMILIES: dict[str, ReadFamily] = {
     "bert": bert,
     "blenderbot": blenderbot,
     "gpt2": gpt2,
-    "llama": llama,
     "marian": marian,
     "pegasus": pegasus,
     "t5": t5,
+    **{name: partial(decoder, family) for name, family in DECODERS.items()},
 }
 """From the `model_type` of config.json to a function that builds the model."""
 

@@ -87,6 +87,43 @@ BERT_LIKE = {
     "max_position_embeddings": 29, "pad_token_id": PAD,
 }  # fmt: skip
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
+ENCODERS = {
+    "bert": BERT,
+    "roberta": Foreign("RobertaForMaskedLM", "RobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": Foreign(
+        "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}
+    ),
+    "modernbert": Foreign(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {
+            **BERT_LIKE,
+            "local_attention": 4,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 3,
+            "cls_token_id": 3,
+            "sep_token_id": 2,
+        },
+    ),
+    "modernbert, biases": Foreign(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {
+            **BERT_LIKE,
+            "local_attention": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+            "eos_token_id": 2,
+            "bos_token_id": 3,
+            "cls_token_id": 3,
+            "sep_token_id": 2,
+        },
+    ),
+}
 BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)
 
 GPT2_LIKE: dict[str, Any] = {

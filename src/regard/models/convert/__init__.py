@@ -17,10 +17,11 @@ from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
-from regard.models.convert.bert import bert
+from regard.models.convert.bert import BERT, ROBERTA, bert
 from regard.models.convert.decoders import DECODERS, decoder
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
+from regard.models.convert.modernbert import modernbert
 from regard.models.convert.t5 import t5
 from regard.models.convert.weights import Weights
 
@@ -28,12 +29,15 @@ ReadFamily = Callable[[Settings, Weights], nn.Module]
 
 FAMILIES: dict[str, ReadFamily] = {
     "bart": bart,
-    "bert": bert,
+    "bert": partial(bert, BERT),
     "blenderbot": blenderbot,
     "gpt2": gpt2,
     "marian": marian,
+    "modernbert": modernbert,
     "pegasus": pegasus,
+    "roberta": partial(bert, ROBERTA),
     "t5": t5,
+    "xlm-roberta": partial(bert, ROBERTA),
     **{name: partial(decoder, family) for name, family in DECODERS.items()},
 }
 """From the `model_type` of config.json to a function that builds the model."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from regard.files.atomic import read_json
 
-READERS = ("bert",)
+READERS = ("bert", "modernbert", "roberta", "xlm-roberta")
 """The families regard reads and that neither translate nor write."""
 WRITERS = (
     *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "glm4"),

@@ -138,6 +138,22 @@ def _check_cache_and_map(attend: MultiHeadAttention, x: Tensor) -> None:
         torch.testing.assert_close(attend.out(heads.flatten(-2)), whole, rtol=1e-9, atol=1e-10)
 
 
+def test_autocast_normalises_heads_in_the_precision_of_the_norm() -> None:
+    attend, x = MultiHeadAttention(32, 2, qk_norm=nn.RMSNorm), torch.randn(1, 5, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        query, key = attend.project_heads(x, 0, 1)
+        (plain,) = MultiHeadAttention.project_heads(_without_norms(attend), x, 0)
+    assert query.dtype == key.dtype == torch.bfloat16
+    exact = plain.double() / plain.double().square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(query.double(), exact, rtol=2**-8, atol=1e-6)
+
+
+def _without_norms(attend: MultiHeadAttention) -> MultiHeadAttention:
+    other = MultiHeadAttention(32, 2)
+    other.load_state_dict({name: weight for name, weight in attend.state_dict().items() if "norm" not in name})
+    return other
+
+
 def test_cross_attention_has_no_window() -> None:
     attend, memory = MultiHeadAttention(8, 2, window=1), torch.randn(1, 5, 8)
     weights = attend(torch.randn(1, 5, 8), memory, return_weights=True).weights

@@ -1,7 +1,7 @@
 """The settings of the models, without torch: sizes and names of parts, the source of the command line's flags."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
 from regard.models.layer_pattern import read_layers
@@ -16,6 +16,9 @@ POSITIONS, GATES = ("sinusoidal", "learned", "rotary"), ("none", "head", "elemen
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
     """The widths and parts of a stack of Transformer layers."""
+
+    depths: ClassVar[tuple[str, ...]] = ()
+    """The fields that count layers."""
 
     dim: int = 256
     """The width of the model; the paper's d_model."""
@@ -85,6 +88,7 @@ class StackConfig:
 class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
 
+    depths: ClassVar[tuple[str, ...]] = ("encoder_layers", "decoder_layers")
     encoder_layers: int = 3
     """The number of layers in the encoder; the paper's N."""
     decoder_layers: int = 3
@@ -104,6 +108,7 @@ class TransformerConfig(StackConfig):
 class OneStackConfig(StackConfig):
     """The sizes and parts of a Transformer of one stack."""
 
+    depths: ClassVar[tuple[str, ...]] = ("num_layers",)
     num_layers: int = 4
     """The number of layers in the stack."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
@@ -173,6 +178,8 @@ class EncoderOnlyConfig(OneStackConfig):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RNNConfig:
     """The sizes and parts of the recurrent model."""
+
+    depths: ClassVar[tuple[str, ...]] = ("encoder_layers",)
 
     embedding_dim: int = 256
     """The width of the word vectors; Bahdanau's m."""

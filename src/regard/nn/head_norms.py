@@ -44,3 +44,10 @@ def norm_of_heads(maker: HeadNorm | AcrossHeads | None, heads: int, width: int) 
     if isinstance(maker, AcrossHeads):
         return NormAcrossHeads(maker.norm(heads * width))
     return None if maker is None else maker(width)
+
+
+def normed(norm: nn.Module, heads: Float[Tensor, "*batch H T D"]) -> Float[Tensor, "*batch H T D"]:
+    """The norm of heads, computed in the dtype of its weight: under autocast that is more precise than theirs."""
+    dtype = next((weight.dtype for weight in norm.parameters()), heads.dtype)
+    answer: Tensor = norm(heads.to(dtype))
+    return answer.to(heads.dtype)

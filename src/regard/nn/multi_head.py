@@ -19,7 +19,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.functional import AnyNormalization, Attended, attention
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.nn.cache import KeyValue
-from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads
+from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
 from regard.nn.packed_heads import split_heads
 
 
@@ -393,4 +393,4 @@ class MultiHeadAttention(nn.Module):
         # A split behind the transpose would cost a copy there, too.
         split = [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]
         norms = (self.query_norm, self.key_norm, self.value_norm)[first:last]
-        return [part if norm is None else norm(part) for part, norm in zip(split, norms, strict=True)]
+        return [part if norm is None else normed(norm, part) for part, norm in zip(split, norms, strict=True)]

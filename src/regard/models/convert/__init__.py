@@ -27,20 +27,51 @@ from regard.models.convert.weights import Weights
 
 ReadFamily = Callable[[Settings, Weights], nn.Module]
 
-FAMILIES: dict[str, ReadFamily] = {
-    "bart": bart,
-    "bert": partial(bert, BERT),
-    "blenderbot": blenderbot,
-    "gpt2": gpt2,
-    "marian": marian,
-    "modernbert": modernbert,
-    "pegasus": pegasus,
-    "roberta": partial(bert, ROBERTA),
-    "t5": t5,
-    "xlm-roberta": partial(bert, ROBERTA),
-    **{name: partial(decoder, family) for name, family in DECODERS.items()},
+
+class Family(NamedTuple):
+    """A family of models that is read."""
+
+    read: ReadFamily
+    becomes: str
+    """The class of `regard.models` it becomes."""
+    parts: str
+    """Its parts, for docs/convert.md."""
+
+
+FAMILIES: dict[str, Family] = {
+    "marian": Family(
+        marian,
+        "Transformer",
+        "post-norm; sinusoidal positions, sines first; a bias per token on the logits; one, two or three embedding "
+        "matrices",
+    ),
+    "bart": Family(
+        bart, "Transformer", "post-norm; learned positions; the embeddings normalised; a bias per token on the logits"
+    ),
+    "pegasus": Family(pegasus, "Transformer", "Marian with the norm before each sublayer"),
+    "blenderbot": Family(blenderbot, "Transformer", "learned positions, the norm before each sublayer"),
+    "t5": Family(
+        t5,
+        "Transformer",
+        "RMSNorm before each sublayer; no biases; scores not scaled; one relative bias for all layers of a stack; "
+        "plain feed-forward, or gated (version 1.1)",
+    ),
+    "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
+    **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
+    "bert": Family(
+        partial(bert, BERT),
+        "EncoderOnly",
+        "post-norm, learned positions, segments, the head for masked tokens if the folder has it",
+    ),
+    "roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "BERT, whose positions count from the padding token on"),
+    "xlm-roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "RoBERTa of many languages"),
+    "modernbert": Family(
+        modernbert,
+        "EncoderOnly",
+        "LayerNorm before each sublayer, rotary positions, gated feed-forward, a window in two of three layers",
+    ),
 }
-"""From the `model_type` of config.json to a function that builds the model."""
+"""From the `model_type` of config.json."""
 
 
 class Pretrained(NamedTuple):
@@ -78,7 +109,7 @@ def from_huggingface(folder: Path | str) -> Pretrained:
         raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
     weights = Weights(read_tensors(folder), folder)
     try:
-        model = FAMILIES[family](settings, weights)
+        model = FAMILIES[family].read(settings, weights)
     except (ArgumentError, ShapeError, ArithmeticError, RuntimeError) as error:
         # Impossible sizes, such as 0 heads, or more elements than torch can count.
         raise RunFolderError(

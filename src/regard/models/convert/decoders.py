@@ -1,16 +1,4 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971) and the decoders that differ from it in some of their parts.
-
-Qwen2 (arXiv:2407.10671)   biases of queries, keys and values; a window in the upper layers
-Qwen3 (arXiv:2505.09388)   a norm of each head's queries and keys
-Mistral (arXiv:2310.06825) a window in all layers
-Gemma 2 (arXiv:2408.00118) norms before and after each sublayer, a window in every second layer, capped logits
-Gemma 3 (arXiv:2503.19786) Gemma 2 with norms of queries and keys in place of the caps, five windows and one full
-OLMo 2 (arXiv:2501.00656)  norms after each sublayer, and of the queries and keys across heads
-OLMo 3 (arXiv:2512.13961)  OLMo 2 with a window in three of four layers
-Phi-3 (arXiv:2404.14219)   packed matrices, a rotated part of each head
-GLM-4 (arXiv:2406.12793)   norms before and after each sublayer, packed matrices, a rotated part in pairs
-SmolLM3                    every fourth layer without positions
-"""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971) and the decoders that differ from it in some of their parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +73,8 @@ def _each_head(norm: HeadNorm) -> HeadNorm:
 class Decoder:
     """A family: the parts in which it differs from Llama."""
 
+    parts: str
+    """These parts in words, for docs/convert.md."""
     norms: Mapping[str, str] = field(default_factory=lambda: BEFORE)
     """The names of a layer's norms: theirs, and ours."""
     residual: Callable[..., Residual] = PreNorm
@@ -107,30 +97,52 @@ def _gemma_score(settings: Settings, head_dim: int) -> Score:
     return score if cap is None else SoftCapped(score, cap)
 
 
-_GEMMA2 = Decoder(
-    norms=AROUND, residual=SandwichNorm, gain=1.0, kind=_every(2), score=_gemma_score, activation="hidden_activation",
-    scales_embeddings=True,
-)  # fmt: skip
-_OLMO2 = Decoder(norms=AFTER, residual=InnerPostNorm, qk_norm=AcrossHeads, rope=Rope(base=500_000.0), eps=1e-5)
+_ROUND: dict[str, Any] = {
+    "norms": AROUND, "residual": SandwichNorm, "gain": 1.0, "score": _gemma_score, "activation": "hidden_activation",
+    "scales_embeddings": True,
+}  # fmt: skip
+_INNER: dict[str, Any] = {"norms": AFTER, "residual": InnerPostNorm, "qk_norm": AcrossHeads, "eps": 1e-5}
 DECODERS: dict[str, Decoder] = {
-    "llama": Decoder(),
-    "mistral": Decoder(kind=_always_sliding),
-    "qwen2": Decoder(kind=_upper_sliding),
-    "qwen3": Decoder(kind=_upper_sliding, qk_norm=_each_head),
-    "gemma2": _GEMMA2,
+    "llama": Decoder(
+        "RMSNorm before each sublayer, SwiGLU, grouped heads, rotary positions with the scalings `linear`, `dynamic`, "
+        "`yarn`, `llama3` and `longrope`"
+    ),
+    "mistral": Decoder("Llama with a window in all layers, or without one", kind=_always_sliding),
+    "qwen2": Decoder(
+        "Llama with biases of queries, keys and values, and a window in the upper layers if the configuration turns it "
+        "on (Qwen2 and 2.5)",
+        kind=_upper_sliding,
+    ),
+    "qwen3": Decoder("Llama with an RMSNorm of each head's queries and keys", kind=_upper_sliding, qk_norm=_each_head),
+    "gemma2": Decoder(
+        "RMSNorm before and after each sublayer, a window in every second layer, capped scores and logits",
+        kind=_every(2), **_ROUND,
+    ),
     "gemma3_text": Decoder(
-        norms=AROUND, residual=SandwichNorm, gain=1.0, kind=_every(6), score=_gemma_score,
-        activation="hidden_activation", scales_embeddings=True, qk_norm=_each_head,
-        rope=Rope(base=1_000_000.0, local_base=10_000.0, scales_sliding=False),
+        "Gemma 2 without caps, with an RMSNorm of each head's queries and keys, a window in five of six layers, and "
+        "slower rotary positions in the others",
+        kind=_every(6), qk_norm=_each_head, rope=Rope(base=1_000_000.0, local_base=10_000.0, scales_sliding=False),
+        **_ROUND,
     ),
-    "olmo2": _OLMO2,
+    "olmo2": Decoder(
+        "RMSNorm after each sublayer within the skip connection, and of the queries and keys across heads",
+        rope=Rope(base=500_000.0), **_INNER,
+    ),
     "olmo3": Decoder(
-        norms=AFTER, residual=InnerPostNorm, qk_norm=AcrossHeads, kind=_every(4), eps=1e-5,
-        rope=Rope(base=500_000.0, scales_sliding=False),
+        "OLMo 2 with a window in three of four layers",
+        kind=_every(4), rope=Rope(base=500_000.0, scales_sliding=False), **_INNER,
     ),
-    "phi3": Decoder(kind=_always_sliding, rope=Rope(has_parts=True), eps=1e-5),
-    "glm4": Decoder(norms=GLM, residual=SandwichNorm, rope=Rope(Interleaved(), has_parts=True), eps=1.5625e-07),
-    "smollm3": Decoder(no_positions_every=4, rope=Rope(base=2_000_000.0)),
+    "phi3": Decoder(
+        "Llama with packed matrices, and a rotated part of each head (Phi-3 and 4)",
+        kind=_always_sliding, rope=Rope(has_parts=True), eps=1e-5,
+    ),
+    "glm4": Decoder(
+        "RMSNorm before and after each sublayer, packed matrices, a part of each head rotated in neighbouring pairs",
+        norms=GLM, residual=SandwichNorm, rope=Rope(Interleaved(), has_parts=True), eps=1.5625e-07,
+    ),
+    "smollm3": Decoder(
+        "Llama with every fourth layer without positions", no_positions_every=4, rope=Rope(base=2_000_000.0)
+    ),
 }  # fmt: skip
 """From the `model_type` of config.json."""
 

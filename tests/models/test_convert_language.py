@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from regard.errors import RunFolderError
 from regard.models.convert import Pretrained, from_huggingface
+from regard.tasks.training.output_loss import output_cross_entropy
 from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, MODERN_DECODERS, VOCAB, llama, save
 
 LENGTH = 15
@@ -86,6 +88,14 @@ def test_padded_prompts_are_read_as_each_alone(pair: tuple[Any, Pretrained]) -> 
         for row, length in enumerate(lengths):
             alone = theirs(torch.cat([prompts[row, :length], new[:, row]])[None], use_cache=False).logits[0, length:]
             torch.testing.assert_close(torch.stack(logits)[:, row], alone, atol=1e-4, rtol=0)
+
+
+def test_a_loss_of_capped_logits_is_theirs(tmp_path: Path) -> None:
+    theirs, tokens = MODERN_DECODERS["gemma2"].build(), torch.randint(2, VOCAB, (2, 9))
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    loss = partial(output_cross_entropy, targets=tokens[:, 1:], ignore_index=-100)
+    total, count = ours(tokens[:, :-1], loss=loss)
+    torch.testing.assert_close(total / count, theirs(tokens, labels=tokens).loss, atol=1e-5, rtol=1e-5)
 
 
 def test_special_tokens(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class Foreign:
 
         config = getattr(transformers, self.config)(**self.settings)
         torch.manual_seed(3)
-        model = getattr(transformers, self.model)._from_config(config, attn_implementation="eager").eval()
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # their products want wide experts
+        model = getattr(transformers, self.model)._from_config(config, **plain).eval()
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if "embed_positions" not in name or self.config in ("BartConfig", "BlenderbotConfig"):
@@ -147,6 +148,13 @@ def rope(kind: str, **values: Any) -> Foreign:
     return llama(rope_parameters={"rope_type": kind, "rope_theta": 500.0, **values})
 
 
+DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 9, "first_k_dense_replace": 1, "kv_lora_rank": 6, "q_lora_rank": 7, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6, "v_head_dim": 3, "head_dim": 4, "num_key_value_heads": 4, "sliding_window": None,
+}  # fmt: skip
+
+
 def modern(kind: str, **more: Any) -> Foreign:
     """A decoder of a family with four layers, whose window is shorter than the sequences of the tests."""
     many = {**LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 4, "max_position_embeddings": 32, **more}
@@ -173,6 +181,22 @@ MODERN_DECODERS = {
     "phi3": modern("Phi3", partial_rotary_factor=0.5),
     "glm4": modern("Glm4", sliding_window=None, attention_bias=True),
     "smollm3": modern("SmolLM3"),
+    "mixtral": modern("Mixtral", num_local_experts=4),
+    "qwen3_moe": modern("Qwen3Moe", num_experts=4, num_experts_per_tok=3, moe_intermediate_size=9, mlp_only_layers=[1]),
+    "qwen3_moe, normalised": modern("Qwen3Moe", num_experts=4, num_experts_per_tok=3, norm_topk_prob=True),
+    "gpt_oss": modern("GptOss", num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v2": modern("DeepseekV2", **{**DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v2, groups": modern(
+        "DeepseekV2", **DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=3.0
+    ),
+    "deepseek_v3": modern("DeepseekV3", **DEEPSEEK),
+    "deepseek_v3, scaled": modern(
+        "DeepseekV3", **DEEPSEEK,
+        rope_parameters={
+            "rope_type": "yarn", "factor": 8.0, "mscale": 0.9, "mscale_all_dim": 0.7, "rope_theta": 999.0,
+            "original_max_position_embeddings": 4,
+        },
+    ),
     "smollm3, window": modern("SmolLM3", use_sliding_window=True, no_rope_layers=[1, 0, 1, 0]),
 }  # fmt: skip
 LANGUAGE_MODELS = {

@@ -9,8 +9,8 @@ from regard.call.masks.patterns import window
 from regard.call.rotary.rotary import Rotary
 from regard.models.config import OneStackConfig
 from regard.models.layer_pattern import read_layers
-from regard.models.parts import Maker, OneStackParts
-from regard.models.stack import MakeAttention, attention_of, make_stack
+from regard.models.parts import MakeAttention, Maker, OneStackParts
+from regard.models.stack import attention_of, make_stack
 
 Side = Literal["left", "both"]
 """The keys of a window: before the query in a decoder, around it in an encoder."""

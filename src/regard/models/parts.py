@@ -5,21 +5,23 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.nn import MultiHeadAttention
+from regard.nn import LatentAttention, MultiHeadAttention
 from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
+MakeAttention = Callable[[], MultiHeadAttention | LatentAttention]
+"""A function that makes the attention of one layer. Attention to a source needs the multi-head one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackParts:
     """The parts of an encoder or of a decoder."""
 
-    attention: Sequence[Callable[[], MultiHeadAttention]]
+    attention: Sequence[MakeAttention]
     """For each layer, makes its self-attention and, in a decoder, its attention to the source."""
-    feed_forward: Maker
-    """Makes each feed-forward network, (..., D) to (..., D)."""
+    feed_forward: Sequence[Maker]
+    """For each layer, makes its feed-forward network, (..., D) to (..., D)."""
     residual: Callable[[], Residual]
     """Makes the skip connection and the norm around each of these."""
     positions: Maker

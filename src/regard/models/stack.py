@@ -14,7 +14,7 @@ from regard.call.masks.basic import lengths
 from regard.call.rotary.rotary import Rotary
 from regard.functional import Attended
 from regard.models.config import StackConfig
-from regard.models.parts import Maker, StackParts
+from regard.models.parts import MakeAttention, Maker, StackParts
 from regard.models.protocol import RecordMap
 from regard.nn import (
     FeedForward,
@@ -31,7 +31,6 @@ from regard.nn.arguments import require_sizes
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
 Body = TypeVar("Body", bound=nn.Module)
-MakeAttention = Callable[[], MultiHeadAttention]
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 BLOCKS: dict[str, type[PreNorm] | type[PostNorm]] = {"pre": PreNorm, "post": PostNorm}
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
@@ -71,7 +70,7 @@ def make_stack(config: StackConfig, attentions: Sequence[MakeAttention], *, subl
         feed_forward = partial(_smaller, feed_forward, gain)
     return StackParts(
         attention=attentions,
-        feed_forward=feed_forward,
+        feed_forward=[feed_forward] * len(attentions),
         residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
         positions=POSITIONS[config.positions](config),
         final_norm=partial(norm, config.dim) if block.needs_final_norm else nn.Identity,
@@ -99,7 +98,7 @@ class SelfAttentionLayer(nn.Module):
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
         self.self_attention = parts.attention[number]()
-        self.feed_forward = parts.feed_forward()
+        self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
     def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:

@@ -25,7 +25,7 @@ from regard.models.stack import (
     recorded_attention,
     shared_bias,
 )
-from regard.nn import Dropout, KeyValue, TokenEmbedding
+from regard.nn import Dropout, KeyValue, MultiHeadAttention, TokenEmbedding
 
 
 class DecoderLayer(nn.Module):
@@ -34,8 +34,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
         self.self_attention = parts.attention[number]()
-        self.cross_attention = parts.attention[number]()
-        self.feed_forward = parts.feed_forward()
+        cross = parts.attention[number]()
+        require(cross, MultiHeadAttention, "the attention of a decoder with a source", "a MultiHeadAttention")
+        self.cross_attention = cast(MultiHeadAttention, cross)
+        self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
     def forward(

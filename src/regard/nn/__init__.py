@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from regard.nn.head_norms import AcrossHeads as AcrossHeads
     from regard.nn.indexer import Indexer as Indexer
     from regard.nn.latent import LatentAttention as LatentAttention
+    from regard.nn.mixture import MixtureOfExperts as MixtureOfExperts
+    from regard.nn.mixture import SigmoidRouter as SigmoidRouter
+    from regard.nn.mixture import SoftmaxRouter as SoftmaxRouter
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
     from regard.nn.residual import InnerPostNorm as InnerPostNorm
     from regard.nn.residual import PostNorm as PostNorm
@@ -45,6 +48,7 @@ else:
             "regard.nn.head_norms": ("AcrossHeads",),
             "regard.nn.indexer": ("Indexer",),
             "regard.nn.latent": ("LatentAttention",),
+            "regard.nn.mixture": ("MixtureOfExperts", "SigmoidRouter", "SoftmaxRouter"),
             "regard.nn.multi_head": ("MultiHeadAttention",),
             "regard.nn.residual": ("InnerPostNorm", "PostNorm", "PreNorm", "SandwichNorm"),
         },

@@ -105,7 +105,7 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     settings = read_settings(folder)
     family = settings.values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join(sorted(FAMILIES))
         raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
     weights = Weights(read_tensors(folder), folder)
     try:

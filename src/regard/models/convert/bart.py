@@ -103,13 +103,16 @@ def _stack(
     attention = partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0))
     return StackParts(
         attention=[attention] * settings.get(f"{side}_layers", int),
-        feed_forward=partial(
-            FeedForward,
-            dim,
-            settings.get(f"{side}_ffn_dim", int),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
-            dropout=settings.get("activation_dropout", float, 0.0),
-        ),
+        feed_forward=[
+            partial(
+                FeedForward,
+                dim,
+                settings.get(f"{side}_ffn_dim", int),
+                activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
+                dropout=settings.get("activation_dropout", float, 0.0),
+            )
+        ]
+        * settings.get(f"{side}_layers", int),
         residual=partial(block, dim, dropout=settings.get("dropout", float, 0.1)),
         positions=positions,
         embedding_norm=embedding_norm,

@@ -92,7 +92,8 @@ def bert(names: Names, settings: Settings, weights: Weights) -> EncoderOnly:
         stack=StackParts(
             attention=[partial(MultiHeadAttention, dim, heads, dropout=attention_dropout)]
             * settings.get("num_hidden_layers", int),
-            feed_forward=partial(FeedForward, dim, settings.get("intermediate_size", int), activation=activation),
+            feed_forward=[partial(FeedForward, dim, settings.get("intermediate_size", int), activation=activation)]
+            * settings.get("num_hidden_layers", int),
             residual=partial(PostNorm, dim, dropout=dropout, norm=norm),
             positions=partial(LearnedPositions, len(weights.ours["positions.weight"]), dim),
             embedding_norm=partial(norm, dim),

@@ -38,12 +38,15 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
             )
         ]
         * settings.get("n_layer", int),
-        feed_forward=partial(
-            FeedForward,
-            dim,
-            settings.get("n_inner", int, 4 * dim),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
-        ),
+        feed_forward=[
+            partial(
+                FeedForward,
+                dim,
+                settings.get("n_inner", int, 4 * dim),
+                activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
+            )
+        ]
+        * settings.get("n_layer", int),
         residual=partial(PreNorm, dim, dropout=dropout, norm=norm),
         positions=partial(LearnedPositions, settings.get("n_positions", int, 1024), dim),
         final_norm=partial(norm, dim),

@@ -36,13 +36,16 @@ def modernbert(settings: Settings, weights: Weights) -> EncoderOnly:
             partial(attention, rotary=rotaries[kind], window=around if kind == "sliding_attention" else None)
             for kind in kinds
         ],
-        feed_forward=partial(
-            GatedFeedForward,
-            dim,
-            settings.get("intermediate_size", int),
-            activation=settings.one_of("hidden_activation", ACTIVATIONS, "gelu"),
-            bias=settings.get("mlp_bias", bool, False),
-        ),
+        feed_forward=[
+            partial(
+                GatedFeedForward,
+                dim,
+                settings.get("intermediate_size", int),
+                activation=settings.one_of("hidden_activation", ACTIVATIONS, "gelu"),
+                bias=settings.get("mlp_bias", bool, False),
+            )
+        ]
+        * len(kinds),
         residual=partial(PreNorm, dim, norm=norm),
         positions=NoPositions,
         embedding_norm=partial(norm, dim),

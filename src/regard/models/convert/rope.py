@@ -1,5 +1,6 @@
 """Rotary positions of Hugging Face's configurations."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,15 +52,34 @@ class Rope:
         return Settings({**old, **values}, settings.source)
 
 
+def latent_scale(settings: Settings) -> float:
+    """The factor of DeepSeek's scores beside a rotation by YaRN."""
+    rope = Settings(settings.part("rope_parameters") or settings.part("rope_scaling"), settings.source)
+    if rope.get("rope_type", str, rope.get("type", str, "default")) == "default":
+        return 1.0
+    return _magnitude(rope.get("factor", float), rope.get("mscale_all_dim", float, 0.0)) ** 2
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    """DeepSeek-AI 2024 (arXiv:2405.04434), section 3.1.4; 1 for a weight of 0."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _yarn(rope: Settings, longest: int) -> Scaling:
     original = rope.get("original_max_position_embeddings", int, longest)
+    factor = rope.get("factor", float, longest / original)
+    attention_factor = rope.optional("attention_factor", float)
+    weights = [rope.get(name, float, 0.0) for name in ("mscale", "mscale_all_dim")]
+    if attention_factor is None and all(weights):
+        above, below = (_magnitude(factor, weight) for weight in weights)
+        attention_factor = above / below
     return YaRN(
-        factor=rope.get("factor", float, longest / original),
+        factor=factor,
         original_length=original,
         beta_fast=rope.get("beta_fast", float, 32.0),
         beta_slow=rope.get("beta_slow", float, 1.0),
         truncate=rope.get("truncate", bool, True),
-        attention_factor=rope.optional("attention_factor", float),
+        attention_factor=attention_factor,
     )
 
 

@@ -70,7 +70,7 @@ def _stack(settings: Settings, num_layers: int, *, bidirectional: bool) -> Stack
             )
         ]
         * num_layers,
-        feed_forward=_feed_forward(settings, dim, dropout),
+        feed_forward=[_feed_forward(settings, dim, dropout)] * num_layers,
         residual=partial(PreNorm, dim, dropout=dropout, norm=norm),
         positions=NoPositions,
         relative=partial(

@@ -8,7 +8,7 @@ READERS = ("bert", "modernbert", "roberta", "xlm-roberta")
 """The families regard reads and that neither translate nor write."""
 WRITERS = (
     *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "glm4"),
-    "smollm3",
+    *("smollm3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
 )
 """The families that continue a text."""
 

@@ -43,8 +43,18 @@ FLOORS = [
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 FILES = house.python_files(SOURCE)
 IMPORTS = house.imports(FILES)
-PUBLIC_PACKAGES = ("call.biases", "call.masks", "call.rotary", "call.scores", "edits", "huggingface", "views")
-ON_DEMAND = ("models", "nn", "tasks", "tasks.exports", "tasks.generation", "tasks.text", "watching", "watching.checks")
+PUBLIC_PACKAGES = ("call.biases", "call.rotary", "call.scores", "edits", "huggingface", "views")
+ON_DEMAND = (
+    "call.masks",
+    "models",
+    "nn",
+    "tasks",
+    "tasks.exports",
+    "tasks.generation",
+    "tasks.text",
+    "watching",
+    "watching.checks",
+)
 
 
 def part_of(module: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from regard.errors import ArgumentError, ShapeError
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
-from regard.views.html.numbers import HeadNumbers, as_heads, mean_of_heads, numbers, spans
+from regard.views.html.numbers import HeadNumbers, as_heads, common_text, mean_of_heads, numbers, spans
 from regard.views.html.token_lists import TokenLists, kind_and_layer
 from regard.views.labels import axis_labels, printable
 
@@ -128,7 +128,7 @@ def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Ar
     heads = as_heads(name, one.weights)
     count, queries, keys = heads.shape
     rows, columns = axis_labels(one.rows, queries, "rows"), axis_labels(one.columns, keys, "columns")
-    found = [numbers(name, heads, None if one.columns is None else columns)]
+    found = [numbers(name, heads, common_text(rows, columns))]
     mean = mean_of_heads(heads)
     if mean is not None:
         found.append(numbers(name, mean, None))

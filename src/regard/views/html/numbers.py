@@ -265,7 +265,7 @@ def telling(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tenso
     r"""How much a query tells about the keys that a head looks at, in nats: (H,).
 
     $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and the
-    weight s on the query's own position. It is 0 for even attention, for a sink and for a head that looks at itself.
+    weight s on the query's own position: 0 for even attention, for a sink, and for a head that looks at itself.
 
     Args:
         received: the sum over the queries of the weights on each key, (H, S).

@@ -19,14 +19,15 @@ from regard.files.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
 from regard.views.examples import Viewed, examples_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
-from regard.views.html.carried import Carried
+from regard.views.html.carried import Carried, report_lines
 from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
 from regard.views.themes import DARK, LIGHT, Theme
 
 MODULES = (
     "page_codec.js", "page_worker.js", "page_numbers.js", "page_tiles.js", "page_weights.js", "page_state.js",
-    "page_scale.js", "page_dom.js",
-    "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js", "page.js",
+    "page_words.js", "page_scale.js", "page_dom.js",
+    "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js",
+    "page_controls.js", "page.js",
 )  # fmt: skip
 """The files of the JavaScript; each uses only those before it."""
 NOT_CARRIED = ("#f1f1f4", "#c9ccd6"), ("#22242e", "#3d4152")
@@ -44,7 +45,7 @@ class Page:
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
     the page has 0.2 of 8.0 MB
-    0: every weight of 1 of 1
+    0: every weight of every head
     """
 
     text: str
@@ -55,9 +56,8 @@ class Page:
     """The requested bound."""
 
     def report(self) -> str:
-        """The content, a line per map."""
-        head = f"the page has {self.used_bytes / MEGABYTE:.1f} of {self.budget_bytes / MEGABYTE:.1f} MB"
-        return "\n".join([head, *map(str, self.carried)])
+        """The content: its bytes, and a line for the maps with the same."""
+        return "\n".join(_report(self.used_bytes, self.budget_bytes, self.carried))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it to a file, either all of it or nothing.
@@ -129,7 +129,7 @@ def page(
     data["arrays"] = [None if one is None else one.as_json() for one in arrays]
     parts["data"] = as_text(data)
     text = _filled(parts)
-    return Page(text, carried, len(text.encode()), data["carried"]["budget"])
+    return Page(text, carried, len(text.encode()), budget_mb * MEGABYTE)
 
 
 def _filled(parts: Mapping[str, str]) -> str:
@@ -168,8 +168,13 @@ def page_data(
     }
     arrays.spend("and what it says of itself", document_bytes + len(as_text(about)) + LINE_BYTES)
     data, carried = contents(chosen, arrays, exact, factors)
-    said = {"used": arrays.used_bytes, "budget": arrays.budget_bytes, "lines": [str(one) for one in carried]}
+    said = _report(arrays.used_bytes, arrays.budget_bytes, carried)
     return about | data | {"carried": said}, arrays.held, carried
+
+
+def _report(used_bytes: int, budget_bytes: float, carried: Sequence[Carried]) -> list[str]:
+    sizes = f"the page has {used_bytes / MEGABYTE:.1f} of {budget_bytes / MEGABYTE:.1f} MB"
+    return [sizes, *report_lines(carried)]
 
 
 def page_colours() -> dict[str, Any]:

@@ -60,11 +60,11 @@ class Replier:
         for example in examples:
             self._names.append(list(example.maps))
             self.maps.append([as_heads(name, one.weights) for name, one in example.maps.items()])
-            self._texts.append([
-                common_text(*(axis_labels(labels, count, side) for labels, count, side in (
-                    (one.rows, heads.shape[-2], "rows"), (one.columns, heads.shape[-1], "columns"))))
+            sides = [
+                (axis_labels(one.rows, heads.shape[-2], "rows"), axis_labels(one.columns, heads.shape[-1], "columns"))
                 for one, heads in zip(example.maps.values(), self.maps[-1], strict=True)
-            ])  # fmt: skip
+            ]
+            self._texts.append([common_text(*both) for both in sides])
         self._held: OrderedDict[tuple[Any, ...], tuple[tuple[float, str], AttentionMap]] = OrderedDict()
         self._numbers: dict[tuple[Any, ...], Reply] = {}
 

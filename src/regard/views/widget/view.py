@@ -16,6 +16,7 @@ from regard.views.html.page import save_page
 from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
+from regard.watching.report import count
 
 LEAST_HEIGHT = 300
 """Pixels; a lower view shows no map."""
@@ -128,13 +129,13 @@ def _view_class() -> Any:
 
         def __repr__(self) -> str:
             maps = [
-                f"{name} ({len(heads)} heads, {heads.shape[-2]} x {heads.shape[-1]})"
+                f"{name} ({count(len(heads), 'head')}, {heads.shape[-2]} x {heads.shape[-1]})"
                 for example, some in zip(self.examples, self._answers.maps, strict=True)
                 for name, heads in zip(example.maps, some, strict=True)
             ]
             more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
             shown = ", ".join(maps[: 4 if more else 5])
-            return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
+            return f"View({self.title!r}, {count(len(maps), 'map')}: {shown}{more})"
 
         def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
             if not isinstance(content, dict):

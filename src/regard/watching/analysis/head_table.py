@@ -176,7 +176,7 @@ def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OfTheSame(PerQuery):
-    """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on such a token."""
+    """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
 
     tokens: Tensor
     """(flat_heads, S)."""

@@ -264,8 +264,8 @@ def _statistics(
 def telling(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tensor | None) -> Tensor:
     r"""How much a query tells about the keys that a head looks at, in nats: (H,).
 
-    $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and the
-    weight s on the query's own position: 0 for even attention, for a sink, and for a head that looks at itself.
+    $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and
+    the weight s on the query's own position: 0 for even attention, for a sink, and for a head that looks at itself.
 
     Args:
         received: the sum over the queries of the weights on each key, (H, S).

@@ -44,7 +44,7 @@ export function build(root, data, act) {
     scale: choice("Scale", SCALES.map((name) => [name, SCALE_NAMES[name]]), (scale) => changed({ scale })),
     side: choice("Token", [["from", "looks at"], ["to", "is looked at by"]], (side) => changed({ side, focus: null })),
     sort: choice("Heads", [], (sort) => changed({ sort })),
-    other: choice("Compare with", [], (text) => {
+    other: choice("With", [], (text) => {
       const [example, map, head] = text.split(".");
       changed({ other: { example: Number(example), map: Number(map), head: head === "mean" ? "mean" : Number(head) } });
     }),
@@ -70,7 +70,7 @@ export function build(root, data, act) {
   };
   const dark = () => changed({ theme: root.dataset.theme === "dark" ? "light" : "dark" });
   const more = element("details", { class: "more" }, element("summary", {}, "More"),
-    element("div", {}, parts.sink, parts.threshold, parts.other,
+    element("div", {}, parts.sink, parts.threshold,
       element("div", { class: "buttons" }, "Save what is seen: ", button("CSV", () => act.save("csv")), button("PNG", () => act.save("png")), button("SVG", () => act.save("svg")),
         button("i-j", () => act.save("pharaoh"), "the strongest key of each query as Pharaoh's source-target pairs"), button("Copy CSV", () => act.save("copy"))),
       button("Light or dark", dark),
@@ -84,7 +84,7 @@ export function build(root, data, act) {
   parts.texts = element("section", { class: "texts card", "aria-label": "Text" }, element("div", { class: "steps" }, parts.side, parts.find), parts.queries.frame, parts.keys.frame);
   parts.recompute = element("div", { class: "recompute" }, parts.temperature, parts.mask);
   root.replaceChildren(
-    element("header", {}, element("h1", { dir: "auto", title: data.title }, data.title), element("div", { class: "choices" }, parts.examples, parts.kinds, parts.layers, parts.headChoice, parts.view), more, parts.about),
+    element("header", {}, element("h1", { dir: "auto", title: data.title }, data.title), element("div", { class: "choices" }, parts.examples, parts.kinds, parts.layers, parts.headChoice, parts.view, parts.other), more, parts.about),
     parts.texts,
     element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
     element("section", { class: "side card", "aria-label": "Numbers" },

@@ -61,3 +61,20 @@ def test_axe_finds_nothing_serious_in_a_view(browser: Chromium, tmp_path: Path, 
             notebook.run("document.documentElement.lang = 'en'; root('a').querySelector('.more').open = true;")
             assert serious(browser) == [], link
     browser.dark(False)
+
+
+def test_a_focus_that_is_scrolled_away_is_not_named(browser: Chromium, tmp_path: Path) -> None:
+    path, words = tmp_path / "page.html", [f"word{n}" for n in range(900)]
+    page([Example("", {"0": Map(torch.eye(900), words, words)})]).save(path)
+    browser.size(1280, 800)
+    browser.open(f"file://{path}#query=500")
+    browser.until("document.querySelector('.token.focus')")
+    named = """
+      const scroller = [...document.querySelectorAll(".scroller")].at(-1);
+      const id = scroller.getAttribute("aria-activedescendant");
+      return [Boolean(id), Boolean(id && document.getElementById(id))];"""
+    assert browser.run(named) == [True, True]
+    move = "[...document.querySelectorAll('.scroller')].at(-1).scrollTop = 0;"
+    browser.run(f"{move} await new Promise((done) => setTimeout(done, 100));")
+    assert browser.run(named) == [False, False]
+    assert serious(browser) == []

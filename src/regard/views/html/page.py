@@ -172,7 +172,7 @@ def page_data(
     return about | data | {"carried": said}, arrays.held, carried
 
 
-def _report(used_bytes: int, budget_bytes: float, carried: Sequence[Carried]) -> list[str]:
+def _report(used_bytes: float, budget_bytes: float, carried: Sequence[Carried]) -> list[str]:
     sizes = f"the page has {used_bytes / MEGABYTE:.1f} of {budget_bytes / MEGABYTE:.1f} MB"
     return [sizes, *report_lines(carried)]
 

@@ -15,7 +15,7 @@ export function fillHeads(holder, now, act) {
     const caption = `${layer === "" ? "" : `${layer}.`}${head === "mean" ? "mean" : head}${number}`;
     const said = value === null ? "" : `, ${PATTERNS[sort].named ?? `on ${PATTERNS[sort].where}`} ${readable(value)}`;
     return element("button", {
-      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${placeName(maps[map], head)}${said}`, "aria-label": `${caption}, ${placeName(maps[map], head)}${said}`,
+      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${placeName(maps[map], head)}${said}. Shift and click shows several.`, "aria-label": `${caption}, ${placeName(maps[map], head)}${said}`,
       onclick: (event) => act({ map, head, added: event.shiftKey || event.ctrlKey || event.metaKey }),
     }, element("canvas", { "aria-hidden": "true" }), element("small", {}, caption));
   }));

@@ -51,6 +51,15 @@ def test_the_header_says_what_is_shown_of_what_by_which_head(tab: Tab) -> None:
     )
 
 
+def test_a_page_without_a_title_names_the_model() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(layer) as seen:
+        layer(torch.randn(1, 5, 16))
+    assert "<title>Attention of TransformerEncoderLayer</title>" in page(seen).text
+    assert "<title>Attention</title>" in page([one for _, one in seen.items()]).text
+    assert "<title>Mine</title>" in page(seen, title="Mine").text
+
+
 def test_only_two_columns_promise_lines(tab: Tab) -> None:
     tab.show(page([Example("", {"0": Map(uniform(1, 8))})]).text)
     matrix, links = tab.run("""

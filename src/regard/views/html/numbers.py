@@ -182,7 +182,7 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
         if source.keeps(statistic):
             statistics[name] = _short(getattr(heads, name)().mean(-1))
     if source.keeps(Received()) and source.keeps(Entropy()):
-        statistics["telling"] = _short(telling(heads.received(), heads.entropy().mean(-1), queries, None))
+        statistics["telling"] = _short(telling_score(heads.received(), heads.entropy().mean(-1), queries, None))
     most = [float(one.max()) for one in largest]
     return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
 
@@ -257,11 +257,11 @@ def _statistics(
     else:
         kinds = {label: kind for kind, label in enumerate(dict.fromkeys(text))}
         answers |= patterns(heads, torch.tensor([kinds[one] for one in text]) if len(kinds) < keys else None, live)
-    answers["telling"] = telling(found["received"], answers["entropy"], live.sum(-1), answers.get("self"))
+    answers["telling"] = telling_score(found["received"], answers["entropy"], live.sum(-1), answers.get("self"))
     return {name: _short(answer) for name, answer in answers.items()}
 
 
-def telling(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tensor | None) -> Tensor:
+def telling_score(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tensor | None) -> Tensor:
     r"""How much a query tells about the keys that a head looks at, in nats: (H,).
 
     $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and
@@ -275,7 +275,7 @@ def telling(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tenso
 
     >>> even, sharp = torch.full((3, 3), 1 / 3), torch.eye(3).roll(1, -1)
     >>> both = torch.stack([even, sharp])
-    >>> telling(both.sum(1), torch.special.entr(both).sum(-1).mean(-1), 3, None)
+    >>> telling_score(both.sum(1), torch.special.entr(both).sum(-1).mean(-1), 3, None)
     tensor([0.0000, 1.0986])
     """
     of_mean = torch.special.entr(received / torch.as_tensor(queries).unsqueeze(-1)).sum(-1)

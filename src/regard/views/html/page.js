@@ -203,8 +203,8 @@ export function render(root, data, options = {}) {
 
   /** What is shown, of which text, by which head. */
   function drawAbout(now) {
-    const { named, where, deed } = aboutHeads(state, now.map), { title } = now.example;
-    const of = title && title !== data.title && title.toLowerCase() !== "attention" ? [", in “", element("bdi", {}, title), "”"] : [];
+    const { named, where, deed } = aboutHeads(state, now.example.maps), { title } = now.example;
+    const of = title && title !== data.title ? [", in “", element("bdi", {}, title), "”"] : [];
     const against = now.compared ? `, beside ${now.compared.name}` : "";
     parts.about.replaceChildren(element("b", {}, named), where, ...of, `${against}. ${deed}`);
     parts.about.title = parts.about.textContent;

@@ -17,7 +17,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
 from regard.views.colours import hexadecimal
-from regard.views.examples import Viewed, examples_of
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
 from regard.views.html.carried import Carried, report_lines
 from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
@@ -44,7 +44,7 @@ class Page:
     >>> from regard.views import Example, Map
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
-    the page has 0.2 of 8.0 MB
+    the page has 0.1 of 8.0 MB
     0: every weight of every head
     """
 
@@ -76,7 +76,7 @@ def page(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "Attention",
+    title: str = "",
     budget_mb: float = 8.0,
     exact: Sequence[str] | None = None,
     factors: Sequence[str] = (),
@@ -89,7 +89,7 @@ def page(
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading, and the title of the window.
+        title: the heading, and the title of the window; "" for the name of the watched model's class.
         budget_mb: the most millions of bytes of the document. It is spent on a small picture and statistics of every
             head; on the strongest keys of each query; on the weights of the `exact` maps, or a pyramid of tiles where
             these do not fit; on `factors`; then on the weights and tiles of the other maps.
@@ -115,6 +115,7 @@ def page(
     >>> text[:15], "http:" in text, "https:" in text
     ('<!doctype html>', False, False)
     """
+    title = title_of(shown, title)
     examples = examples_of(shown, tokens, source, sequence, title)
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
@@ -228,8 +229,16 @@ def script() -> str:
     >>> "export function render(" in script(), "import " in script()
     (True, False)
     """
-    modules = (resource(name) for name in MODULES)
-    return "\n".join(re.sub(r"(?m)^import [^;]*;\n", "", module) for module in modules)
+    return one_module(resource(name) for name in MODULES)
+
+
+def one_module(modules: Iterable[str]) -> str:
+    """Modules as one: without their imports, and without lines of comments, which a page need not carry.
+
+    >>> one_module(["// One.\\nexport const a = 1;", 'import { a } from "./one.js";\\n/**\\n * Two.\\n */\\na * 2; // 2'])
+    'export const a = 1;\\na * 2; // 2'
+    """
+    return "\n".join(re.sub(r"(?m)^(import [^;]*;|\s*(//|/\*\*|\*( |/|$)).*)\n", "", module) for module in modules)
 
 
 def resource(name: str) -> str:

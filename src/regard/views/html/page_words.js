@@ -53,8 +53,9 @@ export function deedOf(map, head) {
 }
 
 /** The title of the view: which heads of which attention, and what a single one does. */
-export function aboutHeads(state, map) {
-  const { heads } = state, kind = map.kind && map.kind !== "attention" ? `${map.kind} attention` : "";
+export function aboutHeads(state, maps) {
+  const { heads } = state, map = maps[state.map];
+  const kind = kinds(maps).size < 2 ? "" : /attention/i.test(map.kind) ? map.kind : `${map.kind} attention`;
   const named = heads.length > 1 ? `heads ${heads.join(", ")}` : headName(heads[0]);
   const where = [map.layer === "" ? "" : `layer ${map.layer}`, kind].filter(Boolean).join(", ");
   const deed = heads.length > 1 || state.temperature !== 1 || state.mask !== "own" ? "" : deedOf(map, heads[0]);

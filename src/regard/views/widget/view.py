@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.views.examples import Viewed, examples_of
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
 from regard.views.html.page import save_page
 from regard.views.widget.kept_factors import maps_with_factors
@@ -51,7 +51,7 @@ def view(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
     link: str = "",
     height: int = 560,
 ) -> NotebookView:
@@ -65,7 +65,7 @@ def view(
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, such as an encoder's, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading.
+        title: the heading; "" for the name of the watched model's class.
         link: the first selection, as `link` of another view or of a page gives it: "heads=2&query=7".
         height: of the view, in CSS pixels, at least 300.
 
@@ -84,7 +84,7 @@ def view(
     >>> q = torch.randn(1, 4, 8, 16)
     >>> weights = regard.attention(q, q, q, return_weights=True).weights
     >>> regard.view(weights, "eight words and one head to look at".split())
-    View('attention', 1 map: 0 (4 heads, 8 x 8))
+    View('Attention', 1 map: 0 (4 heads, 8 x 8))
     """
     if find_spec("anywidget") is None:
         raise MissingExtraError("anywidget", extra="notebook")
@@ -93,6 +93,7 @@ def view(
     for name, given in (("title", title), ("link", link)):
         if not isinstance(given, str):
             raise ArgumentError(f"{name} must be text; got {given!r}")
+    title = title_of(maps, title)
     examples = examples_of(maps, tokens, source, sequence, title)
     return cast(NotebookView, _view_class()(examples, title, link, height))
 

@@ -235,7 +235,7 @@ def script() -> str:
 def one_module(modules: Iterable[str]) -> str:
     """Modules as one: without their imports, and without lines of comments, which a page need not carry.
 
-    >>> one_module(["// One.\\nexport const a = 1;", 'import { a } from "./one.js";\\n/**\\n * Two.\\n */\\na * 2; // 2'])
+    >>> one_module(["// One.\\nexport const a = 1;", 'import { a } from "./a.js";\\n/**\\n * B.\\n */\\na * 2; // 2'])
     'export const a = 1;\\na * 2; // 2'
     """
     return "\n".join(re.sub(r"(?m)^(import [^;]*;|\s*(//|/\*\*|\*( |/|$)).*)\n", "", module) for module in modules)

@@ -6,6 +6,8 @@ import torch
 
 import regard
 from regard.views import Example, Map, model_example, page
+from regard.views.html.page import resource
+from tests import ROOT
 from tests.views.tab import Tab
 from tests.views.test_page_in_a_browser import causal
 from tests.views.written_dates import EMPTY_MB, embedded, sentence, softmax
@@ -213,6 +215,11 @@ def test_filters_find_the_heads_that_do_it(tab: Tab) -> None:
         assert place == 5 or len(found) < len(heads), name
         assert note.startswith(f"{len(found)} of 6 heads"), note
     assert {"near", "distance", "sharp", "telling", "largest", *heads} < set(offered)
+    for name, passing in (("near", {0, 2}), ("sharp", {0, 1, 2, 3, 4}), ("largest", {*range(6)})):
+        some = tab.run(f"""
+          await page.changed({{ sort: "{name}" }});
+          return [...root.querySelectorAll(".thumb")].map((one) => Number(one.dataset.head));""")
+        assert set(some) == passing, name
     said = tab.run("""
       const all = [];
       for (let head = 0; head < 6; head++) {
@@ -230,6 +237,14 @@ def test_filters_find_the_heads_that_do_it(tab: Tab) -> None:
     for one, words_ in zip(said, patterns, strict=False):
         assert one.startswith(f"It looks mostly at {words_}"), one
     assert said[5].startswith("It spreads its weight over about 1")
+
+
+def test_the_docs_state_the_limits_of_the_filters() -> None:
+    script, text = resource("page_words.js"), (ROOT / "docs/views.md").read_text(encoding="utf-8")
+    assert "const FOLLOWS = 0.3;\n" in script
+    assert "| 0.3 of their weight or more |" in text
+    assert "const FEW = 4, PART = 1 / 4;\n" in script
+    assert text.count("of at most 4 tokens; of at least a quarter of the text") == 2
 
 
 def test_of_no_head_that_does_it_the_nearest_come_first(tab: Tab) -> None:

@@ -284,6 +284,7 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(view_command, "task_of", lambda run: None)
     monkeypatch.setattr(view_command.ViewCommand, "_model", lambda command: command.device)
     monkeypatch.setattr(pictures, "look_at", look)
+    monkeypatch.setattr(view_command, "task_name_of", lambda run: "translation")
     monkeypatch.setattr(pictures, "save_pictures", save)
     assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"
     call("view", "run", "a", "--out", "v.svg", "--scale", "row")

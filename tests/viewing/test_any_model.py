@@ -387,6 +387,7 @@ def test_one_spelling_takes_a_model_a_watch_maps_and_tensors(folder: Callable[[s
         assert len(regard.view(one, ["a", "b", "c"]).examples[0].maps) == 2  # type: ignore[attr-defined]
         model_grid(one)
     assert model.training
+    assert regard.page((model, ids)).text.count("<title>Attention of BertModel</title>") == 1
     assert len(regard.view(model, ids).examples[0].maps) == 2  # type: ignore[attr-defined]
     assert regard.page(model, (ids,)).carried[0].exact > 0
     one_map = attentions[0][0, 1]

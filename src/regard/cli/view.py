@@ -10,8 +10,8 @@ import tyro
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say_model
-from regard.tasks.registry import task_of
-from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.registry import task_name_of, task_of
+from regard.tasks.runs.foreign_folders import family_of, is_huggingface
 from regard.tasks.viewing.view_input import ViewInput
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class ViewCommand(Command):
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
-        for path in save_pictures(seen, files, title=f"What {self.run.resolve().name} attended to", scale=self.scale):
+        kind = family_of(self.run) if foreign else task_name_of(self.run)
+        title = f"Attention of {self.run.resolve().name} ({kind})"
+        for path in save_pictures(seen, files, title=title, scale=self.scale):
             print(path)
 
     def _model(self) -> "Attends":

@@ -41,7 +41,7 @@ def model_example(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
 ) -> Example:
     """Every head of every layer as one example of a page of several: `page([model_example(seen, tokens)], path=path)`.
 
@@ -51,7 +51,7 @@ def model_example(
         tokens: labels for every axis of as many queries or keys.
         source: labels of another sequence, such as an encoder's; at equal lengths, queries and keys take `tokens`.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: of the example.
+        title: of the example; "" for the name of the watched model's class.
 
     Raises:
         ArgumentError: no maps.
@@ -76,7 +76,19 @@ def model_example(
     made = {
         name: Map(of_sequence(one, sequence), fitting(one.shape[-2]), fitting(one.shape[-1])) for name, one in found
     }
-    return Example(title, made)
+    return Example(title_of(maps, title), made)
+
+
+def title_of(shown: Viewed, title: str) -> str:
+    """The title if there is one; else it says of which model the attention is, as far as this is known.
+
+    >>> title_of([], ""), title_of([], "Dates")
+    ('Attention', 'Dates')
+    """
+    model = shown[0] if isinstance(shown, tuple) and shown else shown
+    if not isinstance(model, nn.Module):
+        model = getattr(shown, "modules", {}).get("")
+    return title or ("Attention" if model is None else f"Attention of {type(model).__name__}")
 
 
 def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.views.examples import Viewed, examples_of
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
 from regard.views.html.page import page
 from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
+from regard.watching.report import count
 
 LEAST_HEIGHT = 300
 """Pixels; a lower view shows no map."""
@@ -50,7 +51,7 @@ def view(
     *,
     source: Sequence[str] | None = None,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
     link: str = "",
     height: int = 560,
 ) -> NotebookView:
@@ -66,7 +67,7 @@ def view(
             its inputs: one argument, a tuple of them, or a mapping.
         source: labels of another sequence, such as an encoder's, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading.
+        title: the heading; "" for the name of the watched model's class.
         link: the first selection, as `link` of another view or of a page gives it: "heads=2&query=7".
         height: of the view, in CSS pixels, at least 300.
 
@@ -85,7 +86,7 @@ def view(
     >>> q = torch.randn(1, 4, 8, 16)
     >>> weights = regard.attention(q, q, q, return_weights=True).weights
     >>> regard.view(weights, "eight words and one head to look at".split())
-    View('attention', 1 map: 0 (4 heads, 8 x 8))
+    View('Attention', 1 map: 0 (4 heads, 8 x 8))
     """
     if find_spec("anywidget") is None:
         raise MissingExtraError("anywidget", extra="notebook")
@@ -94,6 +95,7 @@ def view(
     for name, given in (("title", title), ("link", link)):
         if not isinstance(given, str):
             raise ArgumentError(f"{name} must be text; got {given!r}")
+    title = title_of(maps, title)
     examples = examples_of(maps, tokens, source, sequence, title)
     return cast(NotebookView, _view_class()(examples, title, link, height))
 
@@ -130,13 +132,13 @@ def _view_class() -> Any:
 
         def __repr__(self) -> str:
             maps = [
-                f"{name} ({len(heads)} heads, {heads.shape[-2]} x {heads.shape[-1]})"
+                f"{name} ({count(len(heads), 'head')}, {heads.shape[-2]} x {heads.shape[-1]})"
                 for example, some in zip(self.examples, self._answers.maps, strict=True)
                 for name, heads in zip(example.maps, some, strict=True)
             ]
             more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
             shown = ", ".join(maps[: 4 if more else 5])
-            return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
+            return f"View({self.title!r}, {count(len(maps), 'map')}: {shown}{more})"
 
         def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
             if not isinstance(content, dict):

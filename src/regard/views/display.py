@@ -28,6 +28,7 @@ from regard.views.examples import of_sequence
 from regard.views.figures import require_matplotlib
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.html.contents import Example, Map
+from regard.views.html.numbers import as_heads
 from regard.views.html.page import Page
 from regard.views.html_tables import record_html, table_html
 from regard.views.model import model_grid
@@ -136,16 +137,18 @@ def _(shown: AttentionRelevance) -> Bundle:
 
 @display_of.register
 def _(shown: Map) -> Bundle:
-    weights = shown.weights
-    panels = [Panel(weights, *shown[1:3])] if len(weights.shape) == 2 else head_panels(weights, *shown[1:3])
-    return picture_bundle(heatmap_grid(panels[: 2 * MOST_LABELLED]))
+    return display_of(Example("", {"": shown}))
 
 
 @display_of.register
 def _(shown: Example) -> Bundle:
-    return picture_bundle(
-        model_grid({name: one.weights for name, one in shown.maps.items()}, cells=CELLS, title=shown.title)
-    )
+    """The heads of one map with their labels if these are few, else every head of every map."""
+    require_matplotlib()
+    found = {name: as_heads(name, one.weights) for name, one in shown.maps.items()}
+    if len(found) > 1 or any(len(heads) > MOST_LABELLED or max(heads.shape) > CELLS for heads in found.values()):
+        return picture_bundle(model_grid(found, cells=CELLS, title=shown.title))
+    (heads,), (one,) = found.values(), shown.maps.values()
+    return picture_bundle(heatmap_grid(head_panels(heads, one.rows, one.columns), title=shown.title))
 
 
 @display_of.register

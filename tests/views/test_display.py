@@ -78,7 +78,7 @@ PICTURES = pictures()
 def test_maps_masks_biases_and_positions_are_pictures(shown: Any) -> None:
     plain = repr(shown)
     data, metadata = shown._repr_mimebundle_()
-    assert data["text/html"].count("<img ") == 1
+    assert data["text/html"].count('<img alt="') == data["text/html"].count("<img ") == 1
     assert "<script" not in data["text/html"]
     assert data["image/png"].startswith(PNG)
     assert data["text/plain"] == plain

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from regard.call.biases.base import Bias
 from regard.call.biases.shaw import Shaw
@@ -82,6 +81,8 @@ def bundle(shown: Any) -> Bundle:
         return {"text/plain": f"{plain}\n(no picture: {error})"}, {}
     except (RegardError, RuntimeError, IndexError) as error:
         return {"text/plain": f"{plain}\n(no picture: {str(error).splitlines()[0]})"}, {}
+    if "text/html" in data:
+        data["text/html"] = data["text/html"].replace("<img ", f'<img alt="{escape(plain.splitlines()[0][:200])}" ', 1)
     return {**data, "text/plain": plain}, metadata
 
 
@@ -90,19 +91,23 @@ def display_of(shown: Any) -> Bundle:
     """A named tuple as a table of its fields; any other object has a `str` that is the longer form of its repr."""
     if fields := getattr(shown, "_fields", None):
         return {"text/html": record_html({name: getattr(shown, name) for name in fields})}, {}
-    style = "white-space: pre; overflow-x: auto; line-height: 1.3"
-    return {"text/html": f'<pre style="{style}">{escape(str(shown))}</pre>'}, {}
+    return _text(str(shown))
 
 
-def picture_bundle(figure: "Figure | None", *, below: str = "") -> Bundle:
-    """A figure, which takes dark colours on a dark page, and HTML below it."""
+def _text(told: str) -> Bundle:
+    style = "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.3"
+    return {"text/html": f'<pre style="{style}">{escape(told)}</pre>'}, {}
+
+
+def picture_bundle(figure: "Figure | None") -> Bundle:
+    """A figure, which takes dark colours on a dark page."""
     from regard.views.shown import png_bundle
 
     assert figure is not None
     data, metadata = png_bundle(figure)
     size = " ".join(f'{side}="{pixels}"' for side, pixels in metadata["image/png"].items())
     source = f"data:image/png;base64,{b64encode(data['image/png']).decode()}"
-    data["text/html"] = f'{STYLE}<img class="regard-picture" {size} style="height: auto" src="{source}">{below}'
+    data["text/html"] = f'{STYLE}<img class="regard-picture" {size} style="height: auto" src="{source}">'
     return data, metadata
 
 
@@ -120,19 +125,12 @@ def _(shown: AttentionMap) -> Bundle:
 
 
 @display_of.register
-def _(shown: Attended) -> Bundle:
-    data, metadata = display_of(shown.weights)
-    return {**data, "text/html": data["text/html"] + record_html({"output": shown.output})}, metadata
-
-
-@display_of.register
-def _(shown: AttentionStep) -> Bundle:
-    return display_of(shown.map)
-
-
-@display_of.register
-def _(shown: AttentionRelevance) -> Bundle:
-    return display_of(shown.weights)
+def _(shown: Attended | AttentionStep | AttentionRelevance) -> Bundle:
+    """The map, and below it the tensors that come with it."""
+    parts = {name: getattr(shown, name) for name in shown._fields}
+    (name,) = (name for name, part in parts.items() if isinstance(part, AttentionMap))
+    data, metadata = display_of(parts.pop(name))
+    return {**data, "text/html": data["text/html"] + record_html(parts)}, metadata
 
 
 @display_of.register
@@ -166,7 +164,7 @@ def _(shown: Mask) -> Bundle:
 def _(shown: Bias) -> Bundle:
     """The bias of a few queries and keys, for a few heads spread over all."""
     if shown.reads_vectors:
-        return {"text/html": escape(str(shown))}, {}
+        return _text(str(shown))
     heads = shown.head_count or 1
     sizes = Sizes((), heads, heads, MASK_SIDE, MASK_SIDE, True)
     of_head = shown.bind(sizes, torch.device("cpu"))
@@ -195,15 +193,9 @@ def _(shown: RelativeBias) -> Bundle:
 
 
 @display_of.register
-def _(shown: SinusoidalPositions) -> Bundle:
-    return picture_bundle(
-        position_table(shown(torch.zeros(CELLS, shown.dim)), title=f"sinusoidal positions 0 to {CELLS - 1}")
-    )
-
-
-@display_of.register
-def _(shown: LearnedPositions) -> Bundle:
-    return picture_bundle(position_table(shown.weight, title=f"{shown.max_length} learned positions"))
+def _(shown: SinusoidalPositions | LearnedPositions) -> Bundle:
+    table = shown.weight if isinstance(shown, LearnedPositions) else shown(torch.zeros(CELLS, shown.dim))
+    return picture_bundle(position_table(table, title=f"positions 0 to {len(table) - 1}"))
 
 
 @display_of.register
@@ -221,7 +213,7 @@ def _(shown: RowArithmetic) -> Bundle:
 def _(shown: Relevance) -> Bundle:
     """The relevance of each token of the first stream for each of the last, in the first sequence."""
     if max(shown.lengths.values()) > MOST_RELEVANT:
-        return {"text/html": escape(repr(shown))}, {}
+        return _text(repr(shown))
     whole = shown.dense()
     title = "relevance of the keys for the queries"
     return picture_bundle(heatmap(whole[(0,) * (whole.dim() - 2)], title=title).get_figure(root=True))
@@ -237,12 +229,8 @@ def _(shown: TopKeys) -> Bundle:
         for query, row in enumerate(zip(values[:MOST_ROWS].tolist(), keys[:MOST_ROWS].tolist(), strict=True))
     ]
     header = ["query", "strongest key", *("" for _ in range(values.shape[1] - 1))]
-    of = f"<p>{'head ' + ', '.join(map(str, lead)) + ' of ' if lead else ''}{escape(_shape(shown.values))}</p>"
-    return {"text/html": table_html(header, rows) + of}, {}
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape))
+    of = f"head {', '.join(map(str, lead))} of " if lead else ""
+    return {"text/html": f"{table_html(header, rows)}<p>{of}{' x '.join(map(str, shown.values.shape))}</p>"}, {}
 
 
 @display_of.register
@@ -253,7 +241,7 @@ def _(shown: Seen) -> Bundle:
 
 @display_of.register
 def _(shown: Page) -> Bundle:
-    return {"text/html": f"<pre>{escape(shown.report())}</pre>"}, {}
+    return _text(shown.report())
 
 
 @display_of.register

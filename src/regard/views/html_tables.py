@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-FEW = 8
-"""The most elements of a tensor that are printed one by one."""
-LONGEST = 120
-"""The most characters of a value."""
+FEW, LONGEST = 8, 120
+"""The most elements of a tensor that are printed one by one, and the most characters of another value."""
 
 
 def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -31,7 +31,8 @@ def _aligned(best: Candidate, source: Sequence[str] | None, words: str) -> Bundl
     with suppress(MissingExtraError):
         if best.alignment is not None and best.alignment.numel():
             axes = heatmap(best.alignment, best.labels or None, source or None)
-            return picture_bundle(axes.get_figure(root=True), below=words)
+            data, metadata = picture_bundle(axes.get_figure(root=True))
+            return {**data, "text/html": words + data["text/html"]}, metadata
     return {"text/html": words}, {}
 
 

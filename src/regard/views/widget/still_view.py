@@ -16,9 +16,7 @@ from regard.views.widget.kept_factors import maps_with_factors
 
 MOST_DRAWN = 1 << 24
 """The most weights of an example that are read for a picture nobody asked for."""
-ELSEWHERE = (
-    "The interactive view needs the widgets of anywidget where the notebook is opened: pip install 'regard[notebook]'"
-)
+ELSEWHERE = "The interactive view needs anywidget where the notebook is opened: pip install 'regard[notebook]'"
 
 
 class StillView:

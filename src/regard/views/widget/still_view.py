@@ -55,7 +55,7 @@ class StillView:
         return {**data, **({"text/html": html} if html else {}), "text/plain": f"{self!r}{told}\n{install}"}, metadata
 
     def picture(self) -> str:
-        """The first example as HTML, with a line for notebooks without widgets; that line alone for many weights."""
+        """The first example as HTML, or of many weights its repr, with a line for notebooks without widgets."""
         few = sum(math.prod(heads.shape) for heads in self.shown[0]) <= MOST_DRAWN
         drawn = bundle(self.examples[0])[0].get("text/html", "") if few else ""
-        return f"{drawn}<p>{escape(repr(self))}</p><p>{escape(ELSEWHERE)}</p>"
+        return f"{drawn or escape(repr(self))}<p>{escape(ELSEWHERE)}</p>"

@@ -13,9 +13,9 @@ import regard
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 65_600
-MOST_LINES_OF_THE_LIBRARY = 44_500  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 59_000
+MOST_LINES = 66_000
+MOST_LINES_OF_THE_LIBRARY = 44_800  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 59_600
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 21, 100
 

@@ -157,7 +157,7 @@ def _(shown: Panel) -> Bundle:
 @display_of.register
 def _(shown: Mask) -> Bundle:
     require_matplotlib()
-    return picture_bundle(heatmap(shown, title=str(shown), colour_bar=False).get_figure(root=True))
+    return picture_bundle(heatmap(shown, title=str(shown)).get_figure(root=True))
 
 
 @display_of.register

@@ -6,6 +6,7 @@ from regard.call.masks.basic import causal as causal
 from regard.call.masks.basic import lengths as lengths
 from regard.call.masks.basic import padding as padding
 from regard.call.masks.basic import predicate as predicate
+from regard.call.masks.chosen import chosen as chosen
 from regard.call.masks.patterns import blocks as blocks
 from regard.call.masks.patterns import documents as documents
 from regard.call.masks.patterns import prefix as prefix
@@ -13,6 +14,6 @@ from regard.call.masks.patterns import strided as strided
 from regard.call.masks.patterns import window as window
 
 __all__ = [
-    "Mask", "as_mask", "blocks", "causal", "documents", "lengths", "padding", "predicate", "prefix", "strided",
-    "window",
+    "Mask", "as_mask", "blocks", "causal", "chosen", "documents", "lengths", "padding", "predicate", "prefix",
+    "strided", "window",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ NAMES = {
     "a handle, whose answers show themselves": "Enabled LanguageModel MaskedLanguageModel Translator TokenStore Reader",
     "an argument, which the caller wrote": "Beam FitConfig AlignmentOf Request Limits Upsampling Theme Summarize Grid "
     "ForcedPrefix MinP RepetitionPenalty Temperature TopK TopP Vocabulary ByteLevelBPE Characters Words KeepKeys "
-    "KeepTokens Sizes Dimensions Statistic",
+    "KeepTokens Sizes Dimensions Statistic AcrossHeads",
     "the state of a computation, which goes back into it": "KeyValue Step DecoderOnlyState RNNState TransformerState "
     "Progress Batch Pair Hypothesis",
     "given to a function of the caller, during a call": "EditedCall EditedWeights CallEdits",

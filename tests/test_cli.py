@@ -239,6 +239,8 @@ def test_view_writes_a_picture_and_a_page(call: Call, run: Path, tmp_path: Path)
     assert status == 0
     assert out.splitlines() == [str(tmp_path / "attention.png"), str(tmp_path / "attention.html")]
     assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+    page = (tmp_path / "attention.html").read_text(encoding="utf-8")
+    assert f"<title>Attention of {run.name} (translation)</title>" in page
 
 
 def test_view_leaves_out_an_empty_sentence_and_says_so(call: Call, run: Path, tmp_path: Path) -> None:
@@ -747,6 +749,8 @@ def test_view_a_text(call: Call, text_runs: dict[str, Path], tmp_path: Path) -> 
         status, out, _ = call("view", str(run), "3 times 4", "--out", str(tmp_path / task))
         assert status == 0
         assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+        page = (tmp_path / task / "attention.html").read_text(encoding="utf-8")
+        assert f"<title>Attention of {run.name} ({task})</title>" in page
 
 
 def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:

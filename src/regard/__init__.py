@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from regard.call.masks.basic import lengths as lengths
     from regard.call.masks.basic import padding as padding
     from regard.call.masks.basic import predicate as predicate
-    from regard.call.masks.chosen import chosen as chosen
+    from regard.call.masks.chosen_keys import chosen as chosen
     from regard.call.masks.patterns import blocks as blocks
     from regard.call.masks.patterns import documents as documents
     from regard.call.masks.patterns import prefix as prefix
@@ -102,7 +102,7 @@ else:
             "regard.call.checks": ("checking",),
             "regard.call.masks.base": ("Mask",),
             "regard.call.masks.basic": ("causal", "lengths", "padding", "predicate"),
-            "regard.call.masks.chosen": ("chosen",),
+            "regard.call.masks.chosen_keys": ("chosen",),
             "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
             "regard.call.normalizations": (
                 "Entmax15",

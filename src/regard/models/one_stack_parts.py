@@ -12,12 +12,12 @@ from regard.models.layer_pattern import read_layers
 from regard.models.parts import MakeAttention, Maker, OneStackParts
 from regard.models.stack import attention_of, make_stack
 
-Side = Literal["left", "both"]
+WindowSide = Literal["left", "both"]
 """The keys of a window: before the query in a decoder, around it in an encoder."""
 
 
 def one_stack_parts(
-    config: OneStackConfig, side: Side, *, head: Maker = nn.Identity, output_bias: bool = False
+    config: OneStackConfig, side: WindowSide, *, head: Maker = nn.Identity, output_bias: bool = False
 ) -> OneStackParts:
     """The parts of a decoder-only or an encoder-only Transformer."""
     return OneStackParts(
@@ -31,7 +31,7 @@ def one_stack_parts(
     )
 
 
-def _attention(config: OneStackConfig, side: Side, number: int) -> MakeAttention:
+def _attention(config: OneStackConfig, side: WindowSide, number: int) -> MakeAttention:
     kinds = read_layers(config.layers)
     parts: dict[str, Any] = {"sink": config.sink, "gate": None if config.gate == "none" else config.gate}
     if config.qk_norm:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
-from regard.call.masks.chosen import chosen
+from regard.call.masks.chosen_keys import chosen
 from regard.call.shapes import Sizes
 from regard.nn.arguments import require_sizes
 from regard.tensors.tile_sizes import ranges

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 from regard.nn.arguments import require_sizes
 
 Routed = tuple[Float[Tensor, "N k"], Integer[Tensor, "N k"]]
@@ -97,6 +97,9 @@ class MixtureOfExperts(nn.Module):
         experts: modules from (N, D) to (N, D).
         shared: such a module for every token.
 
+    Raises:
+        ArgumentError: the router or an expert is no module.
+
     Source: Shazeer et al. 2017 (arXiv:1701.06538), equation 1; shared experts: Dai et al. 2024 (arXiv:2401.06066),
     section 3.2.
 
@@ -108,6 +111,10 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, router: nn.Module, experts: Sequence[nn.Module], shared: nn.Module | None = None) -> None:
         super().__init__()
+        require(router, nn.Module, "router", "a module")
+        require(experts, Sequence, "experts", "a list of modules")
+        for expert in experts:
+            require(expert, nn.Module, "an expert", "a module")
         self.router, self.experts, self.shared = router, nn.ModuleList(experts), shared
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:

@@ -47,7 +47,7 @@ class NoHead(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class BertNames:
     """The names in which BERT and RoBERTa differ."""
 
     base: str
@@ -58,11 +58,13 @@ class Names:
     """The row of the table that belongs to the first token."""
 
 
-BERT = Names("bert.", "cls.predictions", "transform.dense", "transform.LayerNorm", lambda settings: 0)
-ROBERTA = Names("roberta.", "lm_head", "dense", "layer_norm", lambda settings: settings.get("pad_token_id", int, 1) + 1)
+BERT = BertNames("bert.", "cls.predictions", "transform.dense", "transform.LayerNorm", lambda settings: 0)
+ROBERTA = BertNames(
+    "roberta.", "lm_head", "dense", "layer_norm", lambda settings: settings.get("pad_token_id", int, 1) + 1
+)
 
 
-def bert(names: Names, settings: Settings, weights: Weights) -> EncoderOnly:
+def bert(names: BertNames, settings: Settings, weights: Weights) -> EncoderOnly:
     """A BERT or RoBERTa encoder."""
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
@@ -107,7 +109,7 @@ def bert(names: Names, settings: Settings, weights: Weights) -> EncoderOnly:
     return weights.build(lambda: EncoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
-def _move(names: Names, settings: Settings, weights: Weights) -> bool:
+def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
     weights.move("embeddings.word_embeddings", "embedding")
     table = weights.take("embeddings.position_embeddings.weight")
     if len(table) != settings.get("max_position_embeddings", int):

@@ -42,7 +42,7 @@ def each_head(norm: HeadNorm) -> HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class MultiHeadReader:
     """Multi-head attention."""
 
     score: Callable[[Settings], Score] = lambda settings: ScaledDot()
@@ -88,7 +88,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Latents:
+class LatentReader:
     """Multi-head latent attention."""
 
     def rotated_width(self, settings: Settings) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 from regard.call.masks.patterns import window
 from regard.call.rotary.layouts import Interleaved
 from regard.errors import RunFolderError
-from regard.models.convert.decoder_attention import Heads, Latents, Place, each_head, gemma_score
+from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, each_head, gemma_score
 from regard.models.convert.experts import Dense, Experts, StackedExperts, grouped_router, softmax_router
 from regard.models.convert.folder import Settings
 from regard.models.convert.rope import Rope
@@ -31,7 +31,7 @@ GLM = {
     "input_layernorm": "residuals.0.norm", "post_self_attn_layernorm": "residuals.0.after",
     "post_attention_layernorm": "residuals.1.norm", "post_mlp_layernorm": "residuals.1.after",
 }  # fmt: skip
-Kind = Callable[[Settings, int], str]
+LayerKind = Callable[[Settings, int], str]
 
 
 def _always_full(settings: Settings, number: int) -> str:
@@ -47,7 +47,7 @@ def _upper_sliding(settings: Settings, number: int) -> str:
     return SLIDING if is_on and number >= settings.get("max_window_layers", int, 28) else FULL
 
 
-def _every(full: int) -> Kind:
+def _every(full: int) -> LayerKind:
     """Full attention in every n-th layer; an old Gemma 3 says which."""
     return lambda settings, number: (
         SLIDING if (number + 1) % settings.get("sliding_window_pattern", int, full) else FULL
@@ -60,7 +60,7 @@ def _qwen_mixture(settings: Settings, number: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class DecoderFamily:
     """A family: the parts in which it differs from Llama."""
 
     parts: str
@@ -68,12 +68,12 @@ class Decoder:
     norms: Mapping[str, str] = field(default_factory=lambda: BEFORE)
     """The names of a layer's norms: theirs, and ours."""
     residual: Callable[..., Residual] = PreNorm
-    attention: Heads | Latents = field(default_factory=Heads)
+    attention: MultiHeadReader | LatentReader = field(default_factory=MultiHeadReader)
     feed_forward: Dense | Experts | StackedExperts = field(default_factory=Dense)
     gain: float = 0.0
     """Added to the weights of norms: Gemma counts them from 1."""
     rope: Rope = field(default_factory=Rope)
-    kind: Kind = _always_full
+    kind: LayerKind = _always_full
     """The kind of layer n, where the configuration has no `layer_types`."""
     no_positions_every: int | None = None
     scales_embeddings: bool = False
@@ -87,58 +87,58 @@ _ROUND: dict[str, Any] = {
 _INNER: dict[str, Any] = {
     "norms": AFTER,
     "residual": InnerPostNorm,
-    "attention": Heads(qk_norm=AcrossHeads),
+    "attention": MultiHeadReader(qk_norm=AcrossHeads),
     "eps": 1e-5,
 }
 _DEEPSEEK = Experts(
     grouped_router, ("n_routed_experts", "num_local_experts"),
     is_mixture=lambda settings, number: number >= settings.get("first_k_dense_replace", int, 0),
 )  # fmt: skip
-DECODERS: dict[str, Decoder] = {
-    "llama": Decoder(
+DECODERS: dict[str, DecoderFamily] = {
+    "llama": DecoderFamily(
         "RMSNorm before each sublayer, SwiGLU, grouped heads, rotary positions with the scalings `linear`, `dynamic`, "
         "`yarn`, `llama3` and `longrope`"
     ),
-    "mistral": Decoder("Llama with a window in all layers, or without one", kind=_always_sliding),
-    "qwen2": Decoder(
+    "mistral": DecoderFamily("Llama with a window in all layers, or without one", kind=_always_sliding),
+    "qwen2": DecoderFamily(
         "Llama with biases of queries, keys and values, and a window in the upper layers if the configuration turns it "
         "on (Qwen2 and 2.5)",
         kind=_upper_sliding,
     ),
-    "qwen3": Decoder(
+    "qwen3": DecoderFamily(
         "Llama with an RMSNorm of each head's queries and keys",
-        kind=_upper_sliding, attention=Heads(qk_norm=each_head),
+        kind=_upper_sliding, attention=MultiHeadReader(qk_norm=each_head),
     ),
-    "gemma2": Decoder(
+    "gemma2": DecoderFamily(
         "RMSNorm before and after each sublayer, a window in every second layer, capped scores and logits",
-        kind=_every(2), attention=Heads(gemma_score), **_ROUND,
+        kind=_every(2), attention=MultiHeadReader(gemma_score), **_ROUND,
     ),
-    "gemma3_text": Decoder(
+    "gemma3_text": DecoderFamily(
         "Gemma 2 without caps, with an RMSNorm of each head's queries and keys, a window in five of six layers, and "
         "slower rotary positions in the others",
-        kind=_every(6), attention=Heads(gemma_score, each_head),
+        kind=_every(6), attention=MultiHeadReader(gemma_score, each_head),
         rope=Rope(base=1_000_000.0, local_base=10_000.0, scales_sliding=False), **_ROUND,
     ),
-    "olmo2": Decoder(
+    "olmo2": DecoderFamily(
         "RMSNorm after each sublayer within the skip connection, and of the queries and keys across heads",
         rope=Rope(base=500_000.0), **_INNER,
     ),
-    "olmo3": Decoder(
+    "olmo3": DecoderFamily(
         "OLMo 2 with a window in three of four layers",
         kind=_every(4), rope=Rope(base=500_000.0, scales_sliding=False), **_INNER,
     ),
-    "phi3": Decoder(
+    "phi3": DecoderFamily(
         "Llama with packed matrices, and a rotated part of each head (Phi-3 and 4)",
         kind=_always_sliding, rope=Rope(has_parts=True), eps=1e-5,
     ),
-    "glm4": Decoder(
+    "glm4": DecoderFamily(
         "RMSNorm before and after each sublayer, packed matrices, a part of each head rotated in neighbouring pairs",
         norms=GLM, residual=SandwichNorm, rope=Rope(Interleaved(), has_parts=True), eps=1.5625e-07,
     ),
-    "smollm3": Decoder(
+    "smollm3": DecoderFamily(
         "Llama with every fourth layer without positions", no_positions_every=4, rope=Rope(base=2_000_000.0)
     ),
-    "mixtral": Decoder(
+    "mixtral": DecoderFamily(
         "Mistral with experts, the best of them by softmax",
         kind=_always_sliding, eps=1e-5,
         feed_forward=Experts(
@@ -146,29 +146,29 @@ DECODERS: dict[str, Decoder] = {
             expert=Dense(names=("w1", "w3", "w2")),
         ),
     ),
-    "qwen3_moe": Decoder(
+    "qwen3_moe": DecoderFamily(
         "Qwen3 with experts, the best of them by softmax",
-        kind=_upper_sliding, attention=Heads(qk_norm=each_head),
+        kind=_upper_sliding, attention=MultiHeadReader(qk_norm=each_head),
         feed_forward=Experts(softmax_router(False), ("num_experts", "num_local_experts"), is_mixture=_qwen_mixture),
     ),
-    "gpt_oss": Decoder(
+    "gpt_oss": DecoderFamily(
         "a learned sink for each head, a window in every second layer, experts with a clamped gate; weights in MXFP4 "
         "are refused",
         kind=_every(2), eps=1e-5, feed_forward=StackedExperts(), rope=Rope(base=150_000.0),
     ),
-    "deepseek_v2": Decoder(
+    "deepseek_v2": DecoderFamily(
         "latent attention; experts, the best of them by softmax, and shared ones",
-        attention=Latents(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
+        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
     ),
-    "deepseek_v3": Decoder(
+    "deepseek_v3": DecoderFamily(
         "latent attention; experts, the best of them by sigmoids in groups, and shared ones (V3, R1)",
-        attention=Latents(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
+        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
     ),
 }  # fmt: skip
 """From the `model_type` of config.json."""
 
 
-def decoder(family: Decoder, settings: Settings, weights: Weights) -> DecoderOnly:
+def decoder(family: DecoderFamily, settings: Settings, weights: Weights) -> DecoderOnly:
     """A model of one of these families."""
     weights.strip_prefix("model.")
     weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
@@ -203,7 +203,7 @@ def decoder(family: Decoder, settings: Settings, weights: Weights) -> DecoderOnl
     return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
-def _place(family: Decoder, settings: Settings, number: int) -> Place:
+def _place(family: DecoderFamily, settings: Settings, number: int) -> Place:
     kinds = settings.get("layer_types", list, [])
     kind = kinds[number] if number < len(kinds) else family.kind(settings, number)
     if kind not in (FULL, SLIDING):

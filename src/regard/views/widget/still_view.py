@@ -13,6 +13,7 @@ from regard.views.html.contents import Example
 from regard.views.html.numbers import as_heads
 from regard.views.html.page import save_page
 from regard.views.widget.kept_factors import maps_with_factors
+from regard.watching.report import count
 
 MOST_DRAWN = 1 << 24
 """The most weights of an example that are read for a picture nobody asked for."""
@@ -39,13 +40,13 @@ class StillView:
 
     def __repr__(self) -> str:
         maps = [
-            f"{name} ({len(heads)} heads, {heads.shape[-2]} x {heads.shape[-1]})"
+            f"{name} ({count(len(heads), 'head')}, {heads.shape[-2]} x {heads.shape[-1]})"
             for example, some in zip(self.examples, self.shown, strict=True)
             for name, heads in zip(example.maps, some, strict=True)
         ]
         more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
         shown = ", ".join(maps[: 4 if more else 5])
-        return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
+        return f"View({self.title!r}, {count(len(maps), 'map')}: {shown}{more})"
 
     def _repr_mimebundle_(self, **asked: Any) -> Any:
         install = f"No interactive view: {MissingExtraError('anywidget', extra='notebook')}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from regard.errors import ArgumentError
-from regard.views.examples import Viewed, examples_of
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
@@ -49,7 +49,7 @@ def view(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
     link: str = "",
     height: int = 560,
 ) -> NotebookView:
@@ -63,7 +63,7 @@ def view(
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, such as an encoder's, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading.
+        title: the heading; "" for the name of the watched model's class.
         link: the first selection, as `link` of another view or of a page gives it: "heads=2&query=7".
         height: of the view, in CSS pixels, at least 300.
 
@@ -81,13 +81,14 @@ def view(
     >>> q = torch.randn(1, 4, 8, 16)
     >>> weights = regard.attention(q, q, q, return_weights=True).weights
     >>> regard.view(weights, "eight words and one head to look at".split())
-    View('attention', 1 map: 0 (4 heads, 8 x 8))
+    View('Attention', 1 map: 0 (4 heads, 8 x 8))
     """
     if not isinstance(height, int) or height < LEAST_HEIGHT:
         raise ArgumentError(f"height must be a whole number of pixels from {LEAST_HEIGHT} up; got {height!r}")
     for name, given in (("title", title), ("link", link)):
         if not isinstance(given, str):
             raise ArgumentError(f"{name} must be text; got {given!r}")
+    title = title_of(maps, title)
     examples = examples_of(maps, tokens, source, sequence, title)
     if find_spec("anywidget") is None:
         return StillView(examples, title, link)

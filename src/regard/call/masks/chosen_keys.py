@@ -31,11 +31,11 @@ def chosen(indices: Integer[Tensor, "... T k"]) -> Mask:
     require(indices, Tensor, "indices", "a tensor of key indices")
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool or indices.dim() < 2:
         raise ShapeError(f"chosen takes whole numbers (..., T, k), got {indices.dtype} {tuple(indices.shape)}")
-    return Chosen(indices)
+    return ChosenKeys(indices)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Chosen(Mask):
+class ChosenKeys(Mask):
     """`key in indices[query]`, with sorted indices once it is bound. See `chosen`."""
 
     indices: Tensor
@@ -47,7 +47,7 @@ class Chosen(Mask):
                 f"the chosen keys must be from 0 to {sizes.keys - 1}, or -1 for none; "
                 f"got {int(indices.min())} to {int(indices.max())}"
             )
-        return Chosen(_canonical(indices, sizes).sort(-1).values)
+        return ChosenKeys(_canonical(indices, sizes).sort(-1).values)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         batches, heads = self.indices.shape[:2]

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.cli.generate import GenerateCommand
 from regard.tasks.registry import TASKS
@@ -357,6 +359,19 @@ def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call: Call
 
 def test_version(call: Call) -> None:
     assert call("--version") == (0, "regard 0.1.0\n", "")
+
+
+def test_the_environment_names_versions_and_the_folders_of_compiled_code(call: Call) -> None:
+    status, out, err = call("--version", "--verbose")
+    assert (status, err) == (0, "")
+    assert out == call("--verbose", "--version")[1]
+    first, *lines = out.splitlines()
+    assert first == "regard 0.1.0"
+    assert f"torch {torch.__version__}" in lines
+    if find_spec("numba"):
+        *_, folder = lines[-1].removeprefix("compiled code: ").split(", ")
+        assert Path(folder).is_dir()
+        assert lines[-1].count(", ") == 2
 
 
 def test_no_command_says_which_there_are(call: Call) -> None:

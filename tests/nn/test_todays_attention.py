@@ -102,6 +102,7 @@ def test_forgetting_attention() -> None:
     for query in range(T):
         for key in range(query + 1):
             decay[:, :, query, key] = logs[:, :, key + 1 : query + 1].sum(-1)
+    torch.testing.assert_close(forget(x[:, 3:], forget(x[:, :3])), forget(x))
     exact = attend(x, mask=causal(), bias=decay, backend="reference", return_weights=True)
     ours = attend(x, mask=causal(), bias=forget(x).double(), return_weights=True)
     torch.testing.assert_close(ours.output, exact.output, rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
@@ -29,6 +30,7 @@ MASK_SIDE = 12
 """The queries and keys of a mask without labels."""
 
 
+@displayed
 class Panel(NamedTuple):
     """One map of a grid, with its own labels."""
 

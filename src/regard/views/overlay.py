@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require, require_whole
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import LINE, TITLE_POINTS
 from regard.views.drawing import Colouring
@@ -57,6 +58,7 @@ SMOOTH = Upsampling("bilinear")
 between them they are interpolated, and no weight of the map."""
 
 
+@displayed
 class PatchGrid(NamedTuple):
     """The position of an image's patches among the tokens of a model."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.statistics.by_name import pooled
 from regard.maps.statistics.pooling import Grid
@@ -30,7 +31,7 @@ ROWS = 512
 
 
 @dataclass
-class Carried:
+class Carried(Displayed):
     """The content of a page for one map, counted in heads, with the mean of the heads as one more."""
 
     example: str

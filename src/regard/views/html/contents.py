@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError, ShapeError
+from regard.lazy import displayed
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
 from regard.views.html.numbers import HeadNumbers, as_heads, common_text, mean_of_heads, numbers, spans
@@ -25,6 +26,7 @@ LINE_BYTES = 300
 """The most bytes of a map's entry in the page."""
 
 
+@displayed
 class Map(NamedTuple):
     """One layer of attention with its labels."""
 
@@ -36,6 +38,7 @@ class Map(NamedTuple):
     """Each query's alternative tokens with their probabilities, best first."""
 
 
+@displayed
 class Example(NamedTuple):
     """A sentence or a pair of sentences, with its maps."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
+from regard.lazy import Displayed
 from regard.views.colours import hexadecimal
 from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
@@ -36,8 +37,8 @@ PRECISION = "Weights are kept in half precision: within 0.05 % of their value, o
 """The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
 
-@dataclass(frozen=True)
-class Page:
+@dataclass(frozen=True, repr=False)
+class Page(Displayed):
     """A page, and a report of its content.
 
     >>> import torch
@@ -54,6 +55,9 @@ class Page:
     used_bytes: int
     budget_bytes: float
     """The requested bound."""
+
+    def __repr__(self) -> str:
+        return f"Page({len(self.carried)} maps, {self.used_bytes / MEGABYTE:.1f} MB; save() writes it)"
 
     def report(self) -> str:
         """The content: its bytes, and a line for the maps with the same."""

@@ -92,6 +92,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have a slow test: begun last, it would run alone at the end."""
+    files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in files)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
     torch.manual_seed(0)

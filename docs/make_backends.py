@@ -42,6 +42,7 @@ def cases() -> dict[str, dict[str, object]]:
         "Sigmoid": regard.Sigmoid(),
         "Sparsemax, Entmax15": regard.Sparsemax(),
         "Unnormalized": regard.Unnormalized(),
+        "Softpick": regard.Softpick(),
     }
     masks = {
         "lengths, padding": regard.lengths(torch.tensor([2])),

@@ -1,6 +1,6 @@
 """Make the pictures of docs/views.md, with Chromium: python docs/make_page_pictures.py
 
-With a folder, every one of these pages is drawn there in both themes and at three sizes, to be looked at.
+With a folder, every one of these pages is drawn there in both themes and at four sizes, to be looked at.
 """
 
 import sys
@@ -38,7 +38,7 @@ SOURCE = [
 TARGET = ["Nobody", "knows", "why", "the", "fox", "jumped", "over", "the", "dog", "that", "evening", "."]
 ALIGNED = [0, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]
 """The source word of each target word."""
-SIZES = (1280, 800), (1024, 768), (360, 740)
+SIZES = (1280, 800), (1024, 768), (768, 1024), (360, 740)
 SHOWN = {
     "words": "example=0&layer=1&heads=0&query=10&theme=light",
     "zoomed": "example=2&heads=0&query=1503&key=1471&zoom=1494-1514x1464-1484&theme=light",
@@ -75,6 +75,7 @@ def document() -> str:
             Example("two thousand tokens", {"0": Map(attention(2000, 4, 5, 2), tokens, tokens)}),
             Example("a translation", {"decoder.0.cross": Map(alignment(), TARGET, SOURCE, others)}),
         ],
+        title="Attention of random queries and keys",
         budget_mb=4,
     ).text
 

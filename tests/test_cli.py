@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.cli.generate import GenerateCommand
 from regard.tasks.registry import TASKS
@@ -229,6 +231,8 @@ def test_view_writes_a_picture_and_a_page(call: Call, run: Path, tmp_path: Path)
     assert status == 0
     assert out.splitlines() == [str(tmp_path / "attention.png"), str(tmp_path / "attention.html")]
     assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+    page = (tmp_path / "attention.html").read_text(encoding="utf-8")
+    assert f"<title>Attention of {run.name} (translation)</title>" in page
 
 
 def test_view_leaves_out_an_empty_sentence_and_says_so(call: Call, run: Path, tmp_path: Path) -> None:
@@ -347,6 +351,19 @@ def test_a_bare_train_trains_a_translator_and_says_what_else_there_is(call: Call
 
 def test_version(call: Call) -> None:
     assert call("--version") == (0, "regard 0.1.0\n", "")
+
+
+def test_the_environment_names_versions_and_the_folders_of_compiled_code(call: Call) -> None:
+    status, out, err = call("--version", "--verbose")
+    assert (status, err) == (0, "")
+    assert out == call("--verbose", "--version")[1]
+    first, *lines = out.splitlines()
+    assert first == "regard 0.1.0"
+    assert f"torch {torch.__version__}" in lines
+    if find_spec("numba"):
+        *_, folder = lines[-1].removeprefix("compiled code: ").split(", ")
+        assert Path(folder).is_dir()
+        assert lines[-1].count(", ") == 2
 
 
 def test_no_command_says_which_there_are(call: Call) -> None:
@@ -724,6 +741,8 @@ def test_view_a_text(call: Call, text_runs: dict[str, Path], tmp_path: Path) -> 
         status, out, _ = call("view", str(run), "3 times 4", "--out", str(tmp_path / task))
         assert status == 0
         assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+        page = (tmp_path / task / "attention.html").read_text(encoding="utf-8")
+        assert f"<title>Attention of {run.name} ({task})</title>" in page
 
 
 def test_wrong_uses_of_runs(call: Call, run: Path, text: Path, text_runs: dict[str, Path], tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
         return files.paths[:1]
 
     monkeypatch.setattr(view_command, "task_of", lambda run: Task)
+    monkeypatch.setattr(view_command, "task_name_of", lambda run: "translation")
     monkeypatch.setattr(pictures, "look_at", lambda model, sentences, say: (model, sentences))
     monkeypatch.setattr(pictures, "save_pictures", save)
     assert call("view", "run", "a", "b", "--out", str(tmp_path), "--device", "cpu")[1] == f"{tmp_path}/attention.png\n"

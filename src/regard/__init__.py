@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from regard.call.masks.basic import lengths as lengths
     from regard.call.masks.basic import padding as padding
     from regard.call.masks.basic import predicate as predicate
+    from regard.call.masks.chosen_keys import chosen as chosen
     from regard.call.masks.patterns import blocks as blocks
     from regard.call.masks.patterns import documents as documents
     from regard.call.masks.patterns import prefix as prefix
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from regard.call.normalizations import Sigmoid as Sigmoid
     from regard.call.normalizations import Softmax as Softmax
     from regard.call.normalizations import SoftmaxWithSink as SoftmaxWithSink
+    from regard.call.normalizations import Softpick as Softpick
     from regard.call.normalizations import Sparsemax as Sparsemax
     from regard.call.normalizations import Unnormalized as Unnormalized
     from regard.call.normalizations import masked_softmax as masked_softmax
@@ -100,12 +102,14 @@ else:
             "regard.call.checks": ("checking",),
             "regard.call.masks.base": ("Mask",),
             "regard.call.masks.basic": ("causal", "lengths", "padding", "predicate"),
+            "regard.call.masks.chosen_keys": ("chosen",),
             "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
             "regard.call.normalizations": (
                 "Entmax15",
                 "Sigmoid",
                 "Softmax",
                 "SoftmaxWithSink",
+                "Softpick",
                 "Sparsemax",
                 "Unnormalized",
                 "masked_softmax",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.tensors.precision import widest_dtype
 
@@ -25,7 +26,7 @@ DIAGONAL, DOWN, RIGHT = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alignment:
+class Alignment(Displayed):
     """A monotonic path through a map: each query has a range of keys."""
 
     first: Tensor
@@ -47,6 +48,14 @@ class Alignment:
         queries = torch.arange(len(counts)).repeat_interleave(counts)
         before = (counts.cumsum(0) - counts)[queries]
         return queries, torch.arange(len(queries)) - before + self.first[queries]
+
+    def __str__(self) -> str:
+        """The keys of each query of one map; of several maps, their shape."""
+        if self.first.dim() != 1:
+            return repr(self)
+        ends = zip(self.first.tolist(), self.last.tolist(), strict=True)
+        lines = [f"{query:>5}  {one}{f' to {other}' if other > one else ''}" for query, (one, other) in enumerate(ends)]
+        return "\n".join(["query  keys", *lines])
 
     def __getitem__(self, index: int) -> "Alignment":
         if self.first.dim() < 2:

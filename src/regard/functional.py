@@ -20,7 +20,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute, reader, run
 from regard.kernels.as_sdpa import as_sdpa
 from regard.kernels.base import Backend, Call
-from regard.lazy import Displayed
+from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
 from regard.maps.loop.triton_statistics import said_of_triton
@@ -35,6 +35,7 @@ TOLERANCE = 0.05
 """The tolerance of a row sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 
 
+@displayed
 class Attended(NamedTuple):
     """The result of `attention(..., return_weights=True)`."""
 

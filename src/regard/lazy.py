@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 """Contents by MIME type and their metadata, as IPython's display protocol has them."""
 DRAWN_BY: dict[str, str] = {}
 """From the name of a package to the module that draws its objects for notebooks."""
+T = TypeVar("T")
 
 
 class Displayed:
@@ -17,8 +18,15 @@ class Displayed:
     __slots__ = ()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        drawn: Bundle = import_module(DRAWN_BY["regard"]).bundle(self)
+        places = [place for place in DRAWN_BY if f"{type(self).__module__}.".startswith(f"{place}.")]
+        drawn: Bundle = import_module(DRAWN_BY[max(places, key=len, default="regard")]).bundle(self)
         return drawn
+
+
+def displayed(named_tuple: type[T]) -> type[T]:
+    """Decorate a named tuple, which can have no other base: a notebook shows it as it does a `Displayed`."""
+    named_tuple._repr_mimebundle_ = vars(Displayed)["_repr_mimebundle_"]  # type: ignore[attr-defined]
+    return named_tuple
 
 
 def on_demand(

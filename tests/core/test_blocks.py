@@ -76,7 +76,9 @@ RELATIVE = {
 }
 
 
-@pytest.mark.parametrize("normalization", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15()], ids=str)
+@pytest.mark.parametrize(
+    "normalization", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15(), regard.Softpick()], ids=str
+)
 @pytest.mark.parametrize("kind", RELATIVE)
 @pytest.mark.parametrize("mask", [None, regard.causal(), regard.window(5)], ids=str)
 def test_learned_positions_in_small_blocks(kind: str, mask: regard.Mask | None, normalization: Normalization) -> None:

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, ShapeError
 
 EVERY: list[Normalization] = [
     regard.Softmax(), regard.SoftmaxWithSink(0.5), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid(-1.0),
-    regard.Unnormalized(),
+    regard.Unnormalized(), regard.Softpick(),
 ]  # fmt: skip
 
 

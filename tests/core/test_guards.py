@@ -20,6 +20,7 @@ NORMALIZATIONS = (
     regard.Softmax(),
     regard.SoftmaxWithSink(0.3),
     regard.Sparsemax(),
+    regard.Softpick(),
     regard.Entmax15(),
     regard.Sigmoid(),
 )

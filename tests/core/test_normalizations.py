@@ -34,10 +34,18 @@ def sparse_by_package(function: Callable[..., Tensor]) -> Callable[[Tensor], Ten
     return normalize
 
 
+def softpick_by_hand(scores: Tensor) -> Tensor:
+    """Equation 3 of arXiv:2504.20966 without its shift by the row's largest score."""
+    risen = torch.where(scores == -torch.inf, 0.0, scores.exp() - 1)
+    total = risen.abs().sum(-1, keepdim=True)
+    return risen.relu() / torch.where(total > 0, total, 1.0)
+
+
 NORMALIZATIONS = {
     "sink": (regard.SoftmaxWithSink(), sink_by_hand),
     "sigmoid": (regard.Sigmoid(-1.0), lambda s: torch.sigmoid(s - 1)),
     "unnormalized": (regard.Unnormalized(), torch.exp),
+    "softpick": (regard.Softpick(), softpick_by_hand),
     "sparsemax": (regard.Sparsemax(), sparse_by_package(entmax.sparsemax)),
     "entmax": (regard.Entmax15(), sparse_by_package(entmax.entmax15)),
 }

@@ -14,9 +14,9 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 65_600
-MOST_LINES_OF_THE_LIBRARY = 44_500  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 59_000
+MOST_LINES = 66_110
+MOST_LINES_OF_THE_LIBRARY = 44_910  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 60_070
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 21, 100
 
@@ -44,8 +44,18 @@ FLOORS = [
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 FILES = house.python_files(SOURCE)
 IMPORTS = house.imports(FILES)
-PUBLIC_PACKAGES = ("call.biases", "call.masks", "call.rotary", "call.scores", "edits", "huggingface", "views")
-ON_DEMAND = ("models", "nn", "tasks", "tasks.exports", "tasks.generation", "tasks.text", "watching", "watching.checks")
+PUBLIC_PACKAGES = ("call.biases", "call.rotary", "call.scores", "edits", "huggingface", "views")
+ON_DEMAND = (
+    "call.masks",
+    "models",
+    "nn",
+    "tasks",
+    "tasks.exports",
+    "tasks.generation",
+    "tasks.text",
+    "watching",
+    "watching.checks",
+)
 
 
 def part_of(module: str) -> str:

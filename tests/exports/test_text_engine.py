@@ -14,7 +14,7 @@ from regard.cli.main import run_command
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
-from regard.tasks.exports.ctranslate2_text import ExportedText, text_to_ctranslate2
+from regard.tasks.exports.ctranslate2_text import ExportedText, exported_text, text_to_ctranslate2
 from regard.tasks.exports.text_engine import CTranslate2Writer, sampling_of, writing_by_ctranslate2
 from regard.tasks.generation.filters import Filter, MinP, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel
@@ -249,3 +249,18 @@ def test_the_process_ends_well(run: Path) -> None:
     command = [sys.executable, "-m", "regard", "generate", str(run), "3", "--max-tokens", "5", "--device", "cpu"]
     done = subprocess.run([*command, "--engine", "ctranslate2"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"layers": "sliding", "window": 4}, {"rotary_fraction": 0.5}, {"no_positions_every": 2}, {"qk_norm": True},
+        {"gate": "head"}, {"sink": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_parts_that_it_lacks_are_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+    config = LanguageModelConfig(data=(tmp_path,), out=tmp_path, model=replace(SMALL, **parts))
+    model = LanguageModel(DecoderOnly(config.model, vocab_size=9), Characters().train([TEXT]), block_length=24)
+    with pytest.raises(ArgumentError, match=f"cannot express {next(iter(parts))}=.*: --engine regard writes"):
+        exported_text(model, config)

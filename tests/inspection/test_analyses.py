@@ -129,12 +129,14 @@ def test_the_numbers_of_every_head(name: str, queries: int) -> None:
         expect("self", dense[..., torch.arange(queries), place], live)
         expect("previous", dense[..., torch.arange(queries), (place - 1).clamp_min(0)], live & (place > 0))
         expect("first", dense[..., 0], live & (place > 0))
-        follows = torch.zeros(2, 1, queries, 13, dtype=torch.bool)
+        follows, equals = torch.zeros(2, 2, 1, queries, 13, dtype=torch.bool)
         for b in range(2):
             for i in range(queries):
-                for j in range(1, int(place[i])):
-                    follows[b, 0, i, j] = tokens[b, j - 1] == tokens[b, place[i]]
+                for j in range(int(place[i])):
+                    follows[b, 0, i, j] = j > 0 and tokens[b, j - 1] == tokens[b, place[i]]
+                    equals[b, 0, i, j] = tokens[b, j] == tokens[b, place[i]]
         expect("induction", (dense * follows).sum(-1), live & follows.any(-1))
+        expect("duplicate", (dense * equals).sum(-1), live & equals.any(-1))
 
 
 def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> None:
@@ -271,14 +273,15 @@ def test_each_sequence_is_read_with_its_own_tokens_in_every_tile(monkeypatch: py
     monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 200)
     q, tokens = torch.randn(4, 2, 20, 3), torch.randint(0, 5, (4, 20))
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    dense, expected = weights.dense(), torch.zeros(4, 2, 20)
-    has_keys = torch.zeros(4, 20, dtype=torch.bool)
-    for b, row in enumerate(tokens.tolist()):
-        for i in range(20):
-            keys = [j for j in range(1, i) if row[j - 1] == row[i]]
-            expected[b, :, i], has_keys[b, i] = dense[b, :, i, keys].sum(-1), bool(keys)
-    mean = (expected * has_keys[:, None]).sum((0, 2)) / has_keys.sum()
-    torch.testing.assert_close(head_table(weights, tokens)["induction"][0], mean)
+    dense, table = weights.dense(), head_table(weights, tokens)
+    for name, back in (("induction", 1), ("duplicate", 0)):
+        expected, has_keys = torch.zeros(4, 2, 20), torch.zeros(4, 20, dtype=torch.bool)
+        for b, row in enumerate(tokens.tolist()):
+            for i in range(20):
+                keys = [j for j in range(back, i) if row[j - back] == row[i]]
+                expected[b, :, i], has_keys[b, i] = dense[b, :, i, keys].sum(-1), bool(keys)
+        mean = (expected * has_keys[:, None]).sum((0, 2)) / has_keys.sum()
+        torch.testing.assert_close(table[name][0], mean)
 
 
 def test_heads_that_do_not_exist_are_not_among_the_largest() -> None:

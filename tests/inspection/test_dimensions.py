@@ -205,8 +205,8 @@ def test_two_sentences_are_no_two_heads() -> None:
     assert head_table(weights)["entropy"].shape == (1, 1)
     assert last_query(weights).shape == (2, T)
     pytest.importorskip("anywidget")
-    assert "(1 heads," in repr(regard.view(weights))
-    assert "(1 heads," in repr(regard.view(weights, sequence=1))
+    assert "(1 head," in repr(regard.view(weights))
+    assert "(1 head," in repr(regard.view(weights, sequence=1))
 
 
 def test_a_page_takes_one_sentence() -> None:

@@ -18,6 +18,7 @@ NORMALIZATIONS = {
     "sparsemax": regard.Sparsemax(),
     "entmax": regard.Entmax15(),
     "sigmoid": regard.Sigmoid(-0.5),
+    "softpick": regard.Softpick(),
     "unnormalized": regard.Unnormalized(),
 }
 

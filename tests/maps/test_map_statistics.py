@@ -298,7 +298,7 @@ def test_of_equal_keys_a_share_takes_as_many_as_it_says(normalization: Normaliza
     """Rounding of sums does not decide between one equal key and the next."""
     shares = [Fraction(n, d) for d in (2, 5, 10, 100) for n in range(1, d)] + [Fraction(1, 10**9), Fraction(1)]
     for keys in (1, 3, 10, 63, 64, 65, 100, 1000):
-        q, k = torch.zeros(2, 1, dtype=dtype), torch.zeros(keys, 1, dtype=dtype)
+        q, k = torch.ones(2, 1, dtype=dtype), torch.ones(keys, 1, dtype=dtype)
         weights = regard.attention(q, k, k, normalization=normalization, return_weights=True).weights
         for share in shares:
             assert weights.top_p_count(float(share)).tolist() == [math.ceil(share * keys)] * 2, (keys, share)

@@ -23,7 +23,8 @@ class Foreign:
 
         config = getattr(transformers, self.config)(**self.settings)
         torch.manual_seed(3)
-        model = getattr(transformers, self.model)._from_config(config, attn_implementation="eager").eval()
+        plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # their products want wide experts
+        model = getattr(transformers, self.model)._from_config(config, **plain).eval()
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if "embed_positions" not in name or self.config in ("BartConfig", "BlenderbotConfig"):
@@ -87,6 +88,43 @@ BERT_LIKE = {
     "max_position_embeddings": 29, "pad_token_id": PAD,
 }  # fmt: skip
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
+ENCODERS = {
+    "bert": BERT,
+    "roberta": Foreign("RobertaForMaskedLM", "RobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": Foreign(
+        "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}
+    ),
+    "modernbert": Foreign(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {
+            **BERT_LIKE,
+            "local_attention": 4,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "eos_token_id": 2,
+            "bos_token_id": 3,
+            "cls_token_id": 3,
+            "sep_token_id": 2,
+        },
+    ),
+    "modernbert, biases": Foreign(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        {
+            **BERT_LIKE,
+            "local_attention": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "classifier_bias": True,
+            "eos_token_id": 2,
+            "bos_token_id": 3,
+            "cls_token_id": 3,
+            "sep_token_id": 2,
+        },
+    ),
+}
 BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)
 
 GPT2_LIKE: dict[str, Any] = {
@@ -110,7 +148,59 @@ def rope(kind: str, **values: Any) -> Foreign:
     return llama(rope_parameters={"rope_type": kind, "rope_theta": 500.0, **values})
 
 
+DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 9, "first_k_dense_replace": 1, "kv_lora_rank": 6, "q_lora_rank": 7, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6, "v_head_dim": 3, "head_dim": 4, "num_key_value_heads": 4, "sliding_window": None,
+}  # fmt: skip
+
+
+def modern(kind: str, **more: Any) -> Foreign:
+    """A decoder of a family with four layers, whose window is shorter than the sequences of the tests."""
+    many = {**LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 4, "max_position_embeddings": 32, **more}
+    return Foreign(f"{kind}ForCausalLM", f"{kind.removesuffix('Text')}{'Text' if kind == 'Gemma3' else ''}Config", many)
+
+
+MODERN_DECODERS = {
+    "mistral": modern("Mistral"),
+    "mistral, no window": modern("Mistral", sliding_window=None),
+    "qwen2": modern("Qwen2", use_sliding_window=True, max_window_layers=2),
+    "qwen2, no window": modern("Qwen2"),
+    "qwen3": modern("Qwen3", tie_word_embeddings=True),
+    "gemma2": modern("Gemma2", query_pre_attn_scalar=9, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma3": modern("Gemma3", query_pre_attn_scalar=9, num_hidden_layers=6),
+    "gemma3, scaled": modern(
+        "Gemma3", layer_types=["full_attention", "sliding_attention"] * 2,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 999.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+        },
+    ),
+    "olmo2": modern("Olmo2", sliding_window=None),
+    "olmo3": modern("Olmo3"),
+    "phi3": modern("Phi3", partial_rotary_factor=0.5),
+    "glm4": modern("Glm4", sliding_window=None, attention_bias=True),
+    "smollm3": modern("SmolLM3"),
+    "mixtral": modern("Mixtral", num_local_experts=4),
+    "qwen3_moe": modern("Qwen3Moe", num_experts=4, num_experts_per_tok=3, moe_intermediate_size=9, mlp_only_layers=[1]),
+    "qwen3_moe, normalised": modern("Qwen3Moe", num_experts=4, num_experts_per_tok=3, norm_topk_prob=True),
+    "gpt_oss": modern("GptOss", num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v2": modern("DeepseekV2", **{**DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v2, groups": modern(
+        "DeepseekV2", **DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=3.0
+    ),
+    "deepseek_v3": modern("DeepseekV3", **DEEPSEEK),
+    "deepseek_v3, scaled": modern(
+        "DeepseekV3", **DEEPSEEK,
+        rope_parameters={
+            "rope_type": "yarn", "factor": 8.0, "mscale": 0.9, "mscale_all_dim": 0.7, "rope_theta": 999.0,
+            "original_max_position_embeddings": 4,
+        },
+    ),
+    "smollm3, window": modern("SmolLM3", use_sliding_window=True, no_rope_layers=[1, 0, 1, 0]),
+}  # fmt: skip
 LANGUAGE_MODELS = {
+    **MODERN_DECODERS,
     "gpt2": GPT2,
     "gpt2, not scaled": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "scale_attn_weights": False}),
     "gpt2, untied": Foreign("GPT2LMHeadModel", "GPT2Config", {**GPT2_LIKE, "tie_word_embeddings": False}),

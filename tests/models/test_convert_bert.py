@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.models.convert import from_huggingface
-from tests.models.foreign_models import BERT, BERT_BASE, PAD, VOCAB, save
+from tests.models.foreign_models import BERT, BERT_BASE, ENCODERS, PAD, VOCAB, save
 
 LENGTHS = torch.tensor([11, 6])
 
@@ -22,16 +22,21 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return tokens.masked_fill(mask == 0, PAD), segments, mask
 
 
-def test_logits_and_attention_are_theirs(tmp_path: Path) -> None:
-    theirs, (tokens, segments, mask) = BERT.build(), inputs()
+@pytest.mark.parametrize("name", ENCODERS)
+def test_logits_and_attention_are_theirs(tmp_path: Path, name: str) -> None:
+    theirs, (tokens, segments, mask) = ENCODERS[name].build(), inputs()
+    tokens = tokens.masked_fill(mask == 0, theirs.config.pad_token_id)
     ours = from_huggingface(save(theirs, tmp_path)).model
+    has_segments = getattr(theirs.config, "type_vocab_size", 1) > 1
+    named = {"token_type_ids": segments} if has_segments else {}
+    given = (tokens, LENGTHS, segments) if has_segments else (tokens, LENGTHS)
     with torch.no_grad():
-        seen = theirs(tokens, attention_mask=mask, token_type_ids=segments, output_attentions=True)
-        found, maps = ours(tokens, LENGTHS, segments), ours.attend(tokens, LENGTHS, segments)
+        seen = theirs(tokens, attention_mask=mask, output_attentions=True, **named)
+        found, maps = ours(*given), ours.attend(*given)
     real = mask.bool()
     assert seen.logits.std() > 0.3
     torch.testing.assert_close(found[real], seen.logits[real], atol=1e-4, rtol=0)
-    assert list(maps) == ["encoder.0", "encoder.1"]
+    assert list(maps) == [f"encoder.{number}" for number in range(len(seen.attentions))]
     for weights, expected in zip(maps.values(), seen.attentions, strict=True):
         rows = real[:, None, :, None]
         torch.testing.assert_close(weights.dense() * rows, expected * rows, atol=1e-5, rtol=0)

@@ -1,6 +1,8 @@
-"""GPT-2 and Llama of Hugging Face, with each scaling of rotary positions, against themselves."""
+"""Decoders of Hugging Face, with each scaling of rotary positions, against themselves."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from regard.errors import RunFolderError
 from regard.models.convert import Pretrained, from_huggingface
-from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, VOCAB, llama, save
+from regard.tasks.training.output_loss import output_cross_entropy
+from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, MODERN_DECODERS, VOCAB, llama, save
 
 LENGTH = 15
 
@@ -32,7 +35,7 @@ def test_logits_and_attention_are_theirs(pair: tuple[Any, Pretrained], length: i
         found, maps = ours.model(tokens), ours.model.attend(tokens)
     assert seen.logits.std() > 0.3
     torch.testing.assert_close(found, seen.logits, atol=1e-4, rtol=0)
-    assert list(maps) == ["decoder.0", "decoder.1"]
+    assert list(maps) == [f"decoder.{number}" for number in range(len(seen.attentions))]
     for weights, expected in zip(maps.values(), seen.attentions, strict=True):
         torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
@@ -71,6 +74,30 @@ def test_cached_decoding_is_uncached(pair: tuple[Any, Pretrained]) -> None:
             torch.testing.assert_close(logits, expected[:, place], atol=1e-5, rtol=1e-5)
 
 
+def test_padded_prompts_are_read_as_each_alone(pair: tuple[Any, Pretrained]) -> None:
+    """To their right stands padding, and after some steps the first tokens have left every window."""
+    theirs, ours = pair
+    if theirs.config.to_dict().get("rope_parameters", {}).get("rope_type") in ("dynamic", "longrope"):
+        pytest.skip("the angles of a batch depend on its longest sequence")
+    prompts, lengths, new = torch.randint(2, VOCAB, (3, 6)), [6, 1, 3], torch.randint(2, VOCAB, (5, 3))
+    with torch.no_grad():
+        state, logits = ours.model.start(prompts, torch.tensor(lengths)), []
+        for tokens in new:
+            found, _, state = ours.model.step(state, tokens)
+            logits.append(found)
+        for row, length in enumerate(lengths):
+            alone = theirs(torch.cat([prompts[row, :length], new[:, row]])[None], use_cache=False).logits[0, length:]
+            torch.testing.assert_close(torch.stack(logits)[:, row], alone, atol=1e-4, rtol=0)
+
+
+def test_a_loss_of_capped_logits_is_theirs(tmp_path: Path) -> None:
+    theirs, tokens = MODERN_DECODERS["gemma2"].build(), torch.randint(2, VOCAB, (2, 9))
+    ours = from_huggingface(save(theirs, tmp_path)).model
+    loss = partial(output_cross_entropy, targets=tokens[:, 1:], ignore_index=-100)
+    total, count = ours(tokens[:, :-1], loss=loss)
+    torch.testing.assert_close(total / count, theirs(tokens, labels=tokens).loss, atol=1e-5, rtol=1e-5)
+
+
 def test_special_tokens(tmp_path: Path) -> None:
     assert from_huggingface(save(llama().build(), tmp_path))[1:] == ("llama", 2, (END,), 0, ())
 
@@ -85,6 +112,22 @@ def test_older_folders_are_read(tmp_path: Path) -> None:
     (old / "config.json").write_text(json.dumps(config))
     tokens = torch.randint(2, VOCAB, (1, LENGTH))
     assert torch.equal(*(from_huggingface(folder).model(tokens) for folder in (new, old)))
+    for name, base in (
+        ("gemma3", {"rope_theta": 999.0, "rope_local_base_freq": 77.0}),
+        ("olmo3", {"rope_theta": 99.0}),
+    ):
+        full = {"rope_type": "linear", "factor": 8.0, "rope_theta": base["rope_theta"]}
+        sliding = {"rope_type": "default", "rope_theta": base.get("rope_local_base_freq", base["rope_theta"])}
+        rotations = {"full_attention": full, "sliding_attention": sliding}
+        theirs = replace(
+            MODERN_DECODERS[name], settings=MODERN_DECODERS[name].settings | {"rope_parameters": rotations}
+        )
+        new, old = save(theirs.build(), tmp_path / name), save(theirs.build(), tmp_path / f"old {name}")
+        config = json.loads((old / "config.json").read_text())
+        del config["rope_parameters"], config["layer_types"]
+        config |= base | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+        (old / "config.json").write_text(json.dumps(config))
+        assert torch.equal(*(from_huggingface(folder).model(tokens) for folder in (new, old)))
     theirs = GPT2.build()
     new, old = save(theirs, tmp_path / "gpt2"), save(theirs, tmp_path / "older")
     tensors = {n.removeprefix("transformer."): t for n, t in load_file(old / "model.safetensors").items()}
@@ -99,6 +142,8 @@ def test_variants_that_are_not_read_are_named(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=message):
             from_huggingface(tmp_path / name)
 
+    mixed = {"layer_types": ["full_attention", "linear_attention"] * 2}
+    refused("mixed", MODERN_DECODERS["qwen3"], "layer 1 is of the kind 'linear_attention'", **mixed)
     refused("scaled", GPT2, "scale_attn_by_inverse_layer_idx", scale_attn_by_inverse_layer_idx=True)
     refused("rope", llama(), "'proportional'.*llama3", rope_parameters={"rope_type": "proportional"})
     refused("factor", llama(), "no factor", rope_parameters={"rope_type": "linear"})

@@ -184,12 +184,13 @@ def test_a_notebook_from_its_first_run_to_its_opening_without_a_kernel(lab: Lab)
     assert same(read(lab, 1), expected(1, 1, 6))
 
     # The last view is in the notebook as a picture, hidden while the view is there.
-    lab.until("[1, 2].every((cell) => cellsOf()[cell].querySelector('[class^=regard-still] img'))")
+    lab.until("[1, 2].every((cell) => cellsOf()[cell].querySelector('[class^=regard-still] img[alt$=seen]'))")
     assert lab.run("return getComputedStyle(cellsOf()[1].querySelector('[class^=regard-still]')).display;") == "none"
     lab.run("await jupyterapp.commands.execute('docmanager:save');")
     saved = json.loads((lab.folder / "two.ipynb").read_text(encoding="utf-8"))
     for cell in saved["cells"][1:]:
         (still,) = (one for one in cell["outputs"] if "text/html" in one["data"])
+        assert "as last seen" in "".join(still["data"]["text/html"])
         assert "data:image/png;base64," in "".join(still["data"]["text/html"])
 
     # Opened without a kernel, and as somebody else's notebook, the pictures are there.

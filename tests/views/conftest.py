@@ -1,10 +1,12 @@
 """One browser for all the tests that open a page."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.views.chromium import CHROMIUM, Chromium
+from tests.views.tab import Tab
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +17,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     one = Chromium(tmp_path_factory.mktemp("profile"))
     yield one
     one.close()
+
+
+@pytest.fixture
+def tab(browser: Chromium, tmp_path: Path) -> Tab:
+    """A tab for pages, of usual size and light."""
+    browser.size(1280, 800)
+    browser.dark(False)
+    return Tab(browser, tmp_path / "page.html")

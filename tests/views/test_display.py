@@ -1,44 +1,39 @@
-"""What a notebook shows of an object: one picture or table, in every state of matplotlib, beside the plain repr."""
+"""What a notebook shows of an object: one picture or table, beside the plain repr."""
 
-import json
 import re
-import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
+from regard.align import dtw
+from regard.call.scores.base import ScaledDot
 from regard.errors import ArgumentError
-from regard.lazy import Displayed
-from regard.views import head_panels, heatmap, heatmap_grid, model_grid, save_figure
+from regard.functional import Attended
+from regard.nn import LearnedPositions, RelativeBias, SinusoidalPositions
+from regard.tasks import Translation
+from regard.tasks.pictures.token_maps import TextAttention
+from regard.tasks.translation.results import Attention, Candidate
+from regard.views import (
+    Map,
+    Panel,
+    arithmetic_of_row,
+    head_panels,
+    heatmap,
+    heatmap_grid,
+    model_example,
+    model_grid,
+    page,
+    save_figure,
+)
 from regard.views.display import MOST_LABELLED, bundle
-from regard.watching import head_table
+from regard.watching import AttentionStep, attn_lrp, difference, head_table
 
 PNG = b"\x89PNG\r\n"
-STATES = {"nothing imported": "", "pyplot imported": "import matplotlib.pyplot", "inline": "%matplotlib inline"}
-CELLS = ["heatmap(w[0, 0])", "heatmap_grid(head_panels(w[0]))", "model_grid([w])", "w", "w[0, 0]", "regard.causal()"]
-NOTEBOOK = """
-import base64, json, sys
-from IPython.terminal.interactiveshell import TerminalInteractiveShell as InteractiveShell
-from IPython.utils.capture import capture_output
-shell = InteractiveShell.instance()
-setup = '''import torch, regard
-from regard.views import *
-w = regard.map_of(*torch.randn(2, 1, 2, 5, 4))'''
-said = {}
-for state, line in json.loads(sys.argv[1]).items():
-    with capture_output() as quiet:
-        shell.run_cell(setup + "\\n" + line).raise_error()
-    for cell in json.loads(sys.argv[2]):
-        with capture_output() as shown:
-            done = shell.run_cell(cell)
-        done.raise_error()
-        data, _ = shell.display_formatter.format(done.result)
-        said[f"{state}: {cell}"] = [sorted(data), *(sorted(output.data) for output in shown.outputs)]
-print(json.dumps(said))
-"""
 
 
 def weights(*leading: int, tokens: int = 5) -> regard.AttentionMap:
@@ -52,37 +47,61 @@ def seen() -> Any:
     return found
 
 
-def test_a_cell_shows_a_picture_once_in_every_state() -> None:
-    pytest.importorskip("IPython", reason="IPython is not installed")
-    command = [sys.executable, "-W", "ignore", "-c", NOTEBOOK, json.dumps(STATES), json.dumps(CELLS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert len(said) == len(STATES) * len(CELLS)
-    for cell, outputs in said.items():
-        assert outputs == [["image/png", "text/plain"]], cell
+def attended() -> Any:
+    return regard.attention(*torch.randn(3, 2, 5, 4), return_weights=True, keep_values=True)
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
-        weights(),
-        weights(2),
-        weights(2, 3),
-        weights(2, 1, 3),
-        regard.causal(),
-        regard.window(2) & regard.causal(),
-        seen(),
-    ],
-    ids=repr,
-)
-def test_maps_masks_and_watches_are_pictures(shown: Displayed) -> None:
+def pictures() -> dict[str, Any]:
+    return {
+        **{f"map {shape}": weights(*shape) for shape in ((), (2,), (2, 3), (2, 1, 3))},
+        "causal": regard.causal(), "joined masks": regard.window(2) & regard.causal(), "watch": seen(),
+        "ALiBi": regard.ALiBi(8), "T5": regard.T5Bias(torch.randn(8, 2)), "Shaw": regard.Shaw(torch.randn(9, 8)),
+        "Transformer-XL": regard.TransformerXL(torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 12, 8)),
+        "T5's module": RelativeBias(4), "sines": SinusoidalPositions(16), "learned positions": LearnedPositions(9, 8),
+        "rotary": regard.Rotary(8), "attended": attended(), "a row": arithmetic_of_row(x := torch.randn(5, 4), x, x, 2),
+        "example": model_example([weights(2)]), "map of a page": Map(weights(2).dense(), list("abcde")),
+        "panel": head_panels(weights(2))[0], "share": attn_lrp(attended().weights, torch.ones(2, 5, 4)),
+        "step": AttentionStep(weights(2)), "translation": Translation("a b", ["a", "b"], [candidate()]),
+        "candidate": candidate(), "attention": Attention(["a"], ["A"], ["<s>"], {"0": weights(2, tokens=1)}, ["0"]),
+        "text": TextAttention(list("abcde"), {"0": weights(2)}),
+    }  # fmt: skip
+
+
+def candidate() -> Candidate:
+    return Candidate("A <B>", -0.5, ["A", "<B>"], torch.eye(2))
+
+
+PICTURES = pictures()
+
+
+@pytest.mark.parametrize("shown", PICTURES.values(), ids=PICTURES)
+def test_maps_masks_biases_and_positions_are_pictures(shown: Any) -> None:
     plain = repr(shown)
     data, metadata = shown._repr_mimebundle_()
+    assert data["text/html"].count('<img alt="') == data["text/html"].count("<img ") == 1
+    assert "<script" not in data["text/html"]
     assert data["image/png"].startswith(PNG)
     assert data["text/plain"] == plain
-    assert len(data["image/png"]) < 300_000
+    assert len(data["image/png"]) < 100_000
     assert 100 < metadata["image/png"]["width"] < 1200
+
+
+def test_a_dark_page_turns_the_picture_dark() -> None:
+    page = bundle(regard.causal())[0]["text/html"]
+    for told in ("data-jp-theme-light=false", "vscode-dark", "quarto-dark", "html[theme=dark]", "body.dark"):
+        assert re.search(rf":is\([^)]*{re.escape(told)}[^)]*\) .regard-picture {{ filter: invert", page), told
+
+
+def test_the_picture_of_a_bias_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "regard.views.display.heatmap_grid", lambda panels, **_: drawn.extend(panels) or heatmap_grid(panels)
+    )
+    bundle(regard.ALiBi(8))
+    assert [panel.title for panel in drawn] == ["head 0", "head 2", "head 4", "head 6"]
+    distance = (torch.arange(12) - torch.arange(12)[:, None]).abs()
+    for panel, slope in zip(drawn, (1 / 2, 1 / 8, 1 / 32, 1 / 128), strict=True):
+        torch.testing.assert_close(panel.weights, -slope * distance)
 
 
 def test_many_heads_are_a_small_picture() -> None:
@@ -101,6 +120,39 @@ def test_tables_and_reports_are_text_that_follows_the_page() -> None:
     explained = regard.explain(*torch.randn(3, 4, 4))
     assert "<script" not in bundle(explained)[0]["text/html"]
     assert "chosen" in bundle(explained)[0]["text/html"]
+
+
+def test_records_are_tables_of_numbers() -> None:
+    top = bundle(attended().weights.top_keys(2))[0]["text/html"]
+    assert top.count("<tr>") == 1 + 5
+    assert "head 0 of 2 x 5 x 2" in top
+    spectrum = bundle(weights(2).singular_values(1))[0]["text/html"]
+    assert re.findall("<td>([a-z]+)</td>", spectrum) == ["values", "error"]
+    apart = bundle(difference(weights(3), weights(3)))[0]["text/html"]
+    assert "<td>total variation</td><td>3 x 5: from " in apart
+    path = bundle(dtw(torch.eye(3)))[0]["text/html"]
+    assert "query  keys\n    0  0\n    1  1" in path
+    assert "<td>A &lt;B&gt;</td>" in bundle(Translation("a", [], [Candidate("A <B>", 0.0, [], None)]))[0]["text/html"]
+    assert "every weight" in bundle(page([weights(2)]))[0]["text/html"]
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows(ScaledDot):
+    """A score that refuses to be asked for more than a few queries."""
+
+    def block(self, query: Tensor, key: Tensor) -> Tensor:
+        assert query.shape[-2] <= 8, "the repr of a map reads it"
+        return ScaledDot.block(self, query, key)
+
+
+def test_the_plain_repr_computes_a_few_rows_at_most() -> None:
+    long = regard.map_of(*torch.randn(2, 1, 2, 3000, 4), score=FewRows())
+    shown: list[Any] = [
+        long, long[0, 0], long.mT, AttentionStep(long), model_example([long]), Map(long), Panel(long),
+        Attended(torch.ones(3), long), page([weights(2)]), Attention([], [], [], {"0": long}, ["0"]),
+    ]  # fmt: skip
+    for one in shown:
+        assert len(repr(one)) < 2_000, type(one)
 
 
 def test_an_object_without_a_picture_says_why() -> None:

@@ -176,10 +176,11 @@ def test_heads_of_a_layer_across_as_asked() -> None:
         head_panels(weights[0])
 
 
-def test_a_row_is_filled_before_the_next_begins() -> None:
+@pytest.mark.parametrize(("count", "rows"), [(6, 1), (7, 3), (12, 3)])
+def test_panels_stand_side_by_side_while_they_fit_and_then_fill_rows(count: int, rows: int) -> None:
     size = FigureSize(width=1, height=1, left=0, above=0, title=0)
-    figure, boxes = flow([size] * 6)
-    assert len({box.top for box in boxes}) == 2
+    figure, boxes = flow([size] * count)
+    assert len({box.top for box in boxes}) == rows
     assert figure.width >= max(box.left + box.width for box in boxes)
 
 

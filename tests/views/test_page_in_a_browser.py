@@ -19,6 +19,7 @@ from regard.views.colours import hexadecimal, ramp
 from regard.views.examples import model_example
 from regard.views.labels import printable
 from tests.views.chromium import CHROMIUM, Chromium
+from tests.views.tab import HELP, Tab
 from tests.views.written_dates import EMPTY_MB
 
 # Numbers that half precision holds exactly. Queries are digits, keys are letters.
@@ -26,57 +27,6 @@ FIRST = np.array([[0.5, 0.25, 0.125, 0.125], [0.0625, 0.0625, 0.375, 0.5], [0.25
 SECOND = FIRST[::-1, ::-1] / 2
 QUERIES, KEYS, HEBREW = ["0", "1", "2"], ["a", "b", "c", "d"], ["א", "ב", "ג", "ד"]
 RAMP = [hexadecimal(colour) for colour in ramp()]
-HELP = """
-const root = document.getElementById("regard"), page = regard();
-await page.ready;
-const line = (name) => [...root.querySelector(`.scroller[aria-label^="${name}"]`).querySelectorAll(".token")];
-const keys = () => line("Keys"), queries = () => line("Queries");
-const send = (target, type, more = {}) =>
-  target.dispatchEvent(new PointerEvent(type, { pointerType: "mouse", bubbles: true, ...more }));
-const field = (label) => [...root.querySelectorAll("label")].find((one) => one.textContent.startsWith(label));
-const choose = (label, value) => {
-  const select = field(label).querySelector("select");
-  select.value = value;
-  select.dispatchEvent(new Event("change"));
-  return new Promise((done) => setTimeout(done, 30));
-};
-const byte = (text) => Number(text).toString(16).padStart(2, "0");
-const hex = (colour) => "#" + (colour.match(/\\d+/g) ?? []).slice(0, 3).map(byte).join("");
-const shades = (tokens) => tokens.map((token) => token.style.background && hex(token.style.background));
-const reading = () => ({
-  title: root.querySelector(".reading h2").textContent,
-  text: root.querySelector(".reading").textContent,
-  list: [...root.querySelectorAll(".reading li")].map((item) => [...item.children].map((part) => part.textContent)),
-});
-"""
-
-
-class Tab:
-    """A page in the browser."""
-
-    def __init__(self, browser: Chromium, path: Path) -> None:
-        self.browser, self.path = browser, path
-
-    def show(self, text: str, link: str = "theme=light") -> "Tab":
-        self.path.write_text(text, encoding="utf-8")
-        return self.again(link)
-
-    def again(self, link: str) -> "Tab":
-        self.browser.open(f"file://{self.path}#{link}")
-        self.browser.until("globalThis.regard && document.querySelector('.heads')?.dataset.drawn")
-        return self
-
-    def run(self, program: str) -> Any:
-        found = self.browser.run(HELP + program)
-        assert self.browser.errors == []
-        return found
-
-
-@pytest.fixture
-def tab(browser: Chromium, tmp_path: Path) -> Tab:
-    browser.size(1280, 800)
-    browser.dark(False)
-    return Tab(browser, tmp_path / "page.html")
 
 
 def small(columns: list[str] = KEYS) -> str:

@@ -81,7 +81,8 @@ def test_blocks_are_those_of_python(run: Callable[..., Any], length: int, count:
         (0.5, "0.500"),
         (0.0123, "0.012"),
         (0.00456, "0.00456"),
-        (3e-7, "3.0e-7"),
+        (0.00069, "0.000690"),
+        (3e-7, "3.00e-7"),
         (12.3456, "12.346"),
         (12345, "1.235e+4"),
         (-0.25, "-0.250"),
@@ -89,6 +90,28 @@ def test_blocks_are_those_of_python(run: Callable[..., Any], length: int, count:
 )
 def test_a_number_is_never_shown_as_a_zero(run: Callable[..., Any], weight: float, text: str) -> None:
     assert run(f"page.readable({weight})") == text
+
+
+def test_a_number_and_its_noun_agree(run: Callable[..., Any]) -> None:
+    nouns = [(1, "head"), (2, "head"), (0, "key"), (1, "query"), (3, "more query")]
+    assert run("data.map(([count, noun]) => page.counted(count, noun))", nouns) == [
+        "1 head", "2 heads", "0 keys", "1 query", "3 more queries"
+    ]  # fmt: skip
+
+
+def test_a_kept_token_outside_the_window_moves_it(run: Callable[..., Any]) -> None:
+    """With its size; a token that is pointed at, or a window that is given, moves nothing."""
+    data = embedded(page([Example("", {"0": Map(np.eye(90))})]).text)
+    kept = {"focus": {"row": 70, "column": 3}, "pinned": True}
+    changes = [kept, {"focus": kept["focus"]}, {**kept, "window": [0, 30, 10, 30]}, {**kept, "focus": {"row": 15}}]
+    windows = run(
+        """data.changes.map((change) => {
+          const state = page.settled(data, page.initial(data, { zoom: "10-30x10-30" }), {});
+          return page.settled(data, state, change).window;
+        })""",
+        {**data, "changes": changes},
+    )
+    assert windows == [[60.5, 80.5, 0, 20], [10, 30, 10, 30], [0, 30, 10, 30], [10, 30, 10, 30]]
 
 
 def test_the_largest_places_are_those_of_numpy(run: Callable[..., Any]) -> None:
@@ -126,7 +149,7 @@ def test_files_of_csv_are_read_back(run: Callable[..., Any]) -> None:
         ("[", {}, {"example": -1}),
         ("l", {}, {"layer": "1"}),
         ("L", {"map": 2}, {"layer": "0"}),
-        ("h", {}, {"heads": [0]}),
+        ("h", {"heads": ["mean"]}, {"heads": [0]}),
         ("h", {"heads": [1]}, {"heads": [1]}),
         ("H", {"heads": [0]}, {"heads": ["mean"]}),
         ("Escape", {}, {"focus": None, "pinned": False}),
@@ -153,7 +176,7 @@ def test_every_change_ends_in_a_state_that_exists(run: Callable[..., Any]) -> No
     data = embedded(page([sentence("fr"), one]).text)
 
     def settled(change: dict[str, Any], start: dict[str, Any] | None = None) -> dict[str, Any]:
-        begun = f"page.initial(data, {json.dumps(start or {})})"
+        begun = f"page.initial(data, {json.dumps({'heads': 'mean'} | (start or {}))})"
         state: dict[str, Any] = run(f"page.settled(data, {begun}, {json.dumps(change)})", data)
         return {name: state[name] for name in ("example", "kind", "layer", "map", "heads", "focus")}
 

@@ -39,7 +39,9 @@ def test_a_mask_is_drawn_for_its_words(mask: regard.Mask) -> None:
     drawn: Any = image.get_array()
     np.testing.assert_array_equal(np.ma.getmaskarray(drawn), ~allowed)
     assert (drawn.compressed() == 1).all()
-    assert heatmap(mask).get_images()[0].get_array().shape == (12, 12)
+    alone = heatmap(mask)
+    assert alone.get_images()[0].get_array().shape == (12, 12)
+    assert alone.figure.axes == [alone], "a bar of weights stands below a mask"
 
 
 @pytest.mark.parametrize(

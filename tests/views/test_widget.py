@@ -1,6 +1,8 @@
 """The kernel's side of `regard.view`: exact answers to any question, by torch and NumPy, and what is refused."""
 
+import html
 import json
+import re
 import sys
 from base64 import b64decode
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from torch import Tensor
 
 import regard
 from regard.call.scores.base import ScaledDot
-from regard.errors import ArgumentError, MissingExtraError, NonFiniteError, RegardError
+from regard.errors import ArgumentError, NonFiniteError, RegardError
 from regard.maps.statistics.pooling import Bins
 from regard.views import Example, Map, model_example
 from regard.views.widget.recomputed import recomputed
@@ -215,10 +217,32 @@ def test_bad_input_is_refused_with_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_without_anywidget_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_anywidget_a_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'regard\[notebook\]'"):
-        regard.view(causal_map(*factors()))
+    made: Any = regard.view(causal_map(*factors()), title="mine", link="heads=2")
+    data, _ = made._repr_mimebundle_()
+    assert data["text/html"].count("<img ") == 1
+    install = "anywidget is not installed; it comes with the extra 'notebook': pip install 'regard[notebook]'"
+    assert html.unescape(data["text/html"]).endswith(f"<p>No interactive view: {install}</p>")
+    assert data["text/plain"] == f"{made!r}\nNo interactive view: {install}"
+    assert repr(made) == "View('mine', 1 map: 0 (3 heads, 70 x 83))"
+    assert made.link == "heads=2"
+    assert "mine" in made.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    made.close()
+    with pytest.raises(ArgumentError, match="there are no maps"):
+        regard.view([])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert re.search(r"no picture: .*regard\[view\].*\n.*regard\[notebook\]", made._repr_mimebundle_()[0]["text/plain"])
+
+
+def test_a_notebook_without_widgets_has_a_picture_of_all_but_long_maps() -> None:
+    with carried_comms():
+        short: Any = regard.view(causal_map(*factors()))
+        long: Any = regard.view(regard.map_of(*torch.randn(2, 1, 1, 5000, 4), score=Unread()))
+    assert short.picture().count("<img ") == 1
+    assert "<img" not in long.picture()
+    for one in (short, long):
+        assert "pip install &#x27;regard[notebook]&#x27;" in one.picture()
 
 
 def test_each_view_answers_over_its_own_comm_and_outlives_a_bad_question() -> None:
@@ -255,7 +279,7 @@ def test_a_cell_gets_the_view_and_after_it_the_last_picture(monkeypatch: pytest.
         assert isinstance(one.get("metadata") or {}, dict)
     assert shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"] == made.model_id
     assert (still["transient"], again["transient"]) == ({"display_id": made.place},) * 2
-    assert "<img" not in still["data"]["text/html"]
+    assert "data:image/png;base64,UE5H" not in still["data"]["text/html"]
     assert again["update"] is True
     assert "data:image/png;base64,UE5H" in again["data"]["text/html"]
 

@@ -168,6 +168,20 @@ def test_temperature_and_mask_are_toggled_and_the_page_opens_the_same(
         assert "Recomputed: temperature 0.5, no mask" in text
 
 
+def test_a_view_opens_with_its_most_telling_head(notebook: Notebook) -> None:
+    """The kernel knows it when it is first asked; a choice of the reader comes before."""
+    even, first, back = torch.full((3, 8, 8), 1 / 8)
+    first, back = first * 0 + torch.eye(8)[0], torch.eye(8).roll(3, -1)
+    one: Any = regard.view([Example("", {"0": Map(torch.stack([even, first, back]))})])
+    notebook.show("a", one)
+    notebook.until("root('a').querySelector('.heads')?.dataset.drawn && !root('a').dataset.busy")
+    assert notebook.run("return host('a').regard().state().heads;") == [2]
+    assert notebook.run("return root('a').querySelector('.about').textContent;").startswith("Head 2 of layer 0")
+    assert {question["ask"] for question in notebook.questions} == {"numbers", "dense"}
+    one.link = "heads=mean"
+    notebook.until("root('a').querySelector('.about')?.textContent.startsWith('Mean of the heads')")
+
+
 def test_keys_are_heard_inside_alone(notebook: Notebook, browser: Chromium) -> None:
     notebook.show("a", regard.view(scaled(), WORDS, link="heads=0&query=1"))
     notebook.until(drawn("a"))

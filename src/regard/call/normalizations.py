@@ -97,6 +97,12 @@ class Normalization(ABC):
             inner: sum_j P_ij dP_ij (..., t), which is dO_i . O_i.
         """
 
+    def gradient_at(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
+        """`gradient` where it needs the scores themselves, which `weights_` must then leave as they are."""
+        return self.gradient(weights, grad, grad_state, inner)
+
 
 @dataclass(frozen=True, slots=True)
 class Softmax(Normalization):
@@ -234,6 +240,46 @@ class Unnormalized(Normalization):
         return "unnormalized kernel"
 
 
+@dataclass(frozen=True, slots=True)
+class Softpick(Normalization):
+    r"""$P_{ij} = \max(e^{s_{ij}} - 1, 0) / Z_i$ with $Z_i = \sum_l |e^{s_{il}} - 1|$ over the allowed keys.
+
+    Keys of negative scores have the weight 0, and rows sum to at most 1: a head that wants nothing needs no sink.
+    The row state is log Z; +inf for rows whose weights are all 0.
+
+    Source: Zuhri et al. 2025 (arXiv:2504.20966), equation 3, without their epsilon.
+
+    >>> Softpick().normalize(torch.tensor([[1.0, 0.5, -1.0]]))[0]
+    tensor([[0.5729, 0.2163, 0.0000]])
+    """
+
+    def normalize(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        peak = scores.detach().amax(-1, keepdim=True).clamp_min(0.0)
+        # |e^s - 1| = (1 - e^-|s|) e^max(s, 0), which neither overflows nor cancels.
+        sizes = -torch.expm1(-scores.abs()) * torch.exp(scores.clamp_min(0.0) - peak)
+        total = sizes.masked_fill(scores == -torch.inf, 0.0).sum(-1, keepdim=True)
+        dead = total == 0
+        state = (total.masked_fill(dead, 1.0).log() + peak).masked_fill(dead, torch.inf).squeeze(-1)
+        return self.weights(scores, state), state
+
+    def weights(self, scores: Tensor, state: Tensor) -> Tensor:
+        picked = scores.relu()  # whose slope at 0 is 0, unlike that of `clamp_min`
+        return -torch.expm1(-picked) * torch.exp(picked - state[..., None])
+
+    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+        raise NotImplementedError("the gradient of softpick depends on its negative scores: see gradient_at")
+
+    def gradient_at(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
+        of_total = -inner if grad_state is None else grad_state - inner
+        pulled = torch.where(scores > 0, grad, 0.0) + torch.sign(scores) * of_total[..., None]
+        return torch.exp(scores - state[..., None]) * pulled
+
+    def __str__(self) -> str:
+        return "softpick"
+
+
 class _Threshold(Normalization):
     """Weights, exactly 0 below a threshold tau. The row state is tau; +inf for rows without keys."""
 
@@ -338,7 +384,7 @@ def as_normalization(normalization: object) -> Normalization:
     """
     if isinstance(normalization, Normalization):
         return normalization
-    named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized)
+    named = (Softmax, SoftmaxWithSink, Sparsemax, Entmax15, Sigmoid, Unnormalized, Softpick)
     found: Normalization | None = made(normalization, Normalization, named, "normalization")
     if found is None:
         raise ArgumentError(f"normalization= takes a regard normalization or its name, got {normalization!r}")

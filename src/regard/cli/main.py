@@ -77,6 +77,11 @@ def _run(arguments: list[str]) -> None:
     if arguments == ["--version"]:
         print(f"regard {__version__}")
         return
+    if sorted(arguments) == ["--verbose", "--version"]:
+        from regard.cli.environment import environment
+
+        print(environment())
+        return
     with loading():
         _write_utf8()
         try:

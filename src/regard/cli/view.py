@@ -9,7 +9,7 @@ import tyro
 
 from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Command, Device, refuse_first
-from regard.tasks.registry import task_of
+from regard.tasks.registry import task_name_of, task_of
 
 if TYPE_CHECKING:
     from regard.views.drawing import Panel
@@ -54,7 +54,8 @@ class ViewCommand(Command):
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
-        for path in save_pictures(seen, files, title=f"What {self.run.resolve().name} attended to", scale=self.scale):
+        title = f"Attention of {self.run.resolve().name} ({task_name_of(self.run)})"
+        for path in save_pictures(seen, files, title=title, scale=self.scale):
             print(path)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from regard.lazy import Displayed
 from regard.watching.report import count
 
 UNCHANGED = "unchanged"
@@ -11,7 +12,7 @@ UNCHANGED = "unchanged"
 
 
 @dataclass(frozen=True, slots=True)
-class EditReport:
+class EditReport(Displayed):
     """The plans of the edited calls; `print` it."""
 
     model: str

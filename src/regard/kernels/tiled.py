@@ -310,10 +310,11 @@ class Back:
         if part.held is not None and part.held.has_code:
             last = self.state[flat_heads, None, rows][..., -1:]
             require_same_rows(part.normalization.normalize(scores[..., -1:, :])[1], last, BACKWARD)
+        state = self.state[flat_heads, None, rows]
         if self.is_coarse:
             weights = part.normalization.normalize(scores)[0]
         else:
-            weights = part.normalization.weights_(scores, self.state[flat_heads, None, rows])
+            weights = part.normalization.weights_(scores, state)
         d_output = self.grad_output[flat_heads, None, rows]
         kept = self.tiling.kept(tile, weights)
         grads[2][flat_heads, columns] += ((weights if kept is None else weights * kept).mT @ d_output).squeeze(1)
@@ -321,7 +322,7 @@ class Back:
         d_weights = d_weights if kept is None else d_weights.mul_(kept)
         d_state = None if self.grad_state is None else self.grad_state[flat_heads, None, rows]
         inner = self.inner[flat_heads, None, rows]
-        d_scores = part.normalization.gradient(weights, d_weights, d_state, inner)
+        d_scores = part.normalization.gradient_at(scores, state, weights, d_weights, d_state, inner)
         found = [pull_bias(d_scores, bias[1]) if pull_bias is not None else None, pull(d_scores, score[1])]
         for vectors in found:
             if vectors is not None:

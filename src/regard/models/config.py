@@ -1,20 +1,24 @@
 """The settings of the models, without torch: sizes and names of parts, the source of the command line's flags."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
+from regard.models.layer_pattern import read_layers
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.tensors.ranges import require_above
 
 ACTIVATIONS, NORMS, NORM_POSITIONS = ("relu", "gelu", "swiglu"), ("layer", "rms"), ("pre", "post")
-POSITIONS = ("sinusoidal", "learned", "rotary")
-"""The names of `StackConfig`."""
+POSITIONS, GATES = ("sinusoidal", "learned", "rotary"), ("none", "head", "element")
+"""The names of `StackConfig` and of `OneStackConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
     """The widths and parts of a stack of Transformer layers."""
+
+    depths: ClassVar[tuple[str, ...]] = ()
+    """The fields that count layers."""
 
     dim: int = 256
     """The width of the model; the paper's d_model."""
@@ -84,6 +88,7 @@ class StackConfig:
 class TransformerConfig(StackConfig):
     """The sizes and parts of an encoder-decoder Transformer."""
 
+    depths: ClassVar[tuple[str, ...]] = ("encoder_layers", "decoder_layers")
     encoder_layers: int = 3
     """The number of layers in the encoder; the paper's N."""
     decoder_layers: int = 3
@@ -103,6 +108,7 @@ class TransformerConfig(StackConfig):
 class OneStackConfig(StackConfig):
     """The sizes and parts of a Transformer of one stack."""
 
+    depths: ClassVar[tuple[str, ...]] = ("num_layers",)
     num_layers: int = 4
     """The number of layers in the stack."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
@@ -111,10 +117,45 @@ class OneStackConfig(StackConfig):
     """Positions added to the embeddings; rotary positions rotate the queries and keys of self-attention."""
     tied_output: bool = True
     """The output layer is the embedding."""
+    layers: str = "full"
+    """The kinds of the layers, a pattern that repeats: "5 sliding, 1 full" (Gemma 3, arXiv:2503.19786)."""
+    window: int | None = None
+    """The keys that a sliding layer attends to, the query's own included; in an encoder, on both sides of it."""
+    rotary_fraction: float = 1.0
+    """The part of each head that rotary positions rotate, above 0, at most 1 (GPT-NeoX: 0.25, arXiv:2204.06745)."""
+    no_positions_every: int | None = None
+    """Every n-th layer has no rotary positions (SmolLM3: 4; Yang et al. 2025, arXiv:2501.18795)."""
+    qk_norm: bool = False
+    """An RMSNorm of the queries and keys of each head (Qwen3, arXiv:2505.09388)."""
+    gate: Literal["none", "head", "element"] = "none"
+    """A learned gate for each head's output, or for each of its elements (Qiu et al. 2025, arXiv:2505.06708)."""
+    sink: bool = False
+    """Each head learns the score of one more key, with value 0 (GPT-OSS, arXiv:2508.10925)."""
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
         require_sizes(num_layers=self.num_layers)
+        require_one_of("gate", self.gate, GATES)
+        is_sliding = "sliding" in read_layers(self.layers)
+        if is_sliding != (self.window is not None):
+            raise ArgumentError(
+                f"a window is for sliding layers, got layers={self.layers!r} and window={self.window}: "
+                + ("give --model.window" if is_sliding else 'write layers="3 sliding, 1 full", or leave the window out')
+            )
+        if self.window is not None:
+            require_sizes(window=self.window)
+        if self.no_positions_every is not None:
+            require_sizes(no_positions_every=self.no_positions_every)
+        if self.positions != "rotary" and (self.rotary_fraction != 1.0 or self.no_positions_every is not None):
+            raise ArgumentError(
+                f"rotary_fraction and no_positions_every are for rotary positions, got positions={self.positions!r}"
+            )
+        turned = int(self.dim // self.num_heads * self.rotary_fraction) if 0 < self.rotary_fraction <= 1 else 0
+        if self.positions == "rotary" and (turned < 2 or turned % 2):
+            raise ArgumentError(
+                f"rotary_fraction must be above 0 and at most 1, and turn an even number of the "
+                f"{self.dim // self.num_heads} dimensions of a head; got {self.rotary_fraction}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +167,19 @@ class DecoderOnlyConfig(OneStackConfig):
 class EncoderOnlyConfig(OneStackConfig):
     """The sizes and parts of an encoder-only Transformer."""
 
+    def __post_init__(self) -> None:
+        OneStackConfig.__post_init__(self)
+        if self.window is not None and self.window % 2 == 0:
+            raise ArgumentError(
+                f"the window of an encoder has the query in its middle: it must be odd, got {self.window}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RNNConfig:
     """The sizes and parts of the recurrent model."""
+
+    depths: ClassVar[tuple[str, ...]] = ("encoder_layers",)
 
     embedding_dim: int = 256
     """The width of the word vectors; Bahdanau's m."""

@@ -12,9 +12,10 @@ from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import DecoderOnlyConfig
 from regard.models.one_stack import OneStack
+from regard.models.one_stack_parts import one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
-from regard.models.stack import make_stack, shared_bias
+from regard.models.stack import shared_bias
 from regard.nn import KeyValue
 
 
@@ -26,8 +27,8 @@ class DecoderOnlyState:
     """Keys and values of the text so far, one entry per layer."""
     position: int | Integer[Tensor, " N"]
     """The position of the next token; a single integer if all prompts have the same length."""
-    seen: tuple[Integer[Tensor, " N"], int] | None
-    """The lengths and the padded width of padded prompts; else None."""
+    padding: Integer[Tensor, " N"] | None
+    """The positions before each sequence's first token in the caches; None if all prompts have the same length."""
 
 
 class DecoderOnly(OneStack):
@@ -56,7 +57,9 @@ class DecoderOnly(OneStack):
     """
 
     def __init__(self, config: DecoderOnlyConfig | OneStackParts, *, vocab_size: int) -> None:
-        super().__init__(_parts(config) if isinstance(config, DecoderOnlyConfig) else config, vocab_size)
+        super().__init__(
+            one_stack_parts(config, "left") if isinstance(config, DecoderOnlyConfig) else config, vocab_size
+        )
         self.config = config
 
     def forward(
@@ -96,7 +99,10 @@ class DecoderOnly(OneStack):
             caches, _ = self._extend(source, caches, causal(), 0)
         if bool((source_lengths == width).all()):
             return DecoderOnlyState(caches, width, None)
-        return DecoderOnlyState(caches, source_lengths, (source_lengths, width))
+        # The padding moves before the tokens: a window then counts positions and keys alike.
+        first = width - source_lengths
+        aligned = tuple(None if cache is None else cache.shift(first) for cache in caches)
+        return DecoderOnlyState(aligned, source_lengths, first)
 
     def step(self, state: DecoderOnlyState, tokens: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token."""
@@ -107,11 +113,10 @@ class DecoderOnly(OneStack):
         """The state of the sequences `index`, in that order."""
         index = index.long()  # An index of uint8 would be a mask.
         caches = tuple(None if cache is None else cache.reorder(index) for cache in state.caches)
-        if state.seen is None:
+        if state.padding is None:
             return replace(state, caches=caches)
         assert isinstance(state.position, Tensor)
-        lengths, width = state.seen
-        return DecoderOnlyState(caches, state.position[index], (lengths[index], width))
+        return DecoderOnlyState(caches, state.position[index], state.padding[index])
 
     def _extend(
         self, tokens: Tensor, caches: tuple[KeyValue | None, ...], mask: Mask, offset: int | Tensor
@@ -125,19 +130,7 @@ class DecoderOnly(OneStack):
 
 
 def _mask(state: DecoderOnlyState) -> Mask:
-    if state.seen is None:
+    cache = state.caches[0]
+    if state.padding is None or cache is None:
         return causal()
-    (lengths, width), cache = state.seen, state.caches[0]
-    assert cache is not None
-    keys = torch.arange(cache.length + 1, device=lengths.device)
-    return padding((keys < lengths[:, None]) | (keys >= width))
-
-
-def _parts(config: DecoderOnlyConfig) -> OneStackParts:
-    return OneStackParts(
-        dim=config.dim,
-        stack=make_stack(config, config.num_layers),
-        embedding_gain=config.embedding_gain,
-        dropout=config.dropout,
-        tied_output=config.tied_output,
-    )
+    return padding(torch.arange(cache.length + 1, device=state.padding.device) >= state.padding[:, None])

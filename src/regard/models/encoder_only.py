@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import EncoderOnlyConfig
 from regard.models.one_stack import OneStack
+from regard.models.one_stack_parts import one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss
-from regard.models.stack import NORMS, make_stack, padding_mask
+from regard.models.stack import NORMS, padding_mask
 
 
 class EncoderOnly(OneStack):
@@ -86,12 +87,4 @@ class _Head(nn.Sequential):
 
 
 def _parts(config: EncoderOnlyConfig) -> OneStackParts:
-    return OneStackParts(
-        dim=config.dim,
-        stack=make_stack(config, config.num_layers),
-        embedding_gain=config.embedding_gain,
-        dropout=config.dropout,
-        head=partial(_Head, config),
-        tied_output=config.tied_output,
-        output_bias=True,
-    )
+    return one_stack_parts(config, "both", head=partial(_Head, config), output_bias=True)

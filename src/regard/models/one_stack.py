@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
 from regard.errors import require
+from regard.models.output_layer import output_layer
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, shared_bias
@@ -30,10 +31,10 @@ class OneStack(nn.Module):
         self.embedding_norm = parts.stack.embedding_norm()
         self.dropout = Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
-        self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack) for _ in range(parts.stack.num_layers))
+        self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
-        self.output = nn.Linear(parts.dim, vocab_size, bias=parts.output_bias)
+        self.output = output_layer(parts.dim, vocab_size, bias=parts.output_bias, cap=parts.logit_cap)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)

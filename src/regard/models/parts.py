@@ -1,26 +1,28 @@
 """The makers of a Transformer's parts: a variant of the model is another maker, not a flag."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from regard.nn import MultiHeadAttention, PostNorm, PreNorm
+from regard.nn import LatentAttention, MultiHeadAttention
+from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
+MakeAttention = Callable[[], MultiHeadAttention | LatentAttention]
+"""A function that makes the attention of one layer. Attention to a source needs the multi-head one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackParts:
     """The parts of an encoder or of a decoder."""
 
-    num_layers: int
-    attention: Callable[[], MultiHeadAttention]
-    """Makes each self-attention and, in a decoder, each attention to the source."""
-    feed_forward: Maker
-    """Makes each feed-forward network, (..., D) to (..., D)."""
-    residual: Callable[[], PreNorm | PostNorm]
+    attention: Sequence[MakeAttention]
+    """For each layer, makes its self-attention and, in a decoder, its attention to the source."""
+    feed_forward: Sequence[Maker]
+    """For each layer, makes its feed-forward network, (..., D) to (..., D)."""
+    residual: Callable[[], Residual]
     """Makes the skip connection and the norm around each of these."""
     positions: Maker
     """Makes the module of positions, (B, T, D) to (B, T, D) with an `offset`."""
@@ -30,6 +32,11 @@ class StackParts:
     """Makes the norm after the positions are added."""
     final_norm: Maker = nn.Identity
     """Makes the norm after the last layer."""
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +81,5 @@ class OneStackParts:
     tied_output: bool = True
     output_bias: bool = False
     """Whether the logits have a learned bias for each token."""
+    logit_cap: float | None = None
+    """c of logits c tanh(z / c) (Gemma 2, arXiv:2408.00118, section 2); None for z."""

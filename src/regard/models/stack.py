@@ -1,8 +1,8 @@
 """The common part of all Transformers: the configuration of a stack of layers, and the layer of self-attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Integer
@@ -14,7 +14,7 @@ from regard.call.masks.basic import lengths
 from regard.call.rotary.rotary import Rotary
 from regard.functional import Attended
 from regard.models.config import StackConfig
-from regard.models.parts import Maker, StackParts
+from regard.models.parts import MakeAttention, Maker, StackParts
 from regard.models.protocol import RecordMap
 from regard.nn import (
     FeedForward,
@@ -45,8 +45,8 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
 }
 
 
-def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> StackParts:
-    """The makers of a configuration's parts, for layers of so many sublayers.
+def make_stack(config: StackConfig, attentions: Sequence[MakeAttention], *, sublayers: int = 2) -> StackParts:
+    """The makers of a configuration's parts, for layers of so many sublayers with these attentions.
 
     With pre-norm, the last matrix of each of the n sublayers of a stack begins smaller by the square root of n (as in
     GPT-2: Radford et al. 2019, section 2.3), which makes the first updates those of a shallow model.
@@ -54,34 +54,34 @@ def make_stack(config: StackConfig, num_layers: int, *, sublayers: int = 2) -> S
     Raises:
         ArgumentError: names the field, its allowed values and its value.
 
-    >>> make_stack(StackConfig(dim=8, num_heads=2, norm="rms"), 2).final_norm()
+    >>> config = StackConfig(dim=8, num_heads=2, norm="rms")
+    >>> make_stack(config, [attention_of(config)] * 2).final_norm()
     RMSNorm((8,), eps=None, elementwise_affine=True)
     """
-    require_sizes(num_layers=num_layers)
+    require_sizes(num_layers=len(attentions))
     hidden_dropout = config.dropout if config.activation_dropout is None else config.activation_dropout
     norm, block = NORMS[config.norm], BLOCKS[config.norm_position]
-    attention = partial(
-        MultiHeadAttention,
-        config.dim,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        dropout=config.attention_dropout,
-        rotary=Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None,
-    )
     feed_forward = partial(
         FEED_FORWARDS[config.activation], config.dim, config.feed_forward_dim, dropout=hidden_dropout
     )
     if config.norm_position == "post":
-        gain = (sublayers * num_layers) ** -0.5
-        attention, feed_forward = partial(_smaller, attention, gain), partial(_smaller, feed_forward, gain)
+        gain = (sublayers * len(attentions)) ** -0.5
+        attentions = [partial(_smaller, attention, gain) for attention in attentions]
+        feed_forward = partial(_smaller, feed_forward, gain)
     return StackParts(
-        num_layers=num_layers,
-        attention=attention,
-        feed_forward=feed_forward,
+        attention=attentions,
+        feed_forward=[feed_forward] * len(attentions),
         residual=partial(block, config.dim, dropout=config.dropout, norm=norm),
         positions=POSITIONS[config.positions](config),
         final_norm=partial(norm, config.dim) if block.needs_final_norm else nn.Identity,
     )
+
+
+def attention_of(config: StackConfig, **parts: Any) -> MakeAttention:
+    """Makes the attention of a layer, with these parts besides those of all layers."""
+    rotary = Rotary(config.dim // config.num_heads) if config.positions == "rotary" else None
+    shared = {"num_kv_heads": config.num_kv_heads, "dropout": config.attention_dropout, "rotary": rotary}
+    return partial(MultiHeadAttention, config.dim, config.num_heads, **(shared | parts))
 
 
 def _smaller(make: Callable[[], Body], gain: float) -> Body:
@@ -95,10 +95,10 @@ def _smaller(make: Callable[[], Body], gain: float) -> Body:
 class SelfAttentionLayer(nn.Module):
     """Self-attention, then a feed-forward network: a layer of an encoder or of a decoder-only model."""
 
-    def __init__(self, parts: StackParts) -> None:
+    def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention()
-        self.feed_forward = parts.feed_forward()
+        self.self_attention = parts.attention[number]()
+        self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
     def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:

@@ -19,22 +19,25 @@ from regard.models.parts import StackParts, TransformerParts
 from regard.models.protocol import OutputLoss, RecordMap, Step
 from regard.models.stack import (
     SelfAttentionLayer,
+    attention_of,
     make_stack,
     padding_mask,
     recorded_attention,
     shared_bias,
 )
-from regard.nn import Dropout, KeyValue, TokenEmbedding
+from regard.nn import Dropout, KeyValue, MultiHeadAttention, TokenEmbedding
 
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output, then a feed-forward network."""
 
-    def __init__(self, parts: StackParts) -> None:
+    def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention()
-        self.cross_attention = parts.attention()
-        self.feed_forward = parts.feed_forward()
+        self.self_attention = parts.attention[number]()
+        cross = parts.attention[number]()
+        require(cross, MultiHeadAttention, "the attention of a decoder with a source", "a MultiHeadAttention")
+        self.cross_attention = cast(MultiHeadAttention, cross)
+        self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
     def forward(
@@ -158,8 +161,10 @@ class Transformer(nn.Module):
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )
-        self.encoder = nn.ModuleList(SelfAttentionLayer(parts.encoder) for _ in range(parts.encoder.num_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(parts.decoder) for _ in range(parts.decoder.num_layers))
+        self.encoder = nn.ModuleList(
+            SelfAttentionLayer(parts.encoder, number) for number in range(parts.encoder.num_layers)
+        )
+        self.decoder = nn.ModuleList(DecoderLayer(parts.decoder, number) for number in range(parts.decoder.num_layers))
         self.encoder_norm, self.decoder_norm = parts.encoder.final_norm(), parts.decoder.final_norm()
         self.output = nn.Linear(parts.dim, target_vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
@@ -294,8 +299,8 @@ def _parts(config: TransformerConfig) -> TransformerParts:
     """
     return TransformerParts(
         dim=config.dim,
-        encoder=make_stack(config, config.encoder_layers),
-        decoder=make_stack(config, config.decoder_layers, sublayers=3),
+        encoder=make_stack(config, [attention_of(config)] * config.encoder_layers),
+        decoder=make_stack(config, [attention_of(config)] * config.decoder_layers, sublayers=3),
         embedding_gain=config.embedding_gain,
         dropout=config.dropout,
         shared_embeddings=config.shared_embeddings,

@@ -7,6 +7,7 @@ from regard.lazy import on_demand
 if TYPE_CHECKING:
     from regard.nn.additive import AdditiveAttention as AdditiveAttention
     from regard.nn.cache import KeyValue as KeyValue
+    from regard.nn.differential import DifferentialAttention as DifferentialAttention
     from regard.nn.dropout import Dropout as Dropout
     from regard.nn.embeddings import LearnedPositions as LearnedPositions
     from regard.nn.embeddings import NoPositions as NoPositions
@@ -15,15 +16,25 @@ if TYPE_CHECKING:
     from regard.nn.embeddings import TokenEmbedding as TokenEmbedding
     from regard.nn.feed_forward import FeedForward as FeedForward
     from regard.nn.feed_forward import GatedFeedForward as GatedFeedForward
+    from regard.nn.forget_gate import ForgetGate as ForgetGate
+    from regard.nn.head_norms import AcrossHeads as AcrossHeads
+    from regard.nn.indexer import Indexer as Indexer
+    from regard.nn.latent import LatentAttention as LatentAttention
+    from regard.nn.mixture import MixtureOfExperts as MixtureOfExperts
+    from regard.nn.mixture import SigmoidRouter as SigmoidRouter
+    from regard.nn.mixture import SoftmaxRouter as SoftmaxRouter
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
+    from regard.nn.residual import InnerPostNorm as InnerPostNorm
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
+    from regard.nn.residual import SandwichNorm as SandwichNorm
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
         {
             "regard.nn.additive": ("AdditiveAttention",),
             "regard.nn.cache": ("KeyValue",),
+            "regard.nn.differential": ("DifferentialAttention",),
             "regard.nn.dropout": ("Dropout",),
             "regard.nn.embeddings": (
                 "LearnedPositions",
@@ -33,7 +44,12 @@ else:
                 "TokenEmbedding",
             ),
             "regard.nn.feed_forward": ("FeedForward", "GatedFeedForward"),
+            "regard.nn.forget_gate": ("ForgetGate",),
+            "regard.nn.head_norms": ("AcrossHeads",),
+            "regard.nn.indexer": ("Indexer",),
+            "regard.nn.latent": ("LatentAttention",),
+            "regard.nn.mixture": ("MixtureOfExperts", "SigmoidRouter", "SoftmaxRouter"),
             "regard.nn.multi_head": ("MultiHeadAttention",),
-            "regard.nn.residual": ("PostNorm", "PreNorm"),
+            "regard.nn.residual": ("InnerPostNorm", "PostNorm", "PreNorm", "SandwichNorm"),
         },
     )

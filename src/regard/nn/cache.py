@@ -22,12 +22,12 @@ class KeyValue:
     """
 
     key_buffer: Float[Tensor, "*batch G capacity D"]
-    value_buffer: Float[Tensor, "*batch G capacity D"]
+    value_buffer: Float[Tensor, "*batch G capacity E"]
     length: int
     """S: the number of filled positions in the buffers."""
 
     @classmethod
-    def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S D"]) -> "KeyValue":
+    def of(cls, key: Float[Tensor, "*batch G S D"], value: Float[Tensor, "*batch G S E"]) -> "KeyValue":
         """Keys and values without free room."""
         return cls(key, value, key.shape[-2])
 
@@ -37,7 +37,7 @@ class KeyValue:
         return _first(self.key_buffer, self.length)
 
     @property
-    def value(self) -> Float[Tensor, "*batch G S D"]:
+    def value(self) -> Float[Tensor, "*batch G S E"]:
         """The filled part of the values, a view."""
         return _first(self.value_buffer, self.length)
 
@@ -65,6 +65,12 @@ class KeyValue:
             torch.nn.functional.pad(self.value, (0, 0, 0, free)),
             self.length,
         )
+
+    def shift(self, places: Int[Tensor, " N"]) -> "KeyValue":
+        """Each row of the first batch dimension rotated towards its end by so many positions, in new buffers."""
+        steps = torch.arange(self.length, device=places.device)
+        index = ((steps - places[:, None]) % self.length).view(len(places), *(1,) * (self.key.dim() - 3), -1, 1)
+        return KeyValue.of(*(part.gather(-2, index.expand_as(part)) for part in (self.key, self.value)))
 
     def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
         """Rows `index` of the first batch dimension, in that order, in new buffers."""

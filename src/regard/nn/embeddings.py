@@ -10,6 +10,7 @@ from regard.call.biases.t5 import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.layouts import Half, Interleaved, Layout
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 from regard.nn.arguments import require_sizes
 from regard.tensors.guards import may_be_kept
 from regard.tensors.ranges import require_above
@@ -72,7 +73,7 @@ class TokenEmbedding(nn.Module):
         return nn.functional.embedding(tokens.long(), self.weight, padding_idx=self.pad_id) * self.scale
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Displayed, nn.Module):
     """Adds `regard.call.positions.sinusoidal`, for any length and without parameters.
 
     Args:
@@ -131,7 +132,7 @@ class NoPositions(nn.Module):
         return x
 
 
-class RelativeBias(nn.Module):
+class RelativeBias(Displayed, nn.Module):
     """The table of a `regard.T5Bias`, shared by all layers of a stack.
 
     Args:
@@ -161,7 +162,7 @@ class RelativeBias(nn.Module):
         return T5Bias(self.weight, bidirectional=self.bidirectional, max_distance=self.max_distance)
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositions(Displayed, nn.Module):
     """Adds one learned vector for each position up to `max_length`.
 
     Raises:

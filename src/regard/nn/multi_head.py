@@ -9,14 +9,17 @@ from torch.nn.functional import linear
 
 from regard.call.biases.base import Bias
 from regard.call.masks.base import Mask
-from regard.call.masks.basic import causal
+from regard.call.masks.basic import as_mask, causal
+from regard.call.masks.patterns import window as window_of
+from regard.call.normalizations import Normalization, Softmax, SoftmaxWithSink, as_normalization
 from regard.call.rotary.rotary import Rotary
 from regard.call.scores.base import ScaledDot, Score
 from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError
-from regard.functional import Attended, attention
-from regard.nn.arguments import require_dropout, require_sizes
+from regard.functional import AnyNormalization, Attended, attention
+from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.nn.cache import KeyValue
+from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
 from regard.nn.packed_heads import split_heads
 
 
@@ -36,9 +39,21 @@ class MultiHeadAttention(nn.Module):
         rotary: rotates queries and keys by their positions in self-attention (`forward` without a key, and `extend`),
             not in cross-attention, because its two sides have no positions in common.
         score: the score of one head; T5 uses `Dot()`, without a scale.
+        normalization: from a row of scores to weights, as in `regard.attention`.
+        sink: whether each head learns the score z of one more key with value 0 (GPT-OSS); it needs softmax.
+        qk_norm: makes the norm of the queries and that of the keys from the width of a head (`nn.RMSNorm`), or from
+            that of all heads (`AcrossHeads(nn.RMSNorm)`). It comes before the rotation. (Dehghani et al. 2023,
+            arXiv:2302.05442, section 2.)
+        value_norm: makes the norm of the values, in the same ways.
+        gate: multiplies the output of each head ("head"), or each of its elements ("element"), by
+            $\sigma(W_g x)$ with the query input x (Qiu et al. 2025, arXiv:2505.06708, equation 5).
+        window: the keys that self-attention may reach besides `mask`: so many up to the query's own position
+            (Beltagy et al. 2020, arXiv:2004.05150, section 3.1), or a mask such as `regard.window(9, side="both")`.
+            Cross-attention has none, because its two sides have no positions in common.
 
     Raises:
-        ArgumentError: a size is below 1, the heads do not divide, or the dropout is outside its range.
+        ArgumentError: a size is below 1, the heads do not divide, the dropout is outside its range, the gate is
+            unknown, or a sink is given to another normalization than softmax.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
 
@@ -77,6 +92,12 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         rotary: Rotary | None = None,
         score: Score = ScaledDot(),  # noqa: B008  (frozen, without state)
+        normalization: AnyNormalization = Softmax(),  # noqa: B008
+        sink: bool = False,
+        qk_norm: HeadNorm | AcrossHeads | None = None,
+        value_norm: HeadNorm | AcrossHeads | None = None,
+        gate: Literal["head", "element"] | None = None,
+        window: int | Mask | None = None,
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -108,7 +129,22 @@ class MultiHeadAttention(nn.Module):
             )
         self.in_bias = nn.Parameter(torch.empty(sum(self.sizes))) if bias else None
         self.out = nn.Linear(inner, dim, bias=bias)
+        self.window = window_of(window) if isinstance(window, int) else as_mask(window)
+        self.plain_normalization = as_normalization(normalization)
+        if sink and type(self.plain_normalization) is not Softmax:
+            raise ArgumentError(f"a sink is one more key of a softmax, got normalization={self.plain_normalization}")
+        self.sink = nn.Parameter(torch.empty(num_heads)) if sink else None
+        self.query_norm = norm_of_heads(qk_norm, num_heads, self.head_dim)
+        self.key_norm = norm_of_heads(qk_norm, num_kv_heads, self.head_dim)
+        self.value_norm = norm_of_heads(value_norm, num_kv_heads, self.head_dim)
+        require_one_of("gate", str(gate), ("None", "head", "element"))
+        self.gate = None if gate is None else nn.Linear(dim, num_heads if gate == "head" else inner, bias=bias)
         self.reset_parameters()
+
+    @property
+    def normalization(self) -> Normalization:
+        """From a row of scores to weights, with the learned sink if there is one."""
+        return self.plain_normalization if self.sink is None else SoftmaxWithSink(self.sink)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
@@ -149,11 +185,12 @@ class MultiHeadAttention(nn.Module):
         So each begins smaller than a separate matrix would, as in `torch.nn.MultiheadAttention`;
         docs/design/training-recipe.md has the effect on the loss.
         """
-        for weight in (*self.in_weights, self.out.weight):
+        layers = [self.out] if self.gate is None else [self.out, self.gate]
+        for weight in (*self.in_weights, *(layer.weight for layer in layers)):
             nn.init.xavier_uniform_(weight.detach())
-        for bias in (self.in_bias, self.out.bias):
-            if bias is not None:
-                nn.init.zeros_(bias)
+        for zero in (self.in_bias, self.sink, *(layer.bias for layer in layers)):
+            if zero is not None:
+                nn.init.zeros_(zero)
 
     @overload
     def forward(
@@ -201,7 +238,9 @@ class MultiHeadAttention(nn.Module):
         if key is None and value is None and self.is_packed:
             heads, k, v = self.project_heads(query, 0, 1, 2)
             heads, k = self._turned(0, heads, k)
-            return self._attend(heads, KeyValue.of(k, v), mask, bias, backend, return_weights)
+            return self._attend(query, heads, KeyValue.of(k, v), self._near(mask), bias, backend, return_weights)
+        if key is None:
+            mask = self._near(mask)
         key_value = self.project(query if key is None else key, value)
         return self.attend(
             query, key_value, mask=mask, bias=bias, backend=backend, return_weights=return_weights
@@ -242,7 +281,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | Attended:
         """Attend to projected keys and values; the rest is as in `forward`."""
         (heads,) = self.project_heads(query, 0)
-        return self._attend(heads, key_value, mask, bias, backend, return_weights)
+        return self._attend(query, heads, key_value, mask, bias, backend, return_weights)
 
     def extend(
         self,
@@ -279,12 +318,20 @@ class MultiHeadAttention(nn.Module):
         heads, k = self._turned(offset, heads, k)
         new = KeyValue.of(k, v)
         longer = new if cache is None else cache.append(new)
-        output = self._attend(heads, longer, mask, bias, backend, return_weights=False)
+        output = self._attend(x, heads, longer, self._near(mask), bias, backend, return_weights=False)
         assert isinstance(output, Tensor)
         return output, longer
 
+    def _near(self, mask: Mask | Tensor | None) -> Mask | Tensor | None:
+        """The mask of self-attention, within the window if there is one."""
+        if self.window is None:
+            return mask
+        other = as_mask(mask)
+        return self.window if other is None else other & self.window
+
     def _attend(
         self,
+        x: Tensor,
         query: Tensor,
         key_value: KeyValue,
         mask: Mask | Tensor | None,
@@ -297,6 +344,7 @@ class MultiHeadAttention(nn.Module):
             key_value.key,
             key_value.value,
             score=self.score,
+            normalization=self.normalization,
             mask=mask,
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
@@ -304,7 +352,10 @@ class MultiHeadAttention(nn.Module):
             return_weights=return_weights,
         )
         output = attended.output if isinstance(attended, Attended) else attended
-        output = self.out(output.transpose(-3, -2).flatten(-2))
+        heads = output.transpose(-3, -2)
+        if self.gate is not None:  # (..., T, H, 1) or (..., T, H, D)
+            heads = heads * torch.sigmoid(self.gate(x)).unflatten(-1, (self.num_heads, -1))
+        output = self.out(heads.flatten(-2))
         return Attended(output, attended.weights) if isinstance(attended, Attended) else output
 
     def _turned(self, offset: int | Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
@@ -316,7 +367,7 @@ class MultiHeadAttention(nn.Module):
         return packed.split(self.sizes) if self.is_packed else tuple(self.in_weights)
 
     def project_heads(self, x: Tensor, *parts: int) -> list[Tensor]:
-        """Project one input by one product, as heads (batch..., heads, T, D) for each part.
+        """Project one input by one product, as normalised heads (batch..., heads, T, D) for each part.
 
         Args:
             x: (batch..., T, width of the input).
@@ -340,4 +391,6 @@ class MultiHeadAttention(nn.Module):
             bias = None if bias is None else bias[rows]
         heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
         # A split behind the transpose would cost a copy there, too.
-        return [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]
+        split = [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]
+        norms = (self.query_norm, self.key_norm, self.value_norm)[first:last]
+        return [part if norm is None else normed(norm, part) for part, norm in zip(split, norms, strict=True)]

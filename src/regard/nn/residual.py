@@ -32,6 +32,50 @@ class PreNorm(nn.Module):
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
+class SandwichNorm(nn.Module):
+    r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$.
+
+    Source: Ding et al. 2021 (arXiv:2105.13290), figure 3b, there "Sandwich-LN"; Gemma 2 (arXiv:2408.00118), table 1.
+
+    >>> import torch
+    >>> SandwichNorm(4)(torch.ones(1, 4), lambda x: x)
+    tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
+    """
+
+    needs_final_norm = True
+
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+        super().__init__()
+        require_sizes(dim=dim)
+        self.norm, self.after = norm(dim), norm(dim)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.dropout.add(x, self.after(sublayer(self.norm(x))))
+
+
+class InnerPostNorm(nn.Module):
+    r"""$x + \mathrm{drop}(\mathrm{norm}(f(x)))$: the norm after the sublayer, within the skip connection.
+
+    Source: Liu et al. 2021 (arXiv:2111.09883), section 3.2; OLMo 2 (arXiv:2501.00656), section 3.3.
+
+    >>> import torch
+    >>> InnerPostNorm(4)(torch.ones(1, 4), lambda x: x)
+    tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
+    """
+
+    needs_final_norm = True
+
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+        super().__init__()
+        require_sizes(dim=dim)
+        self.norm = norm(dim)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.dropout.add(x, self.norm(sublayer(x)))
+
+
 class PostNorm(nn.Module):
     r"""$\mathrm{norm}(x + \mathrm{drop}(f(x)))$.
 
@@ -52,3 +96,7 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(self.dropout.add(x, sublayer(x)))
+
+
+Residual = PreNorm | SandwichNorm | InnerPostNorm | PostNorm
+"""The kinds of a sublayer's skip connection and norm."""

@@ -39,4 +39,5 @@ else:
             "regard.tasks.training.fit_config": ("FitConfig",),
         },
         packages=("exports", "generation", "text", "training"),
+        drawn_by="regard.tasks.pictures.display",
     )

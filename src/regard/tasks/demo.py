@@ -81,7 +81,7 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     shown = one_of_each_script(list(zip(pairs, answers, strict=True)), SHOWN)
     sources = [pair.source for pair, _ in shown]
     seen = [SeenText(source, translator.attend(source)) for source in sources]
-    files = save_pictures(seen, PictureFiles.at(folder), title="What each character of the answer looked at")
+    files = save_pictures(seen, PictureFiles.at(folder), title="Attention of each answer to its date")
     return DemoResult(score, len(pairs), shown, files)
 
 

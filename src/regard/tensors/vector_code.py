@@ -4,7 +4,10 @@ Products are written with explicit vectors, because the auto-vectorizer keeps su
 host.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -13,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core import event as events
 from numba.extending import intrinsic
 
 LANES = 16
@@ -250,15 +254,41 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
     """A decorator that compiles a C function and caches its code on disk where possible."""
 
     def decorate(function: Any) -> Any:
-        try:
-            return numba.cfunc(kind, cache=True)(function)
-        except RuntimeError as reason:
-            if "cannot cache" not in str(reason):
-                raise
-            # Neither the package's folder nor the user's is writable: each process compiles for itself.
-            return numba.cfunc(kind)(function)
+        kept: str | None = None
+        with suppress(RuntimeError):
+            # Without a folder that may be written, the package's or the user's, each process compiles for itself.
+            kept = kept_code_folder(function)
+        with events.install_listener("numba:run_pass", _Compiling(function.__module__, kept)):
+            return numba.cfunc(kind, cache=kept is not None)(function)
 
     return decorate
+
+
+def kept_code_folder(function: Any) -> str:
+    """The folder in which numba keeps the compiled code of functions in the file of this one.
+
+    Raises:
+        RuntimeError: no folder can be written.
+    """
+    return str(numba.njit(cache=True)(function).stats.cache_path)
+
+
+class _Compiling(events.Listener):
+    """Says that a function is compiled, when numba begins."""
+
+    def __init__(self, module: str, kept: str | None) -> None:
+        self.module, self.kept = module, kept
+
+    def on_start(self, event: Any) -> None:
+        _say(self.module, self.kept)
+
+    def on_end(self, event: Any) -> None: ...
+
+
+@cache
+def _say(module: str, kept: str | None) -> None:
+    where = f"once: the code is kept in {kept}" if kept else "in each process: no folder for it can be written"
+    logging.getLogger("regard").warning("regard compiles %s for this processor, about ten seconds, %s", module, where)
 
 
 @numba.njit(nogil=True)

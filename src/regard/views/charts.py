@@ -24,7 +24,7 @@ from regard.views.figures import (
 from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
-from regard.views.scales import ColourScale
+from regard.views.scales import ColourScale, numeral
 from regard.views.themes import LIGHT, Theme
 from regard.watching.analysis.head_table import head_table
 from regard.watching.analysis.tables import Maps
@@ -114,12 +114,12 @@ def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -
     largest = float(np.max(numbers, initial=0.0)) or 1.0
     if is_flat:
         ax.set(ylim=ends[::-1], xlim=(0, 1.05 * largest), yticks=[], xticks=[0, largest])
-        ax.set_xticklabels(["0", f"{largest:.2g}"])
+        ax.set_xticklabels(["0", numeral(largest)])
         ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
     else:
         # From the map downwards.
         ax.set(xlim=ends, ylim=(1.05 * largest, 0), xticks=[], yticks=[0, largest])
-        ax.set_yticklabels(["0", f"{largest:.2g}"])
+        ax.set_yticklabels(["0", numeral(largest)])
         ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
 
 

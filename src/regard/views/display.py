@@ -1,17 +1,41 @@
-"""Objects in a notebook: maps and masks as pictures, tables as HTML, reports as text, each beside its plain repr."""
+"""Objects in a notebook: maps, masks and biases as pictures, records as tables, reports as text, beside their repr."""
 
+from base64 import b64encode
+from dataclasses import dataclass
 from functools import singledispatch
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from regard.call.biases.base import Bias
+from regard.call.biases.shaw import Shaw
+from regard.call.biases.transformer_xl import TransformerXL
 from regard.call.masks.base import Mask
+from regard.call.rotary.rotary import Rotary
+from regard.call.shapes import Sizes
 from regard.errors import MissingExtraError, RegardError
+from regard.functional import Attended
 from regard.lazy import Bundle
 from regard.maps.attention_map import AttentionMap
+from regard.maps.statistics.definitions import TopKeys
+from regard.nn.embeddings import LearnedPositions, RelativeBias, SinusoidalPositions
+from regard.views.charts import position_table
+from regard.views.drawing import MASK_SIDE, Panel
 from regard.views.examples import of_sequence
 from regard.views.figures import require_matplotlib
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
+from regard.views.html.contents import Example, Map
+from regard.views.html.numbers import as_heads
+from regard.views.html.page import Page
+from regard.views.html_tables import record_html, table_html
 from regard.views.model import model_grid
+from regard.views.rotations import rotations
+from regard.views.row_arithmetic import RowArithmetic, draw_arithmetic
+from regard.views.scales import LinearScale
+from regard.watching.analysis.attn_lrp import AttentionRelevance
+from regard.watching.analysis.relevance import AttentionStep, Relevance
 from regard.watching.analysis.tables import HeadTable
 from regard.watching.watch import Seen
 
@@ -24,6 +48,22 @@ CELLS = 64
 """The most cells on a side of a head."""
 MOST_ROWS = 40
 """The most rows of a table."""
+MOST_RELEVANT = 256
+"""The most tokens of which all pairs are computed for a picture."""
+DARK_PAGES = (
+    "body[data-jp-theme-light=false], body.vscode-dark, body.quarto-dark, body.dark, html.dark, html[theme=dark], "
+    "html[data-theme=dark], body[data-theme=dark]"
+)
+"""How JupyterLab, VS Code, Quarto, marimo, Colab and Sphinx tell that a page is dark."""
+STYLE = f"<style>:is({DARK_PAGES}) .regard-picture {{ filter: invert(0.93) hue-rotate(180deg) }}</style>"
+"""White paper becomes dark and colours keep their hue, so that one picture serves both."""
+
+
+@dataclass(frozen=True, slots=True)
+class BiasScale(LinearScale):
+    """The colours of a bias."""
+
+    title: ClassVar[str] = "bias, added to the scores"
 
 
 def bundle(shown: Any) -> Bundle:
@@ -32,65 +72,184 @@ def bundle(shown: Any) -> Bundle:
     >>> import regard
     >>> data, _ = bundle(regard.causal())
     >>> sorted(data)
-    ['image/png', 'text/plain']
+    ['image/png', 'text/html', 'text/plain']
     """
     plain = repr(shown)
     try:
-        data, metadata = _drawn(shown)
+        data, metadata = display_of(shown)
     except MissingExtraError as error:
         return {"text/plain": f"{plain}\n(no picture: {error})"}, {}
     except (RegardError, RuntimeError, IndexError) as error:
         return {"text/plain": f"{plain}\n(no picture: {str(error).splitlines()[0]})"}, {}
+    if "text/html" in data:
+        data["text/html"] = data["text/html"].replace("<img ", f'<img alt="{escape(plain.splitlines()[0][:200])}" ', 1)
     return {**data, "text/plain": plain}, metadata
 
 
 @singledispatch
-def _drawn(shown: Any) -> Bundle:
-    """An object whose `str` is the longer form of its repr."""
-    style = "white-space: pre; overflow-x: auto; line-height: 1.3"
-    return {"text/html": f'<pre style="{style}">{escape(str(shown))}</pre>'}, {}
+def display_of(shown: Any) -> Bundle:
+    """A named tuple as a table of its fields; any other object has a `str` that is the longer form of its repr."""
+    if fields := getattr(shown, "_fields", None):
+        return {"text/html": record_html({name: getattr(shown, name) for name in fields})}, {}
+    return _text(str(shown))
 
 
-def _picture(figure: "Figure | None") -> Bundle:
+def _text(told: str) -> Bundle:
+    style = "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.3"
+    return {"text/html": f'<pre style="{style}">{escape(told)}</pre>'}, {}
+
+
+def picture_bundle(figure: "Figure | None") -> Bundle:
+    """A figure, which takes dark colours on a dark page."""
     from regard.views.shown import png_bundle
 
     assert figure is not None
-    return png_bundle(figure)
+    data, metadata = png_bundle(figure)
+    size = " ".join(f'{side}="{pixels}"' for side, pixels in metadata["image/png"].items())
+    source = f"data:image/png;base64,{b64encode(data['image/png']).decode()}"
+    data["text/html"] = f'{STYLE}<img class="regard-picture" {size} style="height: auto" src="{source}">'
+    return data, metadata
 
 
-@_drawn.register(AttentionMap)
-def _of_map(shown: AttentionMap) -> Bundle:
+@display_of.register
+def _(shown: AttentionMap) -> Bundle:
     """The heads of the first sequence: a few with labels, many side by side without."""
     require_matplotlib()
     if len(shown.shape) == 2:
-        return _picture(heatmap(shown, max_cells=4 * CELLS).get_figure(root=True))
+        return picture_bundle(heatmap(shown, max_cells=4 * CELLS).get_figure(root=True))
     heads, batch = of_sequence(shown, 0), shown.leading[:-1]
     title = f"sequence 0 of {' x '.join(map(str, batch))}" if any(size > 1 for size in batch) else ""
     if heads.shape[0] > MOST_LABELLED or max(heads.shape[-2:]) > CELLS:
-        return _picture(model_grid({"heads": heads}, cells=CELLS, title=title))
-    return _picture(heatmap_grid(head_panels(heads), title=title))
+        return picture_bundle(model_grid({"heads": heads}, cells=CELLS, title=title))
+    return picture_bundle(heatmap_grid(head_panels(heads), title=title))
 
 
-@_drawn.register(Mask)
-def _of_mask(shown: Mask) -> Bundle:
+@display_of.register
+def _(shown: Attended | AttentionStep | AttentionRelevance) -> Bundle:
+    """The map, and below it the tensors that come with it."""
+    parts = {name: getattr(shown, name) for name in shown._fields}
+    (name,) = (name for name, part in parts.items() if isinstance(part, AttentionMap))
+    data, metadata = display_of(parts.pop(name))
+    return {**data, "text/html": data["text/html"] + record_html(parts)}, metadata
+
+
+@display_of.register
+def _(shown: Map) -> Bundle:
+    return display_of(Example("", {"": shown}))
+
+
+@display_of.register
+def _(shown: Example) -> Bundle:
+    """The heads of one map with their labels if these are few, else every head of every map."""
     require_matplotlib()
-    return _picture(heatmap(shown, title=str(shown), colour_bar=False).get_figure(root=True))
+    found = {name: as_heads(name, one.weights) for name, one in shown.maps.items()}
+    if len(found) > 1 or any(len(heads) > MOST_LABELLED or max(heads.shape) > CELLS for heads in found.values()):
+        return picture_bundle(model_grid(found, cells=CELLS, title=shown.title))
+    (heads,), (one,) = found.values(), shown.maps.values()
+    return picture_bundle(heatmap_grid(head_panels(heads, one.rows, one.columns), title=shown.title))
 
 
-@_drawn.register(Seen)
-def _of_seen(shown: Seen) -> Bundle:
+@display_of.register
+def _(shown: Panel) -> Bundle:
+    return picture_bundle(heatmap_grid([shown]))
+
+
+@display_of.register
+def _(shown: Mask) -> Bundle:
     require_matplotlib()
-    return _picture(model_grid(shown, cells=CELLS, title=type(shown.modules[""]).__name__))
+    return picture_bundle(heatmap(shown, title=str(shown)).get_figure(root=True))
 
 
-@_drawn.register(HeadTable)
-def _of_table(shown: HeadTable) -> Bundle:
+@display_of.register
+def _(shown: Bias) -> Bundle:
+    """The bias of a few queries and keys, for a few heads spread over all."""
+    if shown.reads_vectors:
+        return _text(str(shown))
+    heads = shown.head_count or 1
+    sizes = Sizes((), heads, heads, MASK_SIDE, MASK_SIDE, True)
+    of_head = shown.bind(sizes, torch.device("cpu"))
+    places, zeros = range(MASK_SIDE), torch.zeros(1, heads, MASK_SIDE, 1)
+    with torch.no_grad():
+        numbers = of_head.block(places, places, query=zeros, key=zeros, sizes=sizes).expand(1, heads, -1, -1)[0]
+    some = range(0, heads, -(-heads // MOST_LABELLED))
+    panels = [Panel(numbers[head], title=f"head {head}" if heads > 1 else "") for head in some]
+    more = f" ({len(some)} of {heads} heads)" if len(some) < heads else ""
+    return picture_bundle(heatmap_grid(panels, title=f"{shown}{more}", scale=BiasScale()))
+
+
+@display_of.register
+def _(shown: Shaw) -> Bundle:
+    return picture_bundle(position_table(shown.table, title=f"{shown}: row {len(shown.table) // 2} is distance 0"))
+
+
+@display_of.register
+def _(shown: TransformerXL) -> Bundle:
+    return picture_bundle(position_table(shown.positions[0], title=f"{shown}, head 0"))
+
+
+@display_of.register
+def _(shown: RelativeBias) -> Bundle:
+    return display_of(shown())
+
+
+@display_of.register
+def _(shown: SinusoidalPositions | LearnedPositions) -> Bundle:
+    table = shown.weight if isinstance(shown, LearnedPositions) else shown(torch.zeros(CELLS, shown.dim))
+    return picture_bundle(position_table(table, title=f"positions 0 to {len(table) - 1}"))
+
+
+@display_of.register
+def _(shown: Rotary) -> Bundle:
+    pairs = shown.rotated // 2
+    return picture_bundle(rotations(shown, planes=sorted({0, pairs // 2, pairs - 1})))
+
+
+@display_of.register
+def _(shown: RowArithmetic) -> Bundle:
+    return picture_bundle(draw_arithmetic(shown))
+
+
+@display_of.register
+def _(shown: Relevance) -> Bundle:
+    """The relevance of each token of the first stream for each of the last, in the first sequence."""
+    if max(shown.lengths.values()) > MOST_RELEVANT:
+        return _text(repr(shown))
+    whole = shown.dense()
+    title = "relevance of the keys for the queries"
+    return picture_bundle(heatmap(whole[(0,) * (whole.dim() - 2)], title=title).get_figure(root=True))
+
+
+@display_of.register
+def _(shown: TopKeys) -> Bundle:
+    """The strongest keys of each query, of the first head."""
+    lead = (0,) * (shown.values.dim() - 2)
+    values, keys = (part[lead].cpu() for part in shown)
+    rows = [
+        (str(query), *(f"{key} ({value:.3f})" if key >= 0 else "" for value, key in zip(*row, strict=True)))
+        for query, row in enumerate(zip(values[:MOST_ROWS].tolist(), keys[:MOST_ROWS].tolist(), strict=True))
+    ]
+    header = ["query", "strongest key", *("" for _ in range(values.shape[1] - 1))]
+    of = f"head {', '.join(map(str, lead))} of " if lead else ""
+    return {"text/html": f"{table_html(header, rows)}<p>{of}{' x '.join(map(str, shown.values.shape))}</p>"}, {}
+
+
+@display_of.register
+def _(shown: Seen) -> Bundle:
+    require_matplotlib()
+    return picture_bundle(model_grid(shown, cells=CELLS, title=type(shown.modules[""]).__name__))
+
+
+@display_of.register
+def _(shown: Page) -> Bundle:
+    return _text(shown.report())
+
+
+@display_of.register
+def _(shown: HeadTable) -> Bundle:
     header, *lines = str(shown).splitlines()
     names = header.split()
     rows = [line.split() for line in lines]
-    cells = [row for row in rows if len(row) == len(names)][:MOST_ROWS]
+    cells = (row for row in rows if len(row) == len(names))
     rest = [line for line, row in zip(lines, rows, strict=True) if len(row) != len(names)]
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
     below = "".join(f"<p>{escape(line)}</p>" for line in rest)
-    return {"text/html": f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"}, {}
+    return {"text/html": table_html(names, islice(cells, MOST_ROWS)) + below}, {}

@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.call.masks.base import Mask
 from regard.errors import ShapeError
+from regard.lazy import displayed
 from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
@@ -25,6 +26,7 @@ MASK_SIDE = 12
 """The queries and keys of a mask without labels."""
 
 
+@displayed
 class Panel(NamedTuple):
     """One map of a grid, with its own labels."""
 

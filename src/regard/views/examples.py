@@ -37,7 +37,7 @@ def model_example(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
 ) -> Example:
     """Every head of every layer as one example of a page of several: `save_page(path, [model_example(seen, tokens)])`.
 
@@ -47,7 +47,7 @@ def model_example(
         tokens: labels for every axis of as many queries or keys.
         source: labels of another sequence, such as an encoder's; at equal lengths, queries and keys take `tokens`.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: of the example.
+        title: of the example; "" for the name of the watched model's class.
 
     Raises:
         ArgumentError: no maps.
@@ -72,7 +72,17 @@ def model_example(
     made = {
         name: Map(of_sequence(one, sequence), fitting(one.shape[-2]), fitting(one.shape[-1])) for name, one in found
     }
-    return Example(title, made)
+    return Example(title_of(maps, title), made)
+
+
+def title_of(shown: Viewed, title: str) -> str:
+    """The title if there is one; else it says of which model the attention is, as far as this is known.
+
+    >>> title_of([], ""), title_of([], "Dates")
+    ('Attention', 'Dates')
+    """
+    watched = getattr(shown, "modules", {}).get("")
+    return title or ("Attention" if watched is None else f"Attention of {type(watched).__name__}")
 
 
 def of_sequence(weights: AttentionMap, sequence: int) -> AttentionMap:

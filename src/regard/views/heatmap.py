@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require
 from regard.views.axis_text import FONT_POINTS, LINE, TITLE_POINTS, AxisLabel, room, shown
 from regard.views.cell_text import write_weights
@@ -88,7 +89,7 @@ def heatmap(
             is pointed if weights lie beyond it.
         without_sink: leave the first key, the usual attention sink, out of the limits.
         mask: the mask of the call, as in `regard.attention`; an `AttentionMap` brings its own.
-        colour_bar: whether to draw a bar of colours with its values.
+        colour_bar: whether to draw a bar of colours with its values; a mask has none.
         axis_titles: the titles of the queries and of the keys; ("", "") for none.
         annotate: print each weight in its cell, with two decimals, where it fits.
         figsize: the width and height of the new figure in inches; None for cells of a good size.
@@ -115,6 +116,7 @@ def heatmap(
     ['the', 'cat', 'sleeps']
     """
     require_matplotlib()
+    colour_bar = colour_bar and not isinstance(weights, Mask)
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
     if ax is not None and figsize is not None:

@@ -11,6 +11,8 @@ CELL, LARGEST_CELL, GAP, MARGIN, SHORTEST_SIDE = 0.19, 0.6, 0.3, 0.15, 0.4
 of a map."""
 COLOUR_BAR = 0.56
 """Inches of the colour bar at the foot of the figure."""
+WIDEST_ROW = 8.6
+"""Inches of panels that stand in one row: the width of a notebook, and of a screen at 96 dots an inch."""
 NARROWEST = 3.6
 """The least inches across a figure, for the colour bar and its note."""
 
@@ -77,7 +79,7 @@ def flow(
 
     Args:
         sizes: the inches of the panels.
-        across: the panels in a row; None fills rows to a figure of about 3 to 2.
+        across: the panels in a row; None stands for one row if it fits a screen, else for a figure of about 3 to 2.
         title: the width of the figure's title in inches; 0 means no title.
         has_bar: reserve space for a colour bar at the foot.
 
@@ -104,7 +106,9 @@ def flow(
 
 
 def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:
-    """The panels of each row, for a figure of about 3 to 2."""
+    """The panels of each row: one row if it fits a screen, else a figure of about 3 to 2."""
+    if sum(map(_outer, sizes)) <= WIDEST_ROW:
+        return [list(range(len(sizes)))]
     area = sum(_outer(size) * (size.above + size.height + GAP) for size in sizes)
     limit = max((1.5 * area) ** 0.5, max(_outer(size) for size in sizes))
     rows: list[list[int]] = [[]]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError, ShapeError, require_whole
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import LINE, TITLE_POINTS
 from regard.views.drawing import Colouring
@@ -25,6 +26,7 @@ from regard.views.fonts import letter
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.scales import ColourScale, Numbers
 from regard.views.themes import LIGHT, Theme
+from regard.watching.report import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +52,7 @@ SMOOTH = Upsampling("bilinear")
 between them they are interpolated, and no weight of the map."""
 
 
+@displayed
 class PatchGrid(NamedTuple):
     """The position of an image's patches among the tokens of a model."""
 
@@ -183,7 +186,7 @@ def overlay(
     grid = patch_grid(shape[-1], pixels.shape[:2], extra=extra, patch=patch)
     row = _row(weights, token, grid)
     patches, others = row[grid.extra :].reshape(grid.rows, grid.columns), float(row[: grid.extra].sum())
-    note = f"{others:.0%} on {grid.extra} other token{'s' * (grid.extra > 1)}" if grid.extra else ""
+    note = f"{others:.0%} on {count(grid.extra, 'other token')}" if grid.extra else ""
     heading = " · ".join(part for part in (title, note) if part)
     missing = _drawn(ax, pixels, patches, heading, look, strength, upsampling, colour_bar)
     warn_of_missing(missing[1])

@@ -10,6 +10,7 @@ from regard.errors import ArgumentError, require, require_whole
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.figures import frame, heading_inches, new_figure, require_matplotlib, warn_of_missing, write_heading
 from regard.views.layout import MARGIN, Box
+from regard.views.scales import numeral
 from regard.views.themes import LIGHT, Theme
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def rotations(
                 )
         ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", xticks=[], yticks=[], facecolor=theme.paper)
         frame(ax, theme)
-        name = f"pair {plane}: {float(degrees[plane]):.3g}° a position"
+        name = f"pair {plane}: {numeral(float(degrees[plane]))}° a position"
         ax.set_title(name, loc="left", fontsize=TITLE_POINTS, color=theme.ink)
     warn_of_missing(write_heading(figure, title, theme) if title else "")
     return figure

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.functional import AnyNormalization, AnyScore, attention, make_call
+from regard.lazy import displayed
 from regard.views.axis_text import FONT_POINTS, LINE
 from regard.views.cell_text import write_weights
 from regard.views.drawing import Colouring, Drawn, Panel, drawn
@@ -25,6 +26,7 @@ ACROSS, DOWN = 0.44, 0.3
 """Inches of a cell."""
 
 
+@displayed
 class RowArithmetic(NamedTuple):
     """The numbers of one query, in float64."""
 
@@ -117,8 +119,15 @@ def row_arithmetic(
     >>> [ax.get_title(loc="left") for ax in figure.axes]
     ['query q', 'keys k', 'scores s', 'weights p', 'values v', 'output, the sum of p v']
     """
-    require_matplotlib()
     steps = arithmetic_of_row(query, key, value, row, score=score, normalization=normalization, mask=mask)
+    return draw_arithmetic(steps, tokens, title, theme)
+
+
+def draw_arithmetic(
+    steps: RowArithmetic, tokens: Sequence[str] | None = None, title: str = "", theme: Theme = LIGHT
+) -> "Figure":
+    """Draw the numbers of one query; raises as `row_arithmetic` does."""
+    require_matplotlib()
     keys, width, wide = len(steps.keys), len(steps.query), len(steps.output)
     if keys > MOST_KEYS or max(width, wide) > MOST_WIDTH:
         raise ArgumentError(

@@ -81,12 +81,20 @@ def entmax15_of(scores: Tensor) -> Tensor:
     return torch.where(inside, (torch.where(inside, half, 0.0) - tau).clamp_min(0).square(), 0.0)
 
 
+def softpick_of(scores: Tensor) -> Tensor:
+    """max(e^s - 1, 0) over the sum of |e^s - 1|."""
+    risen = torch.where(scores == -torch.inf, 0.0, torch.expm1(scores))
+    total = risen.abs().sum(-1, keepdim=True)
+    return risen.clamp_min(0.0) / torch.where(total > 0, total, 1.0)
+
+
 NORMS: tuple[Callable[[Drawn, Sides], Norm], ...] = (
     lambda drawn, sides: Norm("Softmax", lambda t: regard.Softmax(), lambda t, s: softmax_of(s)),
     _sink,
     _sigmoid,
     lambda drawn, sides: Norm("Unnormalized", lambda t: regard.Unnormalized(), lambda t, s: s.exp(), is_shifted=False),
     lambda drawn, sides: Norm("Sparsemax", lambda t: regard.Sparsemax(), lambda t, s: sparsemax_of(s)),
+    lambda drawn, sides: Norm("Softpick", lambda t: regard.Softpick(), lambda t, s: softpick_of(s), is_shifted=False),
     lambda drawn, sides: Norm("Entmax15", lambda t: regard.Entmax15(), lambda t, s: entmax15_of(s)),
 )
 

@@ -88,6 +88,10 @@ class ALiBi(Relative):
         """The slopes in at least float32: half precision would round their products with a distance."""
         return self._m.to(torch.promote_types(self._m.dtype, torch.float32))
 
+    @property
+    def head_count(self) -> int:
+        return len(self._m)
+
     def learned(self) -> tuple[Tensor, ...]:
         return (self._m,) if self._m.requires_grad else ()
 

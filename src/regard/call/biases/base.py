@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.call.block_gradient import pull_through_graph
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, take_pairs
 from regard.errors import ShapeError
+from regard.lazy import Displayed
 from regard.tensors.guards import can_look, offset_and_shape
 
 BiasPull = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor] | None]
@@ -24,11 +25,16 @@ It adds the gradients of the learned tensors to the tensors in the second argume
 """
 
 
-class Bias(ABC):
+class Bias(Displayed, ABC):
     """A function of a query and a key. Subclasses define `value`, and declare whether it reads the vectors."""
 
     reads_vectors: bool = False
     """Whether `value` reads the vectors of query and key, not only their positions."""
+
+    @property
+    def head_count(self) -> int | None:
+        """The number of heads that it is made for; None if it fits any."""
+        return None
 
     @abstractmethod
     def value(self, head: Tensor, i: Tensor, j: Tensor, query: Tensor, key: Tensor) -> Tensor:

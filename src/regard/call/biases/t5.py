@@ -89,6 +89,10 @@ class T5Bias(Relative):
                 f"above that, got {self.max_distance}"
             )
 
+    @property
+    def head_count(self) -> int:
+        return self.table.shape[1]
+
     def learned(self) -> tuple[Tensor, ...]:
         return (self.table,) if self.table.requires_grad else ()
 

@@ -1,18 +1,29 @@
 """Masks of query-key pairs: everywhere, True = keep."""
 
-from regard.call.masks.base import Mask as Mask
-from regard.call.masks.basic import as_mask as as_mask
-from regard.call.masks.basic import causal as causal
-from regard.call.masks.basic import lengths as lengths
-from regard.call.masks.basic import padding as padding
-from regard.call.masks.basic import predicate as predicate
-from regard.call.masks.patterns import blocks as blocks
-from regard.call.masks.patterns import documents as documents
-from regard.call.masks.patterns import prefix as prefix
-from regard.call.masks.patterns import strided as strided
-from regard.call.masks.patterns import window as window
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Mask", "as_mask", "blocks", "causal", "documents", "lengths", "padding", "predicate", "prefix", "strided",
-    "window",
-]  # fmt: skip
+from regard.lazy import on_demand
+
+if TYPE_CHECKING:
+    from regard.call.masks.base import Mask as Mask
+    from regard.call.masks.basic import as_mask as as_mask
+    from regard.call.masks.basic import causal as causal
+    from regard.call.masks.basic import lengths as lengths
+    from regard.call.masks.basic import padding as padding
+    from regard.call.masks.basic import predicate as predicate
+    from regard.call.masks.chosen_keys import chosen as chosen
+    from regard.call.masks.patterns import blocks as blocks
+    from regard.call.masks.patterns import documents as documents
+    from regard.call.masks.patterns import prefix as prefix
+    from regard.call.masks.patterns import strided as strided
+    from regard.call.masks.patterns import window as window
+else:
+    __getattr__, __dir__, __all__ = on_demand(
+        __name__,
+        {
+            "regard.call.masks.base": ("Mask",),
+            "regard.call.masks.basic": ("as_mask", "causal", "lengths", "padding", "predicate"),
+            "regard.call.masks.chosen_keys": ("chosen",),
+            "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
+        },
+    )

@@ -19,6 +19,7 @@ from regard.call.rotary.layouts import Half, Layout
 from regard.call.rotary.scalings import Scaling, has_fixed_numbers, plain_frequencies
 from regard.call.shapes import counted
 from regard.errors import ArgumentError, ShapeError, require_whole
+from regard.lazy import Displayed
 from regard.tensors.guards import KeptPlace, where_kept
 
 MOST_KEPT = 4_096
@@ -26,7 +27,7 @@ MOST_KEPT = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Rotary:
+class Rotary(Displayed):
     r"""Rotate plane i of a vector at position p by the angle $p \, \theta_i$, $\theta_i = base^{-2i/R}$.
 
     $(x, y) \mapsto (x \cos p\theta_i - y \sin p\theta_i, \; y \cos p\theta_i + x \sin p\theta_i)$, so $q_p \cdot

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.kernels.tiled import Tile
+from regard.lazy import displayed
 from regard.maps.sources.source import Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
@@ -33,6 +34,7 @@ count of equal keys and the next.
 """
 
 
+@displayed
 class TopKeys(NamedTuple):
     """The k largest weights of each query, from the largest down, and their keys."""
 

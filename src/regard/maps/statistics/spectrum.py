@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, NonFiniteError
+from regard.lazy import displayed
 from regard.maps.indexing import is_integer
 from regard.maps.sources.cast import CastSource
 from regard.maps.sources.source import Source
@@ -23,6 +24,7 @@ POWERS = 3
 """Products of each vector with the residual and its transpose; more make the bound tighter."""
 
 
+@displayed
 class Spectrum(NamedTuple):
     r"""Singular values $\hat\sigma_1 \ge \dots \ge \hat\sigma_k$, and bounds of their errors."""
 

@@ -9,6 +9,7 @@ never loaded, and no code of the folder is run.
 
 import reprlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,26 +17,61 @@ from torch import nn
 
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
-from regard.models.convert.bert import bert
+from regard.models.convert.bert import BERT, ROBERTA, bert
+from regard.models.convert.decoders import DECODERS, decoder
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
-from regard.models.convert.llama import llama
+from regard.models.convert.modernbert import modernbert
 from regard.models.convert.t5 import t5
 from regard.models.convert.weights import Weights
 
 ReadFamily = Callable[[Settings, Weights], nn.Module]
 
-FAMILIES: dict[str, ReadFamily] = {
-    "bart": bart,
-    "bert": bert,
-    "blenderbot": blenderbot,
-    "gpt2": gpt2,
-    "llama": llama,
-    "marian": marian,
-    "pegasus": pegasus,
-    "t5": t5,
+
+class Family(NamedTuple):
+    """A family of models that is read."""
+
+    read: ReadFamily
+    becomes: str
+    """The class of `regard.models` it becomes."""
+    parts: str
+    """Its parts, for docs/convert.md."""
+
+
+FAMILIES: dict[str, Family] = {
+    "marian": Family(
+        marian,
+        "Transformer",
+        "post-norm; sinusoidal positions, sines first; a bias per token on the logits; one, two or three embedding "
+        "matrices",
+    ),
+    "bart": Family(
+        bart, "Transformer", "post-norm; learned positions; the embeddings normalised; a bias per token on the logits"
+    ),
+    "pegasus": Family(pegasus, "Transformer", "Marian with the norm before each sublayer"),
+    "blenderbot": Family(blenderbot, "Transformer", "learned positions, the norm before each sublayer"),
+    "t5": Family(
+        t5,
+        "Transformer",
+        "RMSNorm before each sublayer; no biases; scores not scaled; one relative bias for all layers of a stack; "
+        "plain feed-forward, or gated (version 1.1)",
+    ),
+    "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
+    **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
+    "bert": Family(
+        partial(bert, BERT),
+        "EncoderOnly",
+        "post-norm, learned positions, segments, the head for masked tokens if the folder has it",
+    ),
+    "roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "BERT, whose positions count from the padding token on"),
+    "xlm-roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "RoBERTa of many languages"),
+    "modernbert": Family(
+        modernbert,
+        "EncoderOnly",
+        "LayerNorm before each sublayer, rotary positions, gated feed-forward, a window in two of three layers",
+    ),
 }
-"""From the `model_type` of config.json to a function that builds the model."""
+"""From the `model_type` of config.json."""
 
 
 class Pretrained(NamedTuple):
@@ -69,11 +105,11 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     settings = read_settings(folder)
     family = settings.values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join(sorted(FAMILIES))
         raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
     weights = Weights(read_tensors(folder), folder)
     try:
-        model = FAMILIES[family](settings, weights)
+        model = FAMILIES[family].read(settings, weights)
     except (ArgumentError, ShapeError, ArithmeticError, RuntimeError) as error:
         # Impossible sizes, such as 0 heads, or more elements than torch can count.
         raise RunFolderError(

@@ -100,16 +100,19 @@ def _stack(
     settings: Settings, side: str, block: type[PreNorm] | type[PostNorm], positions: Maker, embedding_norm: Maker
 ) -> StackParts:
     dim, heads = settings.get("d_model", int), settings.get(f"{side}_attention_heads", int)
+    attention = partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0))
     return StackParts(
-        num_layers=settings.get(f"{side}_layers", int),
-        attention=partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0)),
-        feed_forward=partial(
-            FeedForward,
-            dim,
-            settings.get(f"{side}_ffn_dim", int),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
-            dropout=settings.get("activation_dropout", float, 0.0),
-        ),
+        attention=[attention] * settings.get(f"{side}_layers", int),
+        feed_forward=[
+            partial(
+                FeedForward,
+                dim,
+                settings.get(f"{side}_ffn_dim", int),
+                activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
+                dropout=settings.get("activation_dropout", float, 0.0),
+            )
+        ]
+        * settings.get(f"{side}_layers", int),
         residual=partial(block, dim, dropout=settings.get("dropout", float, 0.1)),
         positions=positions,
         embedding_norm=embedding_norm,

@@ -1,10 +1,12 @@
-"""BERT (Devlin et al. 2019, arXiv:1810.04805): the encoder, and the head for masked tokens if there is one.
+"""BERT (Devlin et al. 2019, arXiv:1810.04805) and RoBERTa (Liu et al. 2019, arXiv:1907.11692): the encoder, and the
+head for masked tokens if there is one.
 
-It is post-norm with learned positions and segments, and its embeddings are normalised. The pooler and the other heads
-are left out.
+They are post-norm with learned positions and segments, and their embeddings are normalised. The pooler and the other
+heads are left out.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,9 +24,11 @@ from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNor
 class Transform(nn.Module):
     """$\\mathrm{norm}(a(W x + b))$, before the output layer."""
 
-    def __init__(self, dim: int, activation: Callable[[Tensor], Tensor], eps: float) -> None:
+    def __init__(
+        self, dim: int, activation: Callable[[Tensor], Tensor], norm: Callable[[int], nn.Module], *, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.linear, self.norm, self.activation = nn.Linear(dim, dim), nn.LayerNorm(dim, eps=eps), activation
+        self.linear, self.norm, self.activation = nn.Linear(dim, dim, bias=bias), norm(dim), activation
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.linear(x)))
@@ -42,16 +46,41 @@ class NoHead(nn.Module):
         raise ArgumentError("this BERT came without a head for masked tokens: it answers encode(), not logits")
 
 
-def bert(settings: Settings, weights: Weights) -> EncoderOnly:
-    """A BERT encoder."""
+@dataclass(frozen=True, slots=True)
+class BertNames:
+    """The names in which BERT and RoBERTa differ."""
+
+    base: str
+    head: str
+    dense: str
+    norm: str
+    first_position: Callable[[Settings], int]
+    """The row of the table that belongs to the first token."""
+
+
+BERT = BertNames("bert.", "cls.predictions", "transform.dense", "transform.LayerNorm", lambda settings: 0)
+ROBERTA = BertNames(
+    "roberta.", "lm_head", "dense", "layer_norm", lambda settings: settings.get("pad_token_id", int, 1) + 1
+)
+
+
+def bert(names: BertNames, settings: Settings, weights: Weights) -> EncoderOnly:
+    """A BERT or RoBERTa encoder."""
     if settings.get("is_decoder", bool, False) or settings.get("add_cross_attention", bool, False):
         raise RunFolderError(f"{settings.source} is of a BERT that decodes; regard reads the encoder")
-    weights.strip_prefix("bert.")
+    weights.strip_prefix(names.base)
     # The oldest folders use TensorFlow's names for the gain and the offset of a norm.
     weights.rename(".gamma", ".weight")
     weights.rename(".beta", ".bias")
-    weights.drop("embeddings.position_ids", "pooler.*", "cls.seq_relationship.*", "classifier.*", "qa_outputs.*")
-    has_head = _move(settings, weights)
+    weights.drop(
+        "embeddings.position_ids",
+        "pooler.*",
+        "cls.seq_relationship.*",
+        "classifier.*",
+        "qa_outputs.*",
+        "embeddings.token_type_ids",
+    )
+    has_head = _move(names, settings, weights)
     dim, eps = settings.get("hidden_size", int), settings.get("layer_norm_eps", float, 1e-12)
     activation = settings.one_of("hidden_act", ACTIVATIONS, "gelu")
     dropout = settings.get("hidden_dropout_prob", float, 0.1)
@@ -63,42 +92,46 @@ def bert(settings: Settings, weights: Weights) -> EncoderOnly:
     parts = OneStackParts(
         dim=dim,
         stack=StackParts(
-            num_layers=settings.get("num_hidden_layers", int),
-            attention=partial(MultiHeadAttention, dim, heads, dropout=attention_dropout),
-            feed_forward=partial(FeedForward, dim, settings.get("intermediate_size", int), activation=activation),
+            attention=[partial(MultiHeadAttention, dim, heads, dropout=attention_dropout)]
+            * settings.get("num_hidden_layers", int),
+            feed_forward=[partial(FeedForward, dim, settings.get("intermediate_size", int), activation=activation)]
+            * settings.get("num_hidden_layers", int),
             residual=partial(PostNorm, dim, dropout=dropout, norm=norm),
-            positions=partial(LearnedPositions, settings.get("max_position_embeddings", int), dim),
+            positions=partial(LearnedPositions, len(weights.ours["positions.weight"]), dim),
             embedding_norm=partial(norm, dim),
         ),
         num_segments=settings.get("type_vocab_size", int, 2),
         embedding_scale=1.0,
         dropout=dropout,
-        head=partial(Transform, dim, activation, eps) if has_head else NoHead,
+        head=partial(Transform, dim, activation, norm) if has_head else NoHead,
         output_bias=has_head,
     )
     return weights.build(lambda: EncoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
 
 
-def _move(settings: Settings, weights: Weights) -> bool:
+def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
     weights.move("embeddings.word_embeddings", "embedding")
-    weights.move("embeddings.position_embeddings", "positions")
+    table = weights.take("embeddings.position_embeddings.weight")
+    if len(table) != settings.get("max_position_embeddings", int):
+        raise RunFolderError(f"{weights.source} does not fit its config.json: it has {len(table)} positions")
+    weights.ours["positions.weight"] = table[names.first_position(settings) :]
     weights.move("embeddings.token_type_embeddings", "segments")
     weights.move("embeddings.LayerNorm", "embedding_norm")
     for number in range(settings.get("num_hidden_layers", int)):
         theirs, ours = f"encoder.layer.{number}", f"layers.{number}"
-        names = ("self.query", "self.key", "self.value", "output.dense")
-        weights.attention(f"{theirs}.attention", f"{ours}.self_attention", names)
+        projections = ("self.query", "self.key", "self.value", "output.dense")
+        weights.attention(f"{theirs}.attention", f"{ours}.self_attention", projections)
         weights.move(f"{theirs}.attention.output.LayerNorm", f"{ours}.residuals.0.norm")
         weights.move(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.up")
         weights.move(f"{theirs}.output.dense", f"{ours}.feed_forward.down")
         weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
     weights.ours["output.weight"] = weights.ours["embedding.weight"]
-    if "cls.predictions.bias" not in weights:
+    if f"{names.head}.bias" not in weights:
         return False
-    weights.move("cls.predictions.transform.dense", "head.linear")
-    weights.move("cls.predictions.transform.LayerNorm", "head.norm")
-    weights.ours["output.bias"] = weights.take_any("cls.predictions.bias", "cls.predictions.decoder.bias")
-    tied = "cls.predictions.decoder.weight"
+    weights.move(f"{names.head}.{names.dense}", "head.linear")
+    weights.move(f"{names.head}.{names.norm}", "head.norm")
+    weights.ours["output.bias"] = weights.take_any(f"{names.head}.bias", f"{names.head}.decoder.bias")
+    tied = f"{names.head}.decoder.weight"
     if tied in weights and not torch.equal(weights.take(tied), weights.ours["embedding.weight"]):
         raise RunFolderError(f"{weights.source} has an output layer of its own ({tied}); regard reads a tied one")
     return True

@@ -28,20 +28,25 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
     dim = settings.get("n_embd", int)
     dropout, norm = settings.get("resid_pdrop", float, 0.1), partial(nn.LayerNorm, eps=_eps(settings))
     stack = StackParts(
-        num_layers=settings.get("n_layer", int),
-        attention=partial(
-            MultiHeadAttention,
-            dim,
-            settings.get("n_head", int),
-            dropout=settings.get("attn_pdrop", float, 0.1),
-            score=ScaledDot() if settings.get("scale_attn_weights", bool, True) else Dot(),
-        ),
-        feed_forward=partial(
-            FeedForward,
-            dim,
-            settings.get("n_inner", int, 4 * dim),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
-        ),
+        attention=[
+            partial(
+                MultiHeadAttention,
+                dim,
+                settings.get("n_head", int),
+                dropout=settings.get("attn_pdrop", float, 0.1),
+                score=ScaledDot() if settings.get("scale_attn_weights", bool, True) else Dot(),
+            )
+        ]
+        * settings.get("n_layer", int),
+        feed_forward=[
+            partial(
+                FeedForward,
+                dim,
+                settings.get("n_inner", int, 4 * dim),
+                activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),
+            )
+        ]
+        * settings.get("n_layer", int),
         residual=partial(PreNorm, dim, dropout=dropout, norm=norm),
         positions=partial(LearnedPositions, settings.get("n_positions", int, 1024), dim),
         final_norm=partial(norm, dim),

@@ -58,17 +58,19 @@ def _stack(settings: Settings, num_layers: int, *, bidirectional: bool) -> Stack
     dropout = settings.get("dropout_rate", float, 0.1)
     norm = partial(nn.RMSNorm, eps=settings.get("layer_norm_epsilon", float, 1e-6))
     return StackParts(
-        num_layers=num_layers,
-        attention=partial(
-            MultiHeadAttention,
-            dim,
-            heads,
-            head_dim=settings.get("d_kv", int),
-            bias=False,
-            dropout=dropout,
-            score=Dot(),
-        ),
-        feed_forward=_feed_forward(settings, dim, dropout),
+        attention=[
+            partial(
+                MultiHeadAttention,
+                dim,
+                heads,
+                head_dim=settings.get("d_kv", int),
+                bias=False,
+                dropout=dropout,
+                score=Dot(),
+            )
+        ]
+        * num_layers,
+        feed_forward=[_feed_forward(settings, dim, dropout)] * num_layers,
         residual=partial(PreNorm, dim, dropout=dropout, norm=norm),
         positions=NoPositions,
         relative=partial(

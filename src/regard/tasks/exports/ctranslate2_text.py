@@ -39,19 +39,23 @@ def text_config_of(folder: Path) -> LanguageModelConfig:
 
     Raises:
         RunFolderError: the folder is not a run of a language model.
-        ArgumentError: it is a downloaded model in Hugging Face's format.
+        ArgumentError: it is a downloaded model in Hugging Face's format, or has parts that CTranslate2 lacks.
     """
     if is_huggingface(folder):
         raise ArgumentError(f"CTranslate2 is for runs of regard's, and {folder} is in Hugging Face's format")
-    return RunFolder(folder).read_config(LANGUAGE_MODEL, LanguageModelConfig)
+    config = RunFolder(folder).read_config(LANGUAGE_MODEL, LanguageModelConfig)
+    _refuse(config.model)
+    return config
 
 
 def exported_text(language_model: LanguageModel, config: LanguageModelConfig) -> ExportedText:
     """The model of a loaded run, with its configuration and its tokenizer.
 
     Raises:
-        ArgumentError: the model has hooks, adapters or other layers than its configuration.
+        ArgumentError: the model has hooks, adapters or other layers than its configuration, or parts that CTranslate2
+            lacks.
     """
+    _refuse(config.model)
     tokenizer = language_model.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     model = language_model.model
@@ -60,6 +64,14 @@ def exported_text(language_model: LanguageModel, config: LanguageModelConfig) ->
     plain = PlainModel.of(model, made)
     model = model if language_model.device.type == "cpu" else deepcopy(model).cpu()
     return ExportedText(model, config.model, tokenizer, config.block_length, plain)
+
+
+def _refuse(config: DecoderOnlyConfig) -> None:
+    """Refuse the parts for which `_spec` has no word."""
+    without = DecoderOnlyConfig()
+    for name in ("layers", "rotary_fraction", "no_positions_every", "qk_norm", "gate", "sink"):
+        if (value := getattr(config, name)) != getattr(without, name):
+            raise ArgumentError(f"CTranslate2 cannot express {name}={value!r}: --engine regard writes with this model")
 
 
 def text_to_ctranslate2(trained: ExportedText, out: Path) -> None:

@@ -8,11 +8,13 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.errors import NonFiniteError
+from regard.lazy import displayed
 from regard.tasks.generation.filters import Constraint, Filter, Progress, constrain
 from regard.tasks.generation.protocol import Decodable, Hypothesis, check_source, precise
 from regard.tasks.generation.steps import steps
 
 
+@displayed
 class Sampled(NamedTuple):
     """One step of sampling, for the N unfinished texts."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError, DataError
+from regard.lazy import displayed
 from regard.models.decoder_only import DecoderOnly
 from regard.tasks.generation.filters import Filter, Vocabulary
 from regard.tasks.generation.sampling import sample_steps
@@ -40,6 +41,7 @@ SAMPLES_TOGETHER = 32
 """How many texts are drawn together."""
 
 
+@displayed
 class TextEvaluation(NamedTuple):
     """How well a text was predicted."""
 

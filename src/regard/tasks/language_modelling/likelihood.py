@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from regard.lazy import displayed
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tensors.precision import widest_dtype
 
@@ -15,6 +16,7 @@ MOST_UNKNOWN = 0.01
 bytes, so that the figure is too low."""
 
 
+@displayed
 class Likelihood(NamedTuple):
     """The probability of a text's tokens."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.errors import DataError
+from regard.lazy import displayed
 from regard.models.encoder_only import EncoderOnly
 from regard.tasks.language_modelling.causal import BATCH_PLACES, WINDOW_LINES
 from regard.tasks.language_modelling.config import MaskedLanguageModelConfig
@@ -35,6 +36,7 @@ SINGLE_MASKS = 250
 """The most tokens, evenly spread over a text, that are masked for its pseudo-perplexity, which masks one at a time."""
 
 
+@displayed
 class FilledSingly(NamedTuple):
     """How well tokens were filled in that were masked one at a time, while the model saw all others."""
 
@@ -62,6 +64,7 @@ class FilledSingly(NamedTuple):
         return cls(float(losses.mean()), error, count)
 
 
+@displayed
 class FillingEvaluation(NamedTuple):
     """How well masked tokens were filled in."""
 

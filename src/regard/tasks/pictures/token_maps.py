@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.text.labels import Label
 
@@ -39,6 +40,7 @@ class Alternative(NamedTuple):
     probability: float
 
 
+@displayed
 class TextAttention(NamedTuple):
     """The attention of the tokens of a text to each other."""
 

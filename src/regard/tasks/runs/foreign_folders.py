@@ -4,8 +4,13 @@ from pathlib import Path
 
 from regard.files.atomic import read_json
 
-READERS = ("bert",)
+READERS = ("bert", "modernbert", "roberta", "xlm-roberta")
 """The families regard reads and that neither translate nor write."""
+WRITERS = (
+    *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "glm4"),
+    *("smollm3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
+)
+"""The families that continue a text."""
 
 
 def is_huggingface(folder: Path) -> bool:
@@ -21,4 +26,4 @@ def family_of(folder: Path) -> object:
 
 def writes_text(folder: Path) -> bool:
     """Whether the model of a Hugging Face folder continues texts and does not translate."""
-    return family_of(folder) in ("gpt2", "llama")
+    return family_of(folder) in WRITERS

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -41,7 +41,7 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
     >>> f"{count_parameters(partial(DecoderOnly, vocab_size=100), sizes):,}"
     '600,000,000,816'
     """
-    depths = {one.name: getattr(sizes, one.name) for one in fields(sizes) if one.name.endswith("layers")}
+    depths = {name: getattr(sizes, name) for name in sizes.depths}
     deep = {name: depth for name, depth in depths.items() if depth > 2}
     two = dict.fromkeys(deep, 2)
 

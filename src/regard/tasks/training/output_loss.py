@@ -61,7 +61,8 @@ def output_cross_entropy(
             f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)}: one target a row of hidden needed"
         )
     targets = targets.long()
-    if is_compiling():  # the number of rows with a target depends on values, opaque to a graph
+    # In a graph, the number of rows with a target would depend on values. Another layer than a product is run whole.
+    if is_compiling() or type(output) is not nn.Linear:
         loss = cross_entropy(output(hidden), targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
         return loss.total, loss.count
     flat, live = hidden.reshape(-1, hidden.shape[-1]), (targets != ignore_index).reshape(-1)

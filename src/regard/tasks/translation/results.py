@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import Alternative
 from regard.tasks.training.metrics import CorpusScore
@@ -20,6 +21,7 @@ class TermLabels(NamedTuple):
     """Its first and its last label."""
 
 
+@displayed
 class Candidate(NamedTuple):
     """One translation of a sentence."""
 
@@ -44,6 +46,7 @@ class Candidate(NamedTuple):
     """Whether the text is that of the source: a tag or placeholder would not have come back exactly once."""
 
 
+@displayed
 class Translation(NamedTuple):
     """A sentence and its translations: those that the model ended, best first, then those cut off, too."""
 
@@ -59,6 +62,7 @@ class Translation(NamedTuple):
         return self.candidates[0].text
 
 
+@displayed
 class Attention(NamedTuple):
     """The attention of a model to a translation and its source."""
 
@@ -89,6 +93,7 @@ class Attention(NamedTuple):
         return None if name.startswith("encoder") else self.choices
 
 
+@displayed
 class Evaluation(NamedTuple):
     """How well sentences were translated."""
 

@@ -1,6 +1,7 @@
 """The optional content of a page for one map: strongest keys, tiles, weights, factors. Each function spends the rest of
 the budget on one map, and stops at the first part that does not fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.statistics.by_name import pooled
 from regard.maps.statistics.pooling import Grid
@@ -15,16 +17,19 @@ from regard.maps.statistics.tiles import ask_all
 from regard.views.html.arrays import Arrays, Floats, PackedArray, halves, packed
 from regard.views.html.factors import factors_of
 from regard.views.html.numbers import HeadNumbers, Top
+from regard.watching.report import count
 
 SIDES = (128, 256, 512, 1024, 2048, 4096)
 """The sides of the pictures of a pyramid, in blocks; below them are the 64 of every head, above them single weights."""
 TILE = 128
 """The side of a tile of such a picture, in blocks."""
+NAMED = 6
+"""The most names of maps in a line of a report."""
 
 
 @dataclass
-class Carried:
-    """The content of a page for one map, counted in heads, with the mean of the heads as one more. `print` it."""
+class Carried(Displayed):
+    """The content of a page for one map, counted in heads, with the mean of the heads as one more."""
 
     example: str
     name: str
@@ -39,13 +44,37 @@ class Carried:
     """Heads whose weights are computed from queries and keys."""
 
     def __str__(self) -> str:
-        counts = {
+        every = {
             "every weight": min(self.heads, self.exact + self.factors),
-            **{f"the {k} strongest keys of each query": n for k, n in sorted(self.of_each_query.items(), reverse=True)},
+            **{
+                f"the {count(k, 'strongest key')} of each query": n for k, n in sorted(self.of_each_query.items())[::-1]
+            },
             **{f"pictures up to {side} x {side} blocks": n for side, n in sorted(self.tiles.items(), reverse=True)},
         }
-        held = [f"{what} of {count} of {self.heads}" for what, count in counts.items() if count]
-        return f"{self.name}: {'; '.join(held) or 'pictures of 64 x 64 alone'}"
+        held = [
+            f"{what} of every head" if some == self.heads else f"{what} of {some} of {count(self.heads, 'head')}"
+            for what, some in every.items()
+            if some
+        ]
+        return "; ".join(held) or "pictures of 64 x 64 alone"
+
+
+def report_lines(carried: Sequence[Carried]) -> list[str]:
+    """The content of a page: a line for the maps, of every example, that have the same.
+
+    >>> print(*report_lines([Carried("", "0", 4, exact=4), Carried("", "1", 4), Carried("x", "0", 4, exact=4)]))
+    2 maps (0): every weight of every head 1: pictures of 64 x 64 alone
+    """
+    alike: dict[str, list[Carried]] = {}
+    for one in carried:
+        alike.setdefault(str(one), []).append(one)
+    return [f"{_named([one.name for one in maps])}: {content}" for content, maps in alike.items()]
+
+
+def _named(maps: list[str]) -> str:
+    names = list(dict.fromkeys(maps))
+    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return shown if len(maps) == len(names) else f"{count(len(maps), 'map')} ({shown})"
 
 
 class Work(NamedTuple):
@@ -67,8 +96,10 @@ class Work(NamedTuple):
 
     @property
     def order(self) -> list[int]:
-        """Its heads. The mean of the heads is shown first, and so it is carried first."""
-        return sorted(range(self.carried.heads), key=lambda head: head != len(self.heads))
+        """Its heads. The most telling one is shown first, and so it is carried first; then comes the mean."""
+        told = self.entry["statistics"].get("telling", [])[: len(self.heads)]
+        best = max(range(len(told)), key=lambda head: told[head] or 0.0, default=-1)
+        return sorted(range(self.carried.heads), key=lambda head: (head != best, head != len(self.heads)))
 
     def one(self, head: int) -> AttentionMap:
         """The map (1, T, S) of a head; the mean follows the last head."""

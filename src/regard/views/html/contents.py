@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.errors import ArgumentError, ShapeError
+from regard.lazy import displayed
 from regard.views.html.arrays import Arrays, Floats, as_text, halves, packed
 from regard.views.html.carried import Carried, Work, carry_factors, carry_strongest, carry_tiles
-from regard.views.html.numbers import HeadNumbers, as_heads, mean_of_heads, numbers, spans
+from regard.views.html.numbers import HeadNumbers, as_heads, common_text, mean_of_heads, numbers, spans
 from regard.views.html.token_lists import TokenLists, kind_and_layer
 from regard.views.labels import axis_labels, printable
 
@@ -25,6 +26,7 @@ LINE_BYTES = 300
 """The most bytes of a map's entry in the page."""
 
 
+@displayed
 class Map(NamedTuple):
     """One layer of attention with its labels."""
 
@@ -36,6 +38,7 @@ class Map(NamedTuple):
     """Each query's alternative tokens with their probabilities, best first."""
 
 
+@displayed
 class Example(NamedTuple):
     """A sentence or a pair of sentences, with its maps."""
 
@@ -43,7 +46,7 @@ class Example(NamedTuple):
     maps: Mapping[str, Map]
     """Maps by name, such as "decoder.0.cross": digits are the layer, words the sort of attention."""
     show: str = ""
-    """The map shown first; "" for the last map."""
+    """The map shown first; "" for that with the most telling head, of the last map's kind."""
 
 
 def contents(
@@ -105,10 +108,20 @@ def _first(example: Example, arrays: Arrays) -> tuple[dict[str, Any], list[Work]
         "labels": labels.entries,
         "alternatives": alternatives,
         "maps": [work.entry for work in works],
-        "show": names.index(example.show) if example.show else len(names) - 1,
+        "show": names.index(example.show) if example.show else most_telling([work.entry for work in works]),
     }
     arrays.spend("labels, the names of maps and their numbers", len(as_text(entry)) + LINE_BYTES * len(works))
     return entry, works
+
+
+def most_telling(maps: Sequence[Mapping[str, Any]]) -> int:
+    """The entry with the most telling head, among those of the last one's kind; the last of equals."""
+    best, most = len(maps) - 1, -1.0
+    for place, entry in enumerate(maps):
+        values = [value for value in entry["statistics"].get("telling", ())[: entry["shape"][0]] if value is not None]
+        if entry["kind"] == maps[-1]["kind"] and max(values, default=-1.0) >= most:
+            best, most = place, max(values, default=-1.0)
+    return best
 
 
 def alternatives_of(
@@ -128,7 +141,7 @@ def _begun(example: Example, name: str, one: Map, labels: TokenLists, arrays: Ar
     heads = as_heads(name, one.weights)
     count, queries, keys = heads.shape
     rows, columns = axis_labels(one.rows, queries, "rows"), axis_labels(one.columns, keys, "columns")
-    found = [numbers(name, heads, None if one.columns is None else columns)]
+    found = [numbers(name, heads, common_text(rows, columns))]
     mean = mean_of_heads(heads)
     if mean is not None:
         found.append(numbers(name, mean, None))

@@ -18,11 +18,11 @@ from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Source
 from regard.maps.statistics.by_name import pooled, top_weights
-from regard.maps.statistics.definitions import Distance, Entropy, TopKeys
+from regard.maps.statistics.definitions import Distance, Entropy, Received, TopKeys
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.precision import widest_dtype
 from regard.views.html.arrays import Floats
-from regard.watching.analysis.head_table import induction_score
+from regard.watching.analysis.head_table import patterns
 
 THUMBNAIL = 64
 """The most cells on a side of a head's small picture."""
@@ -101,14 +101,14 @@ def _tensor(name: str, weights: Any) -> Tensor:
 
 
 @torch.no_grad()
-def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, strongest: bool = True) -> HeadNumbers:
+def numbers(name: str, heads: AttentionMap, text: Sequence[str] | None) -> HeadNumbers:
     """Statistics of every head of a map (H, T, S).
 
     Args:
         name: of the map, for messages.
         heads: the map.
-        labels: of the keys; repeated labels add an induction score.
-        strongest: whether to look for the strongest keys of each query.
+        text: the labels of the keys, if the queries are the last of them; None for queries of another text. Patterns
+            are for one text, and those of repeated tokens for labels that repeat.
 
     Raises:
         NonFiniteError: a weight is NaN or infinite.
@@ -118,8 +118,8 @@ def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, str
     wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)
     if not heads.source.has_blocks:
         return _of_what_was_kept(heads)
-    asked = [*(() if wanted.is_whole else ("pooled_max",)), "pooled_mean", "entropy", "distance"]
-    asked += ["top_keys"] if strongest and not wanted.is_whole else []
+    asked = [*(() if wanted.is_whole else ("pooled_max",)), "pooled_mean", "entropy", "distance", "received"]
+    asked += [] if wanted.is_whole else ["top_keys"]
     k = min(STRONGEST, keys)
     found: dict[str, Any] = heads.summary(*asked, rows=THUMBNAIL, columns=THUMBNAIL, k=k)
     mean = found["pooled_mean"]
@@ -127,7 +127,7 @@ def numbers(name: str, heads: AttentionMap, labels: Sequence[str] | None, *, str
     _refuse_what_is_not_finite(name, cells)
     largest = [float(one.max()) for one in cast(Floats, cells.largest)]
     top = _top(heads, found["top_keys"]) if "top_keys" in found else None
-    return HeadNumbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, labels))
+    return HeadNumbers(cells, top, largest, _without_sink(cells, top, largest), _statistics(heads, found, text))
 
 
 def mean_of_heads(heads: AttentionMap) -> AttentionMap | None:
@@ -180,7 +180,9 @@ def _of_what_was_kept(heads: AttentionMap) -> HeadNumbers:
     statistics: dict[str, list[float | None]] = {}
     for name, statistic in (("entropy", Entropy()), ("distance", Distance(keys - queries))):
         if source.keeps(statistic):
-            statistics[name] = [float(one) for one in getattr(heads, name)().mean(-1)]
+            statistics[name] = _short(getattr(heads, name)().mean(-1))
+    if source.keeps(Received()) and source.keeps(Entropy()):
+        statistics["telling"] = _short(telling_score(heads.received(), heads.entropy().mean(-1), queries, None))
     most = [float(one.max()) for one in largest]
     return HeadNumbers(cells, top, most, _without_sink(cells, top, most), statistics)
 
@@ -232,26 +234,56 @@ def _known_sums(source: Source) -> Tensor | None:
     return source.laid_out(has_keys.to(widest_dtype(has_keys.device)))
 
 
+def common_text(rows: list[str], columns: list[str]) -> list[str] | None:
+    """The labels of the keys if the queries are the last of them, else None.
+
+    >>> common_text(["b"], ["a", "b"]), common_text(["a", "b"], ["x", "y"])
+    (['a', 'b'], None)
+    """
+    return columns if len(rows) <= len(columns) and rows == columns[len(columns) - len(rows) :] else None
+
+
 def _statistics(
-    heads: AttentionMap, found: dict[str, Any], labels: Sequence[str] | None
+    heads: AttentionMap, found: dict[str, Any], text: Sequence[str] | None
 ) -> dict[str, list[float | None]]:
     """Means over the queries with keys: nats, positions, shares."""
     queries, keys = heads.shape[-2:]
     live = found["pooled_mean"].new_ones(len(heads), queries, dtype=torch.bool)
     if "top_keys" in found:
         live = found["top_keys"].values[..., 0] > 0
-    rows = torch.arange(queries, device=heads.device)
-    places = rows + keys - queries
-    answers = {"entropy": _mean_of(found["entropy"], live), "distance": _mean_of(found["distance"], live)}
-    first = heads.at(rows, torch.zeros_like(rows))
-    answers["first"] = _mean_of(first, live & (places > 0))
-    if labels is not None and len(labels) == keys and len(set(labels)) < keys:
-        kinds = {label: kind for kind, label in enumerate(dict.fromkeys(labels))}
-        answers["induction"] = induction_score(heads, torch.tensor([kinds[label] for label in labels]))
-    return {
-        name: [None if number != number else float(f"{number:.4g}") for number in answer.tolist()]
-        for name, answer in answers.items()
-    }
+    answers = {name: _mean_of(found[name], live) for name in ("entropy", "distance")}
+    if text is None:
+        answers["first"] = _mean_of(heads.at(torch.arange(queries), torch.zeros(queries, dtype=torch.long)), live)
+    else:
+        kinds = {label: kind for kind, label in enumerate(dict.fromkeys(text))}
+        answers |= patterns(heads, torch.tensor([kinds[one] for one in text]) if len(kinds) < keys else None, live)
+    answers["telling"] = telling_score(found["received"], answers["entropy"], live.sum(-1), answers.get("self"))
+    return {name: _short(answer) for name, answer in answers.items()}
+
+
+def telling_score(received: Tensor, entropy: Tensor, queries: Tensor | int, own: Tensor | None) -> Tensor:
+    r"""How much a query tells about the keys that a head looks at, in nats: (H,).
+
+    $(1 - s) \left(H(\bar P) - \overline{H(P_i)}\right)$ with the mean $\bar P_j$ over the queries, the entropy H and
+    the weight s on the query's own position: 0 for even attention, for a sink, and for a head that looks at itself.
+
+    Args:
+        received: the sum over the queries of the weights on each key, (H, S).
+        entropy: its mean over the queries, (H,).
+        queries: how many of them have a key.
+        own: s, or None for queries of another text.
+
+    >>> even, sharp = torch.full((3, 3), 1 / 3), torch.eye(3).roll(1, -1)
+    >>> both = torch.stack([even, sharp])
+    >>> telling_score(both.sum(1), torch.special.entr(both).sum(-1).mean(-1), 3, None)
+    tensor([0.0000, 1.0986])
+    """
+    of_mean = torch.special.entr(received / torch.as_tensor(queries).unsqueeze(-1)).sum(-1)
+    return (of_mean - entropy).clamp_min(0.0) * (1 if own is None else 1 - own)
+
+
+def _short(numbers: Tensor) -> list[float | None]:
+    return [None if number != number else float(f"{number:.4g}") for number in numbers.tolist()]
 
 
 def _mean_of(values: Tensor, counted: Tensor) -> Tensor:

@@ -1,16 +1,16 @@
 // Attention in a browser: render(root, data, options) draws into an element and changes nothing else in the document,
 // so that a saved page and a notebook widget can share it.
 
+import { build, drawLegend, fillControls, syncControls } from "./page_controls.js";
 import { download, element, styleOf } from "./page_dom.js";
 import { csvOf, pharaohOf, svgOf } from "./page_export.js";
-import { drawHeads, fillHeads, knownSorts, markHeads, SORT_NAMES } from "./page_heads.js";
-import { linksPane } from "./page_links.js";
-import { blockAt, matrixOf } from "./page_matrix.js";
-import { readable } from "./page_numbers.js";
-import { drawReading, readingOf, swatch } from "./page_reading.js";
+import { drawHeads, fillHeads, markHeads, revealHead } from "./page_heads.js";
+import { blockAt } from "./page_matrix.js";
+import { counted } from "./page_numbers.js";
+import { drawReading, readingOf } from "./page_reading.js";
 import { lowOf, shareOf, stepOf } from "./page_scale.js";
-import { canRecompute, initial, kinds, linkOf, MOST_HEADS, namesOfHeads, SCALES, settled, shortcut, VIEWS } from "./page_state.js";
-import { textOf } from "./page_text.js";
+import { canRecompute, initial, linkOf, MOST_HEADS, settled, shortcut } from "./page_state.js";
+import { aboutHeads, headName, placeName } from "./page_words.js";
 import { counterparts, difference, weightReader } from "./page_weights.js";
 import { arrayReader } from "./page_worker.js";
 
@@ -87,7 +87,7 @@ export function render(root, data, options = {}) {
     root.dataset.theme = state.theme;
     root.dataset.view = state.view;
     fillControls(parts, data, state);
-    fillHeads(parts.heads, { example, state }, act.head);
+    parts.sorted.textContent = fillHeads(parts.heads, { example, state }, act.head);
     const labels = example.labels[map.columns];
     if (labels.order === null) {
       parts.keys.fill(labels, null);
@@ -107,7 +107,7 @@ export function render(root, data, options = {}) {
       rowLabels: example.labels[map.rows], columnLabels: example.labels[map.columns],
       rowOrder: rowOrder.order, columnOrder: columnOrder.order, same: map.rows === map.columns,
       share: (weight) => shareOf(weight, top, state.scale === "row" ? "linear" : state.scale, filled.low || undefined),
-      about: `${map.shape[0]} heads of ${map.shape[1]} queries and ${map.shape[2]} keys.`,
+      about: `${counted(map.shape[0], "head")} of ${counted(map.shape[1], "query")} and ${counted(map.shape[2], "key")}.`,
       changedBy: state.temperature !== 1 || state.mask !== "own",
     };
     if (state.view === "compare") now.compared = comparedWith(now, read_.at(-2).order, read_.at(-1));
@@ -123,6 +123,7 @@ export function render(root, data, options = {}) {
     const focus = state.focus && Object.fromEntries(Object.entries(state.focus).map(([side, place]) => [side, to ? to[side][place] : place]));
     return {
       same, focus: focus && Object.values(focus).some((place) => place < 0) ? null : focus,
+      name: `${placeName(entry, head)}${of === now.example ? "" : ` in “${of.title}”`}`,
       weights, head, example: of, map: entry, rowLabels, columnLabels, columnOrder,
       top: entry.largest[head === "mean" ? entry.shape[0] : head] || 1,
       difference: hasSome ? difference(now.weights, weights, to?.row, to?.column) : null,
@@ -170,12 +171,16 @@ export function render(root, data, options = {}) {
     const { example, kind } = state;
     const renewed = (part, ...key) => filled[part] !== (filled[part] = key.join(" "));
     if (renewed("controls", example, state.map)) fillControls(parts, data, state);
-    if (renewed("heads", example, kind, state.sort)) fillHeads(parts.heads, now, act.head);
+    if (renewed("heads", example, kind, state.sort)) parts.sorted.textContent = fillHeads(parts.heads, now, act.head);
     if (renewed("thumbs", example, kind, state.sort, state.theme, state.scale, state.withoutSink)) drawHeads(parts.heads, now, weightsOf, thumbPainter(now));
     syncControls(parts, now);
+    drawAbout(now);
     markHeads(parts.heads, now);
+    if (renewed("strip", example, state.map, state.heads, state.sort, parts.heads.clientWidth)) revealHead(parts.heads);
     drawMiddle(now);
     drawTexts(now);
+    const sizes = [parts.keys.scroller, parts.queries.scroller, parts.links.frame].map(({ clientWidth, clientHeight }) => [clientWidth, clientHeight]);
+    if (renewed("revealed", state.pinned && JSON.stringify(state.focus), example, state.map, state.view, sizes) && state.pinned) revealFocus(now);
     const cells = parts.matrix.cells;
     const found = readingOf(now, cells, blockAt);
     drawReading(parts.reading, found, now, act.go);
@@ -185,15 +190,24 @@ export function render(root, data, options = {}) {
     drawLegend(parts, now, filled.low);
     if (isFirst) globalThis.performance?.mark("regard-drawn");
     options.onDrawn?.();
-    // Two frames later the panes have their sizes, and the lines of the text are final.
-    if (isFirst && state.pinned) requestAnimationFrame(() => requestAnimationFrame(() => state.pinned && revealFocus(last)));
   }
 
-  /** Scroll a link's selection into view. */
+  /** Scroll the kept tokens into view, in the texts and in the two columns. */
   function revealFocus(now) {
     const { row, column } = state.focus;
+    parts.reading.scrollTop = 0;
+    if (column !== undefined) parts.keys.reveal(column);
     if (row !== undefined) (now.same ? parts.keys : parts.queries).reveal(row);
-    else parts.keys.reveal(column);
+    if (state.view === "links") parts.links.reveal(state.focus);
+  }
+
+  /** What is shown, of which text, by which head. */
+  function drawAbout(now) {
+    const { named, where, deed } = aboutHeads(state, now.example.maps), { title } = now.example;
+    const of = title && title !== data.title ? [", in “", element("bdi", {}, title), "”"] : [];
+    const against = now.compared ? `, beside ${now.compared.name}` : "";
+    parts.about.replaceChildren(element("b", {}, named), where, ...of, `${against}. ${deed}`);
+    parts.about.title = parts.about.textContent;
   }
 
   // -- the text ------------------------------------------------------------------------------------------
@@ -201,7 +215,11 @@ export function render(root, data, options = {}) {
   /** The weights between the focus and the tokens of one side, by head; null without any. */
   function partnersOf(now, side) {
     const { row, column } = state.focus ?? {};
-    if ((row === undefined) === (column === undefined)) return null;
+    if (row === undefined && column === undefined) return null;
+    if (row !== undefined && column !== undefined) {
+      if (side === "row") return null;
+      return now.several.map(({ weights }) => ({ kind: "some", places: [column], weights: [weights.cell(row, column)?.weight ?? 0] }));
+    }
     if (side === "both" ? false : (side === "column") !== (row !== undefined)) return null;
     return now.several.map(({ weights }) => (row !== undefined ? weights.row(row) : weights.column(column)));
   }
@@ -270,7 +288,9 @@ export function render(root, data, options = {}) {
     parts.third.frame.parentNode.hidden = !compared || !now.compared.difference;
     parts.panes.dataset.count = compared ? (now.compared.difference ? 3 : 2) : 1;
     if (state.view === "links") {
-      parts.caption.textContent = "Queries left, keys right";
+      // The matrix gets its caption anew when it is shown again.
+      filled.matrix = null;
+      parts.caption.textContent = "Lines join queries, left, with the keys that they look at, right";
       return parts.links.draw(now);
     }
     const describe = (holder, what) => (cells) => {
@@ -280,8 +300,7 @@ export function render(root, data, options = {}) {
       holder.textContent = `${what.name}${blocks}${size}${lacks}`;
       holder.title = holder.textContent;
     };
-    const headName = (head) => (head === "mean" ? "mean of the heads" : `head ${head}`);
-    const first = { weights: now.weights, name: compared ? `A: ${headName(state.heads[0])}; ` : "Queries down, keys across; " };
+    const first = { weights: now.weights, name: compared ? `A: ${headName(state.heads[0])}; ` : "Rows look at columns; " };
     const drawn = [state.example, state.map, state.heads[0], state.window, state.scale, state.withoutSink, state.threshold, state.theme,
       state.temperature, state.mask, state.view, JSON.stringify(state.other), parts.matrix.frame.clientWidth, parts.matrix.frame.clientHeight].join(" ");
     if (filled.matrix === drawn) {
@@ -297,7 +316,7 @@ export function render(root, data, options = {}) {
     if (!compared) return readTiles([parts.matrix]);
     const { compared: other } = now;
     const elsewhere = { ...state, window: other.same ? state.window : null, focus: other.focus };
-    const second = { weights: other.weights, name: `B: ${other.example === now.example ? "" : `${other.example.title}, `}${other.map.layer ? `layer ${other.map.layer}, ` : ""}${headName(other.head)}; ` };
+    const second = { weights: other.weights, name: `B: ${other.name}; ` };
     parts.second.draw({ ...now, state: elsewhere }, {
       ...second, rowLabels: other.rowLabels, columnLabels: other.columnLabels, columnOrder: other.columnOrder, painter: painter(now, { top: other.top }), says: describe(parts.secondCaption, second),
     });
@@ -355,10 +374,7 @@ export function render(root, data, options = {}) {
       const focus = place === undefined || place >= count ? null : { [name]: place };
       if (what === "point") return point(focus);
       if (what === "leave") return point(null);
-      if (what === "walk") {
-        changed({ focus, pinned: true });
-        return textNamed(name)?.reveal(place);
-      }
+      if (what === "walk") return changed({ focus, pinned: true });
       return choose(focus);
     };
     const isSame = () => {
@@ -378,7 +394,6 @@ export function render(root, data, options = {}) {
       go: (what, place) => {
         const { row } = state.focus ?? {};
         const side = row !== undefined ? "column" : "row";
-        textNamed(isSame() ? "column" : side)?.reveal(place);
         return changed({ focus: { ...state.focus, [side]: place }, pinned: true });
       },
       find: (text, next) => find(text, next),
@@ -387,11 +402,6 @@ export function render(root, data, options = {}) {
       zoomTo: (window) => changed({ window }),
       save: (kind) => save(kind),
     };
-  }
-
-  function textNamed(side) {
-    const map = data.examples[state.example].maps[state.map];
-    return map.rows === map.columns || side === "column" ? parts.keys : parts.queries;
   }
 
   function find(text, next) {
@@ -406,7 +416,6 @@ export function render(root, data, options = {}) {
     const from = state.focus?.[name] ?? -1;
     const place = found.find((one) => one > from) ?? found[0];
     changed({ focus: { [name]: place }, pinned: true });
-    parts.keys.reveal(place);
   }
 
   /** The next query: a replay of a generation token by token. */
@@ -414,7 +423,6 @@ export function render(root, data, options = {}) {
     const rows = data.examples[state.example].maps[state.map].shape[1];
     const row = Math.min(rows - 1, Math.max(0, (state.focus?.row ?? -1) + by));
     changed({ focus: { row }, pinned: true, stepping: true });
-    textNamed("row")?.reveal(row);
     return row < rows - 1;
   }
 
@@ -434,8 +442,18 @@ export function render(root, data, options = {}) {
     if (kind === "copy") navigator.clipboard?.writeText(csvOf(last, parts.matrix.cells));
   }
 
+  /** A kernel knows the heads only when it is asked: without a chosen one, the most telling is known then. */
+  async function whenKnown() {
+    const { start = {} } = options;
+    if (weightsOf.known && start.heads === undefined && start.head === undefined) {
+      await weightsOf.known(data.examples[state.example].maps[state.map]);
+      if (turn === 0) state = initial(data, start);
+    }
+    return show();
+  }
+
   begin();
-  const ready = Promise.resolve(show());
+  const ready = weightsOf.known ? whenKnown() : Promise.resolve(show());
   const sizes = new ResizeObserver(() => last && show());
   for (const part of [root, parts.keys.scroller, parts.panes]) sizes.observe(part);
   const keys = (event) => {
@@ -492,143 +510,4 @@ function placesOf(known) {
   const found = new Map();
   known.weights.forEach((weight, at) => found.set(known.kind === "all" ? at : known.places[at], weight));
   return found;
-}
-
-// -- the elements --------------------------------------------------------------------------------------------
-
-function choice(label, names, chosen, title = false) {
-  const select = element("select", { onchange: (event) => chosen(event.target.value) },
-    ...names.map(([value, text]) => element("option", { value }, text)));
-  return Object.assign(element("label", { title }, label, select), { select });
-}
-
-function tick(label, chosen) {
-  const input = element("input", { type: "checkbox", onchange: (event) => chosen(event.target.checked) });
-  return Object.assign(element("label", {}, input, label), { input });
-}
-
-function slider(label, options, chosen) {
-  const input = element("input", { type: "range", ...options, oninput: (event) => chosen(Number(event.target.value)) });
-  const output = element("output");
-  return Object.assign(element("label", {}, label, input, output), { input, output });
-}
-
-const button = (text, act, title = false) => element("button", { type: "button", onclick: act, title }, text);
-
-/** Make the permanent elements. The parts that depend on the example are filled in later. */
-function build(root, data, act) {
-  const { changed } = act;
-  const parts = {
-    examples: choice("Sentence", data.examples.map(({ title }, at) => [at, title || String(at)]), (value) => changed({ example: Number(value) })),
-    kinds: choice("Attention", [], (kind) => changed({ kind })),
-    layers: choice("Layer", [], (layer) => changed({ layer })),
-    headChoice: choice("Head", [], (head) => changed({ heads: [head === "mean" ? "mean" : Number(head)] })),
-    view: choice("View", VIEWS.map((name) => [name, { matrix: "matrix", links: "two columns", compare: "compare" }[name]]), (view) => changed({ view })),
-    scale: choice("Scale", SCALES.map((name) => [name, { sqrt: "square root", linear: "linear", log: "logarithm", row: "each row" }[name]]), (scale) => changed({ scale })),
-    side: choice("Token", [["from", "looks at"], ["to", "is looked at by"]], (side) => changed({ side, focus: null })),
-    sort: choice("Heads by", [], (sort) => changed({ sort })),
-    other: choice("Compare with", [], (text) => {
-      const [example, map, head] = text.split(".");
-      changed({ other: { example: Number(example), map: Number(map), head: head === "mean" ? "mean" : Number(head) } });
-    }),
-    sink: tick("Without the first key", (withoutSink) => changed({ withoutSink })),
-    threshold: slider("From weight", { min: 0, max: 1, step: 0.01, value: 0 }, (share) => changed({ threshold: Number((share ** 3).toPrecision(3)) })),
-    temperature: slider("Temperature", { min: -2, max: 2, step: 0.1, value: 0 }, (power) => changed({ temperature: Number((2 ** power).toPrecision(3)) })),
-    mask: choice("Mask", [["own", "its own"], ["none", "none"], ["causal", "causal"]], (mask) => changed({ mask })),
-    find: element("input", { type: "search", placeholder: "token or #81", "aria-label": "Find a token",
-      oninput: (event) => act.find(event.target.value, false),
-      onkeydown: (event) => event.key === "Enter" && act.find(event.target.value, true) }),
-    play: button("Play", act.play, "go through the queries one by one"),
-    caption: element("h2", { class: "caption" }), secondCaption: element("h2", { class: "caption" }), thirdCaption: element("h2", { class: "caption" }),
-    queries: textOf("Queries: looking", act.text.row),
-    keys: textOf("Keys: looked at", act.text.column),
-    matrix: matrixOf("Map: queries down, keys across. Plus and minus zoom, arrows move, 0 shows all.", act.pane),
-    second: matrixOf("Map B", act.pane), third: matrixOf("A less B", act.pane),
-    links: linksPane(act.pane),
-    reading: element("div", { class: "reading", tabindex: 0, role: "region", "aria-label": "Reading" }),
-    ramp: element("i"), low: element("span", {}, "0"), top: element("span"), legendText: element("small"),
-    heads: element("div", { class: "heads", role: "group", "aria-label": "Every layer and head" }),
-    live: element("p", { class: "live", role: "status", "aria-live": "polite" }),
-  };
-  const dark = () => changed({ theme: root.dataset.theme === "dark" ? "light" : "dark" });
-  const more = element("details", { class: "more" }, element("summary", {}, "More"),
-    element("div", {}, parts.sink, parts.threshold, parts.other,
-      element("div", { class: "buttons" }, "Save what is seen: ", button("CSV", () => act.save("csv")), button("PNG", () => act.save("png")), button("SVG", () => act.save("svg")),
-        button("i-j", () => act.save("pharaoh"), "the strongest key of each query as Pharaoh's source-target pairs"), button("Copy CSV", () => act.save("copy"))),
-      button("Light or dark", dark),
-      element("p", {}, "Click keeps a token or a cell, Esc lets go. In the text arrows walk. In the map the wheel, + and - zoom, dragging and arrows move, 0 shows all. h H next and last head, l L layer, [ ] sentence. Shift and click on heads shows several."),
-      element("p", {}, data.note),
-      ...carriedLines(data)));
-  parts.panes = element("div", { class: "panes" },
-    element("div", { class: "pane" }, parts.caption, parts.matrix.frame),
-    element("div", { class: "pane", hidden: true }, parts.secondCaption, parts.second.frame),
-    element("div", { class: "pane", hidden: true }, parts.thirdCaption, parts.third.frame));
-  parts.texts = element("div", { class: "texts card" }, parts.side, parts.queries.frame, parts.keys.frame);
-  parts.more = more;
-  parts.recompute = element("div", { class: "recompute" }, parts.temperature, parts.mask);
-  root.replaceChildren(
-    element("header", {}, element("h1", { dir: "auto" }, data.title), parts.examples, parts.kinds, parts.layers, parts.headChoice, parts.view, parts.scale, parts.find, more),
-    parts.texts,
-    element("section", { class: "middle card", "aria-label": "Map" }, parts.panes, parts.links.frame),
-    element("section", { class: "side card", "aria-label": "Numbers" },
-      element("div", { class: "legend" }, parts.low, parts.ramp, parts.top), parts.legendText,
-      element("div", { class: "steps" }, button("◀", () => act.step(-1), "the query before"), button("▶", () => act.step(1), "the next query"), parts.play, parts.recompute), parts.reading),
-    element("section", { class: "strip card", "aria-label": "Heads" }, parts.sort, parts.heads),
-    parts.live,
-  );
-  parts.examples.hidden = data.examples.length < 2;
-  return parts;
-}
-
-/** The page's content; a notebook's kernel sends it on request. */
-function carriedLines({ carried }) {
-  if (!carried) return [];
-  return [
-    element("p", {}, `This page carries ${(carried.used / 2 ** 20).toFixed(1)} of ${(carried.budget / 2 ** 20).toFixed(1)} MB:`),
-    element("ul", {}, ...carried.lines.map((line) => element("li", {}, line))),
-  ];
-}
-
-function fillControls(parts, data, state) {
-  const { maps } = data.examples[state.example], groups = kinds(maps), layers = groups.get(state.kind), map = maps[state.map];
-  const options = (list) => list.map(([value, text]) => element("option", { value }, text));
-  parts.kinds.select.replaceChildren(...options([...groups.keys()].map((kind) => [kind, kind || "attention"])));
-  parts.layers.select.replaceChildren(...options(layers.map(({ layer }) => [layer, layer])));
-  const names = namesOfHeads(map).map((head) => [head, head === "mean" ? "mean" : head]);
-  parts.headChoice.select.replaceChildren(...options(names));
-  parts.sort.select.replaceChildren(...options(knownSorts(maps, state.kind).map((sort) => [sort, SORT_NAMES[sort]])));
-  const others = data.examples.flatMap((example, at) => example.maps.flatMap((one, place) => namesOfHeads(one).map((head) =>
-    [`${at}.${place}.${head}`, `${data.examples.length > 1 ? `${example.title || at}: ` : ""}${one.name} ${head}`])));
-  parts.other.select.replaceChildren(...options(others.slice(0, 3000)));
-  parts.kinds.hidden = groups.size < 2;
-  parts.layers.hidden = layers.length < 2;
-  parts.headChoice.hidden = names.length < 2;
-}
-
-function syncControls(parts, now) {
-  const { state } = now;
-  for (const [part, value] of [["examples", state.example], ["kinds", state.kind], ["layers", state.layer], ["headChoice", state.heads[0]],
-    ["view", state.view], ["scale", state.scale], ["side", state.side], ["sort", state.sort], ["mask", state.mask]]) parts[part].select.value = String(value);
-  parts.sink.input.checked = state.withoutSink;
-  parts.threshold.input.value = String(Math.cbrt(state.threshold));
-  parts.threshold.output.textContent = readable(state.threshold);
-  parts.temperature.input.value = String(Math.log2(state.temperature));
-  parts.temperature.output.textContent = String(state.temperature);
-  parts.side.hidden = !now.same;
-  const canChange = now.several.every(({ head }) => canRecompute(now.map, head));
-  parts.recompute.hidden = !canChange;
-  parts.other.hidden = state.view !== "compare";
-  if (state.other) parts.other.select.value = [state.other.example, state.other.map, state.other.head].join(".");
-  if (parts.find.value !== state.find && parts.find.getRootNode().activeElement !== parts.find) parts.find.value = state.find;
-}
-
-function drawLegend(parts, now, low) {
-  const { state, colours, top } = now, stops = 12;
-  if (state.view === "compare" && now.compared.difference) parts.legendText.textContent = "A less B: orange less, blue more";
-  else parts.legendText.textContent = { sqrt: "colours follow the square root of the weight", linear: "colours follow the weight", log: "colours follow the logarithm of the weight", row: "each query's colours go up to its own largest weight" }[state.scale];
-  parts.ramp.style.background = `linear-gradient(90deg, ${Array.from({ length: stops }, (_, n) => colours.ramp[stepOf(n / (stops - 1), colours.ramp.length)]).join(", ")})`;
-  parts.low.textContent = state.scale === "log" ? readable(low || 0) : "0";
-  parts.top.textContent = state.scale === "row" ? "row's largest" : readable(top);
-  if (state.withoutSink) parts.legendText.textContent += "; limits without the first key";
-  parts.legendText.replaceChildren(parts.legendText.textContent, ...(now.several.length > 1 ? now.several.flatMap(({ head, colour }) => [" ", swatch(colour), `${head}`]) : []));
 }

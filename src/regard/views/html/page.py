@@ -16,17 +16,19 @@ from typing import Any
 
 from regard.errors import ArgumentError
 from regard.files.atomic import file_errors, write_atomically
+from regard.lazy import Displayed
 from regard.views.colours import hexadecimal
-from regard.views.examples import Viewed, examples_of
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.arrays import Arrays, PackedArray, as_text
-from regard.views.html.carried import Carried
+from regard.views.html.carried import Carried, report_lines
 from regard.views.html.contents import LINE_BYTES, MEGABYTE, Example, contents
 from regard.views.themes import DARK, LIGHT, Theme
 
 MODULES = (
     "page_codec.js", "page_worker.js", "page_numbers.js", "page_tiles.js", "page_weights.js", "page_state.js",
-    "page_scale.js", "page_dom.js",
-    "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js", "page.js",
+    "page_words.js", "page_scale.js", "page_dom.js",
+    "page_text.js", "page_matrix.js", "page_links.js", "page_reading.js", "page_heads.js", "page_export.js",
+    "page_controls.js", "page.js",
 )  # fmt: skip
 """The files of the JavaScript; each uses only those before it."""
 NOT_CARRIED = ("#f1f1f4", "#c9ccd6"), ("#22242e", "#3d4152")
@@ -35,16 +37,16 @@ PRECISION = "Weights are kept in half precision: within 0.05 % of their value, o
 """The largest difference between a weight on the page and the given weight, in words; the page prints it."""
 
 
-@dataclass(frozen=True)
-class Page:
+@dataclass(frozen=True, repr=False)
+class Page(Displayed):
     """A page, and a report of its content.
 
     >>> import torch
     >>> from regard.views import Example, Map
     >>> made = page([Example("", {"0": Map(torch.eye(2))})])
     >>> print(made.report())
-    the page has 0.2 of 8.0 MB
-    0: every weight of 1 of 1
+    the page has 0.1 of 8.0 MB
+    0: every weight of every head
     """
 
     text: str
@@ -54,10 +56,12 @@ class Page:
     budget_bytes: float
     """The requested bound."""
 
+    def __repr__(self) -> str:
+        return f"Page({len(self.carried)} maps, {self.used_bytes / MEGABYTE:.1f} MB; save() writes it)"
+
     def report(self) -> str:
-        """The content, a line per map."""
-        head = f"the page has {self.used_bytes / MEGABYTE:.1f} of {self.budget_bytes / MEGABYTE:.1f} MB"
-        return "\n".join([head, *map(str, self.carried)])
+        """The content: its bytes, and a line for the maps with the same."""
+        return "\n".join(_report(self.used_bytes, self.budget_bytes, self.carried))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it to a file, either all of it or nothing.
@@ -76,7 +80,7 @@ def page(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "Attention",
+    title: str = "",
     budget_mb: float = 8.0,
     exact: Sequence[str] | None = None,
     factors: Sequence[str] = (),
@@ -89,7 +93,7 @@ def page(
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading, and the title of the window.
+        title: the heading, and the title of the window; "" for the name of the watched model's class.
         budget_mb: the most millions of bytes of the document. It is spent on a small picture and statistics of every
             head; on the strongest keys of each query; on the weights of the `exact` maps, or a pyramid of tiles where
             these do not fit; on `factors`; then on the weights and tiles of the other maps.
@@ -115,6 +119,7 @@ def page(
     >>> text[:15], "http:" in text, "https:" in text
     ('<!doctype html>', False, False)
     """
+    title = title_of(shown, title)
     examples = examples_of(shown, tokens, source, sequence, title)
     parts = {
         "title": html.escape(title.encode("utf-8", "replace").decode()),
@@ -129,7 +134,7 @@ def page(
     data["arrays"] = [None if one is None else one.as_json() for one in arrays]
     parts["data"] = as_text(data)
     text = _filled(parts)
-    return Page(text, carried, len(text.encode()), data["carried"]["budget"])
+    return Page(text, carried, len(text.encode()), budget_mb * MEGABYTE)
 
 
 def _filled(parts: Mapping[str, str]) -> str:
@@ -168,8 +173,13 @@ def page_data(
     }
     arrays.spend("and what it says of itself", document_bytes + len(as_text(about)) + LINE_BYTES)
     data, carried = contents(chosen, arrays, exact, factors)
-    said = {"used": arrays.used_bytes, "budget": arrays.budget_bytes, "lines": [str(one) for one in carried]}
+    said = _report(arrays.used_bytes, arrays.budget_bytes, carried)
     return about | data | {"carried": said}, arrays.held, carried
+
+
+def _report(used_bytes: float, budget_bytes: float, carried: Sequence[Carried]) -> list[str]:
+    sizes = f"the page has {used_bytes / MEGABYTE:.1f} of {budget_bytes / MEGABYTE:.1f} MB"
+    return [sizes, *report_lines(carried)]
 
 
 def page_colours() -> dict[str, Any]:
@@ -223,8 +233,16 @@ def script() -> str:
     >>> "export function render(" in script(), "import " in script()
     (True, False)
     """
-    modules = (resource(name) for name in MODULES)
-    return "\n".join(re.sub(r"(?m)^import [^;]*;\n", "", module) for module in modules)
+    return one_module(resource(name) for name in MODULES)
+
+
+def one_module(modules: Iterable[str]) -> str:
+    """Modules as one: without their imports, and without lines of comments, which a page need not carry.
+
+    >>> one_module(["// One.\\nexport const a = 1;", 'import { a } from "./a.js";\\n/**\\n * B.\\n */\\na * 2; // 2'])
+    'export const a = 1;\\na * 2; // 2'
+    """
+    return "\n".join(re.sub(r"(?m)^(import [^;]*;|\s*(//|/\*\*|\*( |/|$)).*)\n", "", module) for module in modules)
 
 
 def resource(name: str) -> str:

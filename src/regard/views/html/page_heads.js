@@ -2,51 +2,24 @@
 
 import { element } from "./page_dom.js";
 import { readable } from "./page_numbers.js";
-import { kinds, namesOfHeads } from "./page_state.js";
+import { foundHeads, foundWords, PATTERNS, placeName } from "./page_words.js";
 
-export const SORT_NAMES = {
-  layer: "layer", entropy: "entropy (nats)", distance: "distance (tokens)", first: "weight on the first key",
-  induction: "induction", largest: "largest weight",
-};
 const AT_ONCE = 16;
 const SIDE = 46;
 
-/** The heads of a kind ordered by a statistic, the largest first; those without it come last. */
-export function sortedHeads(maps, kind, sort) {
-  const all = [];
-  for (const { index } of kinds(maps).get(kind)) {
-    for (const head of namesOfHeads(maps[index])) all.push({ map: index, head, value: valueOf(maps[index], head, sort) });
-  }
-  if (sort === "layer") return all;
-  const heads = all.filter(({ head }) => head !== "mean");
-  return heads.sort((a, b) => (b.value ?? -Infinity) - (a.value ?? -Infinity));
-}
-
-function valueOf(map, head, sort) {
-  const at = head === "mean" ? map.shape[0] : head;
-  if (sort === "layer") return null;
-  return (sort === "largest" ? map.largest : map.statistics[sort])?.[at] ?? null;
-}
-
-/** The statistics of at least one head of the kind. */
-export function knownSorts(maps, kind) {
-  const layers = kinds(maps).get(kind).map(({ index }) => maps[index]);
-  return Object.keys(SORT_NAMES).filter((sort) => sort === "layer" || sort === "largest" ||
-    layers.some((map) => map.statistics[sort]?.some((value) => value !== null)));
-}
-
+/** The buttons of the heads that the filter lets pass; returns what the filter has found, in words. */
 export function fillHeads(holder, now, act) {
-  const { maps } = now.example;
-  holder.replaceChildren(...sortedHeads(maps, now.state.kind, now.state.sort).map(({ map, head, value }) => {
-    const { layer } = maps[map];
-    const named = `${layer === "" ? "" : `layer ${layer}, `}${head === "mean" ? "mean of the heads" : `head ${head}`}`;
-    const caption = `${layer === "" ? "" : `${layer}.`}${head === "mean" ? "mean" : head}`;
-    const said = value === null ? "" : `, ${SORT_NAMES[now.state.sort]} ${readable(value)}`;
+  const { maps } = now.example, { kind, sort } = now.state, found = foundHeads(maps, kind, sort);
+  holder.replaceChildren(...found.heads.map(({ map, head, value }) => {
+    const { layer } = maps[map], number = value === null ? "" : `: ${readable(value)}`;
+    const caption = `${layer === "" ? "" : `${layer}.`}${head === "mean" ? "mean" : head}${number}`;
+    const said = value === null ? "" : `, ${PATTERNS[sort].named ?? `on ${PATTERNS[sort].where}`} ${readable(value)}`;
     return element("button", {
-      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${named}${said}`, "aria-label": `${value === null ? caption : `${caption}: ${readable(value)}`}, ${named}${said}`,
+      type: "button", class: "thumb", "data-map": map, "data-head": head, title: `${placeName(maps[map], head)}${said}. Shift and click shows several.`, "aria-label": `${caption}, ${placeName(maps[map], head)}${said}`,
       onclick: (event) => act({ map, head, added: event.shiftKey || event.ctrlKey || event.metaKey }),
-    }, element("canvas", { "aria-hidden": "true" }), element("small", {}, value === null ? caption : `${caption}: ${readable(value)}`));
+    }, element("canvas", { "aria-hidden": "true" }), element("small", {}, caption));
   }));
+  return foundWords(found, sort);
 }
 
 export function markHeads(holder, now) {
@@ -57,6 +30,14 @@ export function markHeads(holder, now) {
     thumb.setAttribute("aria-pressed", String(chosen));
     thumb.style.borderColor = chosen ? (now.several.length > 1 ? now.several[place]?.colour ?? "" : "") : "";
   }
+}
+
+/** Scroll the strip to the chosen head, and nothing around it. */
+export function revealHead(holder) {
+  const thumb = holder.querySelector('.thumb[aria-pressed="true"]');
+  if (!thumb) return;
+  const [inner, outer] = [thumb.getBoundingClientRect(), holder.getBoundingClientRect()];
+  if (inner.left < outer.left || inner.right > outer.right) holder.scrollLeft += inner.left - outer.left - (outer.width - inner.width) / 2;
 }
 
 /** Draw some thumbnails between two frames, in order, so that a page of many heads stays responsive. */

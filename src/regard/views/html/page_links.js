@@ -108,7 +108,7 @@ export function linksPane(act) {
     context.textAlign = "right";
     context.fillText("queries", gap[0], 12);
     context.textAlign = "left";
-    context.fillText(free.size ? `keys (∅: ${free.size} are no query's strongest)` : "keys", gap[1] + 4 - (free.size ? 60 : 0), 12);
+    context.fillText(free.size ? "keys (∅: unaligned)" : "keys", gap[1] + 4 - (free.size ? 60 : 0), 12);
     context.strokeStyle = line;
     context.strokeRect(0, 24, width, 0);
     Object.assign(pane, { y, gap });
@@ -139,15 +139,14 @@ export function linksPane(act) {
     pane.scroll = clamp(pane.scroll + by, 0, overflow());
     pane.draw(pane.now);
   });
-  /** Scroll a token of a side into view. */
-  pane.reveal = (side, place) => {
-    if (!pane.y) return;
+  /** Scroll the query of a focus into view; the key where there is no query. */
+  pane.reveal = ({ row, column }) => {
+    const [side, place, labels] = row === undefined ? ["column", column, pane.now.columnLabels] : ["row", row, pane.now.rowLabels];
     const at_ = pane.y[side](place);
-    if (at_ < 34 || at_ > frame.clientHeight - ROW) {
-      const labels = side === "row" ? pane.now.rowLabels : pane.now.columnLabels;
-      const own = Math.max(1, labels.count * ROW + 34 - frame.clientHeight);
-      pane.scroll = clamp(((place * ROW - frame.clientHeight / 2) / own) * overflow(), 0, overflow());
-    }
+    if (at_ >= 34 && at_ <= frame.clientHeight - ROW) return;
+    const own = Math.max(1, labels.count * ROW + 34 - frame.clientHeight);
+    pane.scroll = ((place * ROW + ROW - frame.clientHeight / 2) / own) * overflow();
+    pane.draw(pane.now);
   };
   return pane;
 }

@@ -12,18 +12,18 @@ export function binOf(length, count, place) {
   return place < big ? Math.floor(place / (size + 1)) : extra + Math.floor((place - big) / size);
 }
 
-/** A weight as text: three decimals, or three significant digits, and never zero for a weight above zero. */
+/** A number as text: three decimals, below 0.01 three significant digits, and never zero for a weight above zero. */
 export function readable(weight) {
   if (weight === 0) return "0";
   if (!Number.isFinite(weight)) return String(weight);
   const size = Math.abs(weight);
   if (size >= 1000) return weight.toPrecision(4);
-  return size >= 0.01 ? weight.toFixed(3) : size >= 1e-6 ? String(Number(weight.toPrecision(3))) : weight.toExponential(1);
+  return size >= 0.01 ? weight.toFixed(3) : size >= 1e-6 ? weight.toPrecision(3) : weight.toExponential(2);
 }
 
-/** "token 3", or "tokens 3 to 9", of the positions from start to before stop. */
-export function tokensOf(start, stop) {
-  return stop - start === 1 ? `token ${start}` : `tokens ${start} to ${stop - 1}`;
+/** A number and its noun: "1 query", "2 queries". */
+export function counted(count, noun) {
+  return `${count} ${count === 1 ? noun : /[^aeiou]y$/.test(noun) ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 }
 
 /** "8 x 8 (tokens 760 to 767 x 400 to 407)". */

@@ -1,9 +1,10 @@
 // The reading: values in words. Each is one exact weight with its tokens, or a named statistic of a block.
 
 import { element, labelOf } from "./page_dom.js";
-import { blockText, readable } from "./page_numbers.js";
+import { blockText, counted, readable } from "./page_numbers.js";
 import { unaligned } from "./page_links.js";
 import { strongest } from "./page_weights.js";
+import { headName } from "./page_words.js";
 
 const SHOWN = 9;
 const LOOKERS = 200;
@@ -51,11 +52,11 @@ export function readingOf(now, cells, blockOf) {
       const zeros = top.length - list.items.length;
       if (known.kind === "all") {
         list.sum = sum;
-        if (others + zeros) list.rest = `${others + zeros} more ${looking ? "keys" : "queries"} share ${readable(Math.max(0, othersSum))}`;
-        if (now.signed) list.rest = others + zeros ? `${others + zeros} more, together ${readable(othersSum)}` : "";
+        const more = others + zeros, left = now.signed ? othersSum : Math.max(0, othersSum);
+        if (more) list.rest = sharedBy(more, looking ? "key" : "query", left);
       } else if (looking && known.rest !== null) {
         list.sum = sum + known.rest;
-        list.rest = `the other ${weights.columns - list.items.length} keys share ${readable(othersSum + known.rest)}`;
+        list.rest = sharedBy(weights.columns - list.items.length, "key", othersSum + known.rest);
       } else list.rest = looking ? "of the keys that are carried" : `of the queries that have it among the keys that are carried`;
       list.sumText = list.sum === null || now.signed ? "" : `sum ${readable(list.sum)}`;
     }
@@ -66,6 +67,10 @@ export function readingOf(now, cells, blockOf) {
   const best = found.lists[0].items[0];
   found.short = `${found.token}, ${found.place}: ${best ? `${looking ? "most at" : "most from"} ${best.label}, ${readable(best.weight)}` : base.missing || "not carried"}`;
   return found;
+}
+
+function sharedBy(count, noun, weight) {
+  return `${counted(count, `more ${noun}`)} ${count === 1 ? "has" : "share"} ${readable(weight)}`;
 }
 
 /** The queries with this strongest key; null if unknown. */
@@ -79,12 +84,11 @@ export function lookersOf(weights, key) {
 export function drawReading(holder, found, now, act) {
   const name = (text) => element("bdi", {}, text);
   const quiet = (text) => element("p", { class: "quiet" }, text);
-  const headName = (head) => (head === "mean" ? "mean of the heads" : `head ${head}`);
   const many = now.several.length > 1;
   const parts = [element("h2", {}, found.title)];
   if (found.title === "Reading") {
     if (found.free) parts.push(element("p", { class: "free" }, `Unaligned, no query's strongest: ${found.free.length ? "" : "none"}`, ...found.free.flatMap(([label, key], at) => [at ? ", " : "", name(label), ` (${key})`])));
-    parts.push(quiet("Point at a token or a cell; click to keep it. Without a choice, lines join each query with its strongest key."), quiet(now.about));
+    parts.push(quiet(now.state.view === "links" ? "Point at a token; click to keep it. Without a choice, lines join each query with its strongest key." : "Point at a token or a cell to read its weights; click to keep it."), quiet(now.about));
   } else if (found.pair) {
     parts.push(element("p", {}, element("b", {}, name(found.pair[0])), " looks at ", element("b", {}, name(found.pair[1]))));
     for (const { head, cell } of found.numbers) {
@@ -120,7 +124,7 @@ export function drawReading(holder, found, now, act) {
     }
     if (found.lookers) {
       const { lookers } = found;
-      parts.push(quiet(`It is the strongest key of ${lookers.length} ${lookers.length === 1 ? "query" : "queries"}${lookers.length ? `: ${lookers.slice(0, LOOKERS).join(", ")}${lookers.length > LOOKERS ? ", …" : ""}` : ""}`));
+      parts.push(quiet(`It is the strongest key of ${counted(lookers.length, "query")}${lookers.length ? `: ${lookers.slice(0, LOOKERS).join(", ")}${lookers.length > LOOKERS ? ", …" : ""}` : ""}`));
     }
   }
   holder.replaceChildren(...parts);

@@ -4,7 +4,7 @@ import { clamp } from "./page_numbers.js";
 
 export const VIEWS = ["matrix", "links", "compare"];
 export const SCALES = ["sqrt", "linear", "log", "row"];
-export const SORTS = ["layer", "entropy", "distance", "first", "induction", "largest"];
+export const SORTS = ["layer", "telling", "previous", "first", "self", "duplicate", "induction", "near", "distance", "sharp", "entropy", "largest"];
 export const MOST_HEADS = 8;
 const MASKS = ["own", "none", "causal"];
 
@@ -34,7 +34,7 @@ export function initial(data, start = {}) {
   const heads = start.heads ?? start.head;
   if (heads !== undefined) change.heads = String(heads).split(",");
   if (start.with !== undefined) change.other = partsOf(start.with);
-  const begun = settled(data, state, change);
+  const begun = settled(data, state, heads === undefined ? { ...change, heads: null } : change);
   const focus = {};
   if (start.query !== undefined) focus.row = number(start.query, 0);
   if (start.key !== undefined) focus.column = number(start.key, 0);
@@ -91,7 +91,7 @@ export function settled(data, state, change) {
   const chosen = layers.find((one) => one.layer === String(wanted)) ?? layers.at(-1);
   Object.assign(next, { layer: chosen.layer, map: chosen.index });
   const map = maps[next.map];
-  next.heads = headsOf(next.heads, map);
+  next.heads = next.heads ? headsOf(next.heads, map) : [mostTelling(map) ?? namesOfHeads(map)[0]];
   const [, rows, columns] = map.shape;
   if (change.focus === undefined && (next.example !== state.example || next.kind !== state.kind)) {
     Object.assign(next, { focus: null, pinned: false, window: null });
@@ -106,6 +106,7 @@ export function settled(data, state, change) {
   if (!next.focus) next.pinned = false;
   next.stepping = Boolean(change.stepping) || (state.stepping === true && change.focus === undefined && next.focus !== null);
   if (next.window) next.window = windowWithin(next.window, rows, columns);
+  if (next.window && next.pinned && change.focus && !change.window) next.window = windowAround(next.window, next.focus, rows, columns);
   next.threshold = clamp(next.threshold, 0, 1);
   next.temperature = clamp(next.temperature, 0.05, 20);
   // Only recomputed heads are marked as recomputed.
@@ -161,6 +162,22 @@ function windowWithin([r0, r1, c0, c1], rows, columns) {
   };
   const [top, bottom] = axis(r0, r1, rows), [left, right] = axis(c0, c1, columns);
   return bottom - top >= rows && right - left >= columns ? null : [top, bottom, left, right];
+}
+
+/** The window, moved to a focus outside of it. */
+function windowAround([r0, r1, c0, c1], { row, column }, rows, columns) {
+  const axis = (from, to, place) => {
+    if (place === undefined || (place >= from && place + 1 <= to)) return [from, to];
+    return [place + 0.5 - (to - from) / 2, place + 0.5 + (to - from) / 2];
+  };
+  return windowWithin([...axis(r0, r1, row), ...axis(c0, c1, column)], rows, columns);
+}
+
+/** The head that is shown first: the most telling one, the first of equals; null unless this is known of every head. */
+export function mostTelling(map) {
+  const known = Array.from({ length: map.shape[0] }, (_, head) => map.statistics.telling?.[head]);
+  if (known.some((value) => value === undefined || value === null)) return null;
+  return known.indexOf(Math.max(...known));
 }
 
 function index(wanted, count) {

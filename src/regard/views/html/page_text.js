@@ -88,8 +88,9 @@ export function textOf(name, act) {
       }
     }
     for (const child of held.values()) for (const token of child.children) paint(token);
-    if (focus === null || focus === undefined) scroller.removeAttribute("aria-activedescendant");
-    else scroller.setAttribute("aria-activedescendant", `${id}-${focus}`);
+    // A focus that is scrolled away has no element.
+    if (inner.querySelector(".token.focus")) scroller.setAttribute("aria-activedescendant", `${id}-${focus}`);
+    else scroller.removeAttribute("aria-activedescendant");
     drawMinimap();
   };
 

@@ -61,6 +61,11 @@ export function kernelReader(data, read, ask, arrived) {
     return known.get(name);
   }
 
+  /** Ask for the statistics of a map's heads. */
+  weightsOf.known = (map) => {
+    const example = data.examples.findIndex(({ maps }) => maps.includes(map));
+    return map.kernel ? numbersOf({ example, map: data.examples[example].maps.indexOf(map) }, 0).catch(() => null) : null;
+  };
   weightsOf.thumbnail = async (map, head) => {
     if (!map.kernel) return carried.thumbnail(map, head);
     const example = data.examples.findIndex(({ maps }) => maps.includes(map));

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError, NonFiniteError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.statistics.pooling import Grid
 from regard.views.html.contents import Example
-from regard.views.html.numbers import as_heads, mean_of_heads, numbers, spans
+from regard.views.html.numbers import as_heads, common_text, mean_of_heads, numbers, spans
 from regard.views.labels import axis_labels
 from regard.views.widget.recomputed import recomputed
 
@@ -56,14 +56,15 @@ class Replier:
     def __init__(self, examples: Sequence[Example]) -> None:
         self.maps: list[list[AttentionMap]] = []
         self._names: list[list[str]] = []
-        self._labels: list[list[list[str] | None]] = []
+        self._texts: list[list[list[str] | None]] = []
         for example in examples:
             self._names.append(list(example.maps))
             self.maps.append([as_heads(name, one.weights) for name, one in example.maps.items()])
-            self._labels.append([
-                None if one.columns is None else axis_labels(one.columns, heads.shape[-1], "columns")
+            sides = [
+                (axis_labels(one.rows, heads.shape[-2], "rows"), axis_labels(one.columns, heads.shape[-1], "columns"))
                 for one, heads in zip(example.maps.values(), self.maps[-1], strict=True)
-            ])  # fmt: skip
+            ]
+            self._texts.append([common_text(*both) for both in sides])
         self._held: OrderedDict[tuple[Any, ...], tuple[tuple[float, str], AttentionMap]] = OrderedDict()
         self._numbers: dict[tuple[Any, ...], Reply] = {}
 
@@ -146,8 +147,7 @@ class Replier:
             of = heads.only(heads=slice(first, stop))
         key = (example, place, first)
         if key not in self._numbers:
-            labels = self._labels[example][place] if first < len(heads) else None
-            found = numbers(name, of, labels)
+            found = numbers(name, of, self._texts[example][place] if first < len(heads) else None)
             pictures = [one for one in (found.cells.largest, found.cells.mean) if one is not None]
             range_of_keys = spans(heads)
             content = {

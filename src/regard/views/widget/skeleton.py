@@ -9,7 +9,7 @@ from typing import Any
 from regard.maps.attention_map import AttentionMap
 from regard.views.html.arrays import Arrays
 from regard.views.html.contents import Example, alternatives_of, contents
-from regard.views.html.page import page_colours, resource, script
+from regard.views.html.page import one_module, page_colours, resource, script
 from regard.views.html.token_lists import TokenLists, kind_and_layer
 from regard.views.labels import axis_labels
 from regard.views.widget.recomputed import can_be_recomputed
@@ -77,5 +77,4 @@ def front_end() -> str:
     """
     own = (files("regard.views.widget").joinpath(name).read_text(encoding="utf-8") for name in OWN_MODULES)
     style = f"const PAGE_STYLE = {json.dumps(resource('page.css'))};"
-    joined = "\n".join([script(), style, *(re.sub(r"(?m)^import [^;]*;\n", "", module) for module in own)])
-    return re.sub(r"(?m)^export (?!default)", "", joined)
+    return re.sub(r"(?m)^export (?!default)", "", one_module([script(), style, *own]))

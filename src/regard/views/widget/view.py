@@ -9,13 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from regard.errors import ArgumentError, MissingExtraError
-from regard.views.examples import Viewed, examples_of
+from regard.errors import ArgumentError
+from regard.views.examples import Viewed, examples_of, title_of
 from regard.views.html.contents import Example
-from regard.views.html.page import save_page
-from regard.views.widget.kept_factors import maps_with_factors
 from regard.views.widget.replies import Replier
 from regard.views.widget.skeleton import front_end, skeleton
+from regard.views.widget.still_view import StillView
 
 LEAST_HEIGHT = 300
 """Pixels; a lower view shows no map."""
@@ -50,7 +49,7 @@ def view(
     source: Sequence[str] | None = None,
     *,
     sequence: int = 0,
-    title: str = "attention",
+    title: str = "",
     link: str = "",
     height: int = 560,
 ) -> NotebookView:
@@ -64,18 +63,17 @@ def view(
         tokens: labels for every axis of as many queries or keys. Examples have labels of their own.
         source: labels of another sequence, such as an encoder's, likewise.
         sequence: the sequence of the batch, counted through all its dimensions.
-        title: the heading.
+        title: the heading; "" for the name of the watched model's class.
         link: the first selection, as `link` of another view or of a page gives it: "heads=2&query=7".
         height: of the view, in CSS pixels, at least 300.
 
     Returns:
-        A widget; see `NotebookView`.
+        A widget; see `NotebookView`. Without anywidget, a picture, and a line that says how to install it.
 
     Temperature and mask can be chosen for a softmax of scaled dot products without a bias. The kernel recomputes these
     weights, and the view marks them as not the model's.
 
     Raises:
-        MissingExtraError: anywidget is not installed.
         ArgumentError: there are no maps, labels came with examples, or an argument is out of its range.
         ShapeError: no such sequence, or labels that fit no map.
 
@@ -83,16 +81,17 @@ def view(
     >>> q = torch.randn(1, 4, 8, 16)
     >>> weights = regard.attention(q, q, q, return_weights=True).weights
     >>> regard.view(weights, "eight words and one head to look at".split())
-    View('attention', 1 map: 0 (4 heads, 8 x 8))
+    View('Attention', 1 map: 0 (4 heads, 8 x 8))
     """
-    if find_spec("anywidget") is None:
-        raise MissingExtraError("anywidget", extra="notebook")
     if not isinstance(height, int) or height < LEAST_HEIGHT:
         raise ArgumentError(f"height must be a whole number of pixels from {LEAST_HEIGHT} up; got {height!r}")
     for name, given in (("title", title), ("link", link)):
         if not isinstance(given, str):
             raise ArgumentError(f"{name} must be text; got {given!r}")
+    title = title_of(maps, title)
     examples = examples_of(maps, tokens, source, sequence, title)
+    if find_spec("anywidget") is None:
+        return StillView(examples, title, link)
     return cast(NotebookView, _view_class()(examples, title, link, height))
 
 
@@ -103,38 +102,23 @@ def _view_class() -> Any:
     import traitlets
     from IPython.display import display
 
-    class View(anywidget.AnyWidget):
+    class View(StillView, anywidget.AnyWidget):
         """Attention in a notebook. See `regard.view`."""
 
         _esm = front_end()
+        _repr_mimebundle_ = anywidget.AnyWidget._repr_mimebundle_
         data = traitlets.Dict().tag(sync=True)
         link = traitlets.Unicode("").tag(sync=True)
         height = traitlets.Int(560).tag(sync=True)
         place = traitlets.Unicode("").tag(sync=True)
 
         def __init__(self, examples: list[Example], title: str, link: str, height: int) -> None:
-            self.examples, self.title = examples, title
-            self.still: bytes | None = None
-            self._answers = Replier(examples)
+            self.examples, self.title, self.shown = examples, title, (answers := Replier(examples)).maps
+            self._answers = answers
             self._is_shown = False
-            data = skeleton(examples, self._answers.maps, title)
-            super().__init__(data=data, link=link, height=height, place=f"regard-still-{os.urandom(8).hex()}")
+            data, place = skeleton(examples, self.shown, title), f"regard-still-{os.urandom(8).hex()}"
+            anywidget.AnyWidget.__init__(self, data=data, link=link, height=height, place=place)
             self.on_msg(self._heard)
-
-        def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
-            options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
-            save_page(path, self.examples, title=self.title, budget_mb=budget_mb, **options)
-            return Path(path)
-
-        def __repr__(self) -> str:
-            maps = [
-                f"{name} ({len(heads)} heads, {heads.shape[-2]} x {heads.shape[-1]})"
-                for example, some in zip(self.examples, self._answers.maps, strict=True)
-                for name, heads in zip(example.maps, some, strict=True)
-            ]
-            more = f", and {len(maps) - 4} more" if len(maps) > 5 else ""
-            shown = ", ".join(maps[: 4 if more else 5])
-            return f"View({self.title!r}, {len(maps)} map{'s' * (len(maps) != 1)}: {shown}{more})"
 
         def _heard(self, _: Any, content: Any, buffers: list[Any]) -> None:
             if not isinstance(content, dict):
@@ -155,10 +139,11 @@ def _view_class() -> Any:
 
         def _still_bundle(self) -> dict[str, str]:
             """The last picture as HTML, for notebooks without a kernel; a live view hides it."""
-            inner = escape(repr(self))
-            if self.still is not None:
+            if self.still is None:
+                inner = self.picture()
+            else:
                 source = f"data:image/png;base64,{b64encode(self.still).decode()}"
-                inner = f'<img style="max-width: 100%" alt="{inner}, as last seen" src="{source}">'
+                inner = f'<img style="max-width: 100%" alt="{escape(repr(self))}, as last seen" src="{source}">'
             return {"text/html": f'<div class="{self.place}">{inner}</div>', "text/plain": repr(self)}
 
         def _ipython_display_(self) -> None:

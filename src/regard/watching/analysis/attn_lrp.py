@@ -9,10 +9,12 @@ from torch import Tensor
 from regard.call.normalizations import Softmax
 from regard.errors import ArgumentError, ShapeError, require
 from regard.kernels import execute
+from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import source_of_call
 
 
+@displayed
 class AttentionRelevance(NamedTuple):
     """The relevance of weights and values, each in the shape of its tensor. Heads that share keys and values have
     separate shares, whose sums belong to the shared tensors."""

@@ -1,5 +1,6 @@
 """Statistics of each head: distance, entropy and positions of its attention."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +31,12 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     - first: $P_{i0}$, the weight on the first position, over queries at other positions; large for a sink
     - induction, if tokens are given: the weight on keys j < p after an equal token (token j - 1 equals the query's
       own), over queries with such keys. It is 1 for a head that always finds the token that followed last time.
+    - duplicate, if tokens are given: the weight on keys j < p with a token equal to the query's own, over queries with
+      such keys
 
     Args:
         maps: the result of `regard.watch`, or maps (batch..., H, T, S).
-        tokens: the ids of the tokens, (batch..., S) or (S,), for induction.
+        tokens: the ids of the tokens, (batch..., S) or (S,), for induction and duplicate.
         skip: the modules of a watched model that the table need not cover, as `names` of `regard.watch`.
 
     Returns:
@@ -49,15 +52,15 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
         NotKeptError: a map's statistics give none of the columns, or do not mark the queries with keys.
 
     Source: Olsson et al. 2022 (arXiv:2209.11895), for induction ("prefix matching"); Clark et al. 2019
-    (arXiv:1906.04341), for the others.
+    (arXiv:1906.04341), for the others; Wang et al. 2022 (arXiv:2211.00593), for duplicate tokens.
 
     >>> import regard
     >>> q = torch.zeros(1, 2, 3, 1)
     >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
     >>> print(head_table(weights, torch.tensor([7, 8, 7])))
-    layer  head  distance  entropy     self  previous    first  induction
-    0         0      0.50     0.60     0.61      0.42     0.42       0.33
-    0         1      0.50     0.60     0.61      0.42     0.42       0.33
+    layer  head  distance  entropy     self  previous    first  induction  duplicate
+    0         0      0.50     0.60     0.61      0.42     0.42       0.33       0.33
+    0         1      0.50     0.60     0.61      0.42     0.42       0.33       0.33
     """
     rest, found = given_up(maps, skip, "head_table()"), named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
@@ -106,7 +109,6 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
 def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
     live = _live(weights)
-    places = torch.arange(queries, device=weights.device) + keys - queries
     numbers = {}
     if weights.source.keeps(Distance(keys - queries)):
         numbers["distance"] = _mean(weights.distance(), live)
@@ -114,7 +116,21 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
         numbers["entropy"] = _mean(weights.entropy(), live)
     if not weights.source.has_blocks:
         return numbers or weights.source.refuse("distance() or entropy()")
-    numbers |= {
+    return numbers | patterns(weights, tokens, live)
+
+
+@torch.no_grad()
+def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict[str, Tensor]:
+    """The columns of `head_table` that name positions or tokens, each (H,).
+
+    Args:
+        weights: a map (batch..., H, T, S), with weights.
+        tokens: the ids of the tokens, (batch..., S) or (S,), or None. Other shapes give NaN.
+        live: the queries with a key, (batch..., H, T).
+    """
+    queries, keys = weights.shape[-2:]
+    places = torch.arange(queries, device=weights.device) + keys - queries
+    numbers = {
         "self": _at(weights, places, live),
         "previous": _at(weights, places - 1, live),
         "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
@@ -122,27 +138,12 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     if tokens is None:
         return numbers
     if not _fits(tokens, weights):
-        return {**numbers, "induction": numbers["self"].new_full((weights.shape[-3],), torch.nan)}
-    return {**numbers, "induction": induction_score(weights, tokens)}
-
-
-@torch.no_grad()
-def induction_score(weights: AttentionMap, tokens: Tensor) -> Tensor:
-    """The column "induction" of `head_table` alone: (H,), NaN where no token is repeated.
-
-    Args:
-        weights: a map (batch..., H, T, S).
-        tokens: the ids of the tokens, (batch..., S) or (S,).
-
-    >>> import regard
-    >>> q = torch.zeros(2, 3, 1)
-    >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    >>> induction_score(weights, torch.tensor([7, 8, 7]))
-    tensor([0.3333, 0.3333])
-    """
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], weights.shape[-1])
-    found, counts = _induction(weights, tokens)
-    return _mean(found, _live(weights) & counts[..., None, :])
+        unknown = numbers["self"].new_full((weights.shape[-3],), torch.nan)
+        return numbers | {"induction": unknown, "duplicate": unknown}
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+    return numbers | {
+        name: _mean(found, live & counts[..., None, :]) for name, found, counts in _repeats(weights, tokens)
+    }
 
 
 def _live(weights: AttentionMap) -> Tensor:
@@ -170,37 +171,39 @@ def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
     )
 
 
-# -- induction -------------------------------------------------------------------------------------------
+# -- repeated tokens -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _AfterTheSame(PerQuery):
-    """The weight (flat_heads, T) of each query on earlier keys after a token equal to its own."""
+class _OfTheSame(PerQuery):
+    """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
 
     tokens: Tensor
     """(flat_heads, S)."""
     offset: int
     """S - T."""
 
-    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor]:
+    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
-        keys = torch.arange(tile.columns.start, tile.columns.stop, device=tokens.device)
-        same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, (keys - 1).clamp_min(0)]
-        same &= (keys > 0) & (keys < rows[:, None]) & (rows[:, None] >= 0)
-        return (piece.weights.where(same, 0.0).sum(-1),)
+        keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
+        same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
+        same &= (keys >= 0) & (rows[:, None] >= 0)
+        earlier = keys[1:] < rows[:, None]
+        after, on = (piece.weights.where(one & earlier, 0.0).sum(-1) for one in (same[..., :-1], same[..., 1:]))
+        return after, on
 
 
-def _induction(weights: AttentionMap, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight (batch..., H, T) on keys after an equal token, and the mask of queries with such keys."""
+def _repeats(weights: AttentionMap, tokens: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weights (batch..., H, T) on keys after an equal token, or on it, with a mask of the queries with such keys."""
     queries, keys = weights.shape[-2:]
     of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    found = weights.source.laid_out(ask(weights.source, _AfterTheSame(of_flat_heads, keys - queries))[0])
-    flat = tokens.reshape(-1, keys)
-    first = torch.stack([_first_place(row) for row in flat]).view(tokens.shape)
+    answers = ask(weights.source, _OfTheSame(of_flat_heads, keys - queries))
+    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
     places = torch.arange(queries, device=tokens.device) + keys - queries
-    counts = (first[..., places.clamp_min(0)] <= places - 2) & (places >= 0)
-    return found, counts
+    for name, answer, apart in zip(("induction", "duplicate"), answers, (2, 1), strict=True):
+        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
+        yield name, weights.source.laid_out(answer), counts
 
 
 def _first_place(tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError, TooLargeError, require
+from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from regard.watching.watch import Seen
 
 
+@displayed
 class AttentionStep(NamedTuple):
     """The attention of one layer: the tokens of one stream look at those of the same stream, or of another."""
 
@@ -83,7 +85,7 @@ def relevance(steps: Steps, *, skip: Names = ()) -> "Relevance":
     return Relevance(_given(steps) if record is None else _observed(record), rest)
 
 
-class Relevance:
+class Relevance(Displayed):
     """The matrices R of a model, read row by row in linear memory, or whole under a limit."""
 
     def __init__(self, layers: Layers, given_up: tuple[str, ...] = ()) -> None:

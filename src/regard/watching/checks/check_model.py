@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 from regard.watching.checks.evaluated import evaluated
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.given_subject import GivenSubject
@@ -16,7 +17,7 @@ from regard.watching.checks.trials import Trials
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Displayed):
     """The result of a check: its trials and its findings; `print` it."""
 
     model: str

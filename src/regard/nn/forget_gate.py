@@ -1,0 +1,49 @@
+"""The forgetting gate: a learned decay of attention with the tokens in between."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.nn.arguments import require_sizes
+
+
+class ForgetGate(nn.Module):
+    r"""$b_{ij} = \sum_{l=j+1}^{i} \log f_l$ with $f_l = \sigma(w \cdot x_l + b)$ for each head, as a bias of scores.
+
+    The softmax of a row does not change when a number is added to the whole row. So the bias is $-c_j$ with $c_j =
+    \sum_{l \le j} \log f_l$: one number for each key, which the fused kernels take. Its rounding is that of $c$.
+
+    Args:
+        dim: width of the input.
+        num_heads: H.
+
+    Raises:
+        ArgumentError: a size is below 1.
+
+    Source: Lin et al. 2025 (arXiv:2503.02130), equations 5 to 7.
+
+    >>> import regard
+    >>> from regard.nn import MultiHeadAttention
+    >>> x, attend, forget = torch.randn(1, 6, 16), MultiHeadAttention(16, 2), ForgetGate(16, 2)
+    >>> attend(x, mask=regard.causal(), bias=forget(x)).shape
+    torch.Size([1, 6, 16])
+
+    In decoding, the bias so far is the state:
+
+    >>> first = forget(x[:, :4])
+    >>> torch.allclose(forget(x[:, 4:], first), forget(x), atol=1e-6)
+    True
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        require_sizes(dim=dim, num_heads=num_heads)
+        self.gate = nn.Linear(dim, num_heads)
+
+    def forward(
+        self, x: Float[Tensor, "*batch T D"], before: Float[Tensor, "*batch H 1 P"] | None = None
+    ) -> Float[Tensor, "*batch H 1 S"]:
+        """The bias of all keys (batch..., H, 1, S): those of `before`, then those of x."""
+        logs = nn.functional.logsigmoid(self.gate(x).float())
+        new = -logs.mT.cumsum(-1)[..., None, :]
+        return new if before is None else torch.cat([before, before[..., -1:] + new], dim=-1)

@@ -59,9 +59,7 @@ class Forked:
         more: variables added to the environment.
     """
 
-    def __init__(
-        self, *arguments: str, function: str = PROGRAM, imported: tuple[str, ...] = IMPORTED, **more: str
-    ) -> None:
+    def __init__(self, *arguments: str, function: str = PROGRAM, imported: Any = IMPORTED, **more: str) -> None:
         self.returncode: int | None = None
         self._out, self._err = _nameless_file(), _nameless_file()
         self._told, teller = os.pipe()
@@ -124,7 +122,7 @@ class Forked:
 class Started:
     """The same without a server and without signals, for other systems than Linux."""
 
-    def __init__(self, *arguments: str, function: str = PROGRAM, imported: object = None, **more: str) -> None:
+    def __init__(self, *arguments: str, function: str = PROGRAM, imported: Any = (), **more: str) -> None:
         self._files = [tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2)]  # noqa: SIM115  (by _whole)
         self._process = subprocess.Popen(
             [sys.executable, "-c", CALL, function, *arguments],

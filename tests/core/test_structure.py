@@ -390,7 +390,6 @@ with regard.watch(torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"regard", "numpy", "jaxtyping"}))
 print(sum(name.startswith("regard") for name in sys.modules))
 """
-    # A forked process would begin with modules that torch has not.
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     at_once, foreign, own = done.stdout.splitlines()
     assert int(at_once) <= 4  # regard, regard.lazy, regard.version

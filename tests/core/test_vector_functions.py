@@ -89,9 +89,7 @@ def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> 
     callers = {name for name, tree in files.items() if _calls_one(tree)}
     assert "regard.maps.sources.call" in callers
     assert len(callers) > 20
-    lines = {
-        name: [ast.unparse(node) for node in tree.body if isinstance(node, ast.Expr)] for name, tree in files.items()
-    }
+    lines = {name: [ast.unparse(n) for n in tree.body if isinstance(n, ast.Expr)] for name, tree in files.items()}
     settling = tuple(f"{name}." for name in files if "settle_vector_functions()" in lines[name])
     assert "regard.call." in settling
     imported = {name: {name, *_below(name, graph)} for name in callers}

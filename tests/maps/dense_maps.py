@@ -24,7 +24,6 @@ NORMALIZATIONS = {
 
 
 def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """First over the rows of each band, then over the columns of each bin in it."""
     for count, dim in ((rows, -2), (columns, -1)):
         parts = dense.tensor_split(min(count, dense.shape[dim]), dim)
         dense = torch.stack([reduce(part, dim) for part in parts], dim)

@@ -34,6 +34,11 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+# Without such a device torch writes a seed down for later, with the stack of the call: a millisecond, kept for good.
+for kind in (torch.cuda, torch.mtia, torch.xpu):
+    if not kind.is_available():
+        vars(kind)["manual_seed_all"] = lambda seed: None
+
 hypothesis.settings.register_profile("regard", deadline=None, derandomize=True, max_examples=40)
 # For planted faults: it stops at the first call that fails, without looking for the simplest one.
 hypothesis.settings.register_profile(
@@ -90,6 +95,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have a slow test: begun last, it would run alone at the end."""
+    files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in files)
 
 
 @pytest.fixture(autouse=True)

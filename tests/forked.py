@@ -55,10 +55,11 @@ class Forked:
     Args:
         arguments: follow the name of the program in `sys.argv`.
         function: "module:function", the program unless given.
+        imported: the modules that the process begins with.
         more: variables added to the environment.
     """
 
-    def __init__(self, *arguments: str, function: str = PROGRAM, **more: str) -> None:
+    def __init__(self, *arguments: str, function: str = PROGRAM, imported: Any = IMPORTED, **more: str) -> None:
         self.returncode: int | None = None
         self._out, self._err = _nameless_file(), _nameless_file()
         self._told, teller = os.pipe()
@@ -68,8 +69,9 @@ class Forked:
             "environment": {**os.environ, "OMP_NUM_THREADS": "1", **more},
         }
         message = json.dumps(request).encode()
-        _server().sendall(len(message).to_bytes(4) + message)
-        socket.send_fds(_server(), [b"."], [self._out, self._err, teller])
+        server = _server(imported)
+        server.sendall(len(message).to_bytes(4) + message)
+        socket.send_fds(server, [b"."], [self._out, self._err, teller])
         os.close(teller)
         self.pid = self._number()
 
@@ -120,7 +122,7 @@ class Forked:
 class Started:
     """The same without a server and without signals, for other systems than Linux."""
 
-    def __init__(self, *arguments: str, function: str = PROGRAM, **more: str) -> None:
+    def __init__(self, *arguments: str, function: str = PROGRAM, imported: Any = (), **more: str) -> None:
         self._files = [tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2)]  # noqa: SIM115  (by _whole)
         self._process = subprocess.Popen(
             [sys.executable, "-c", CALL, function, *arguments],
@@ -159,12 +161,21 @@ def _nameless_file() -> int:
     return file
 
 
-def run(*arguments: str, function: str = PROGRAM, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
     """Call a function in a process, and wait for its end."""
-    process = PROCESS(*arguments, function=function, **more)
+    process = PROCESS(*arguments, **how)
     out, err = process.communicate()
     assert process.returncode is not None
     return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
+
+
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process that has imported torch, and nothing of ours."""
+    return run(code, function="tests.forked:execute", imported=("torch",))
+
+
+def execute() -> None:
+    exec(compile(sys.argv[1], "<code>", "exec"), {"__name__": "__main__"})
 
 
 def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subprocess.CompletedProcess[str]]:
@@ -185,12 +196,12 @@ def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subp
 
 
 @cache
-def _server() -> socket.socket:
-    """The connection to the server, which ends when this process does."""
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """The connection to the server that has imported these, which ends when this process does."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *imported],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
             pass_fds=[theirs.fileno()],
@@ -207,11 +218,11 @@ def _server() -> socket.socket:
 # -- the server ------------------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, imported: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in IMPORTED:
+    for name in imported:
         import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
@@ -266,4 +277,4 @@ def _be(request: dict[str, Any], streams: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as mine:
-        _serve(mine)
+        _serve(mine, sys.argv[2:])

@@ -70,7 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(data: Path, out: Path) -> list[str]:
-    return ["train", "--data", str(data), "--out", str(out), "--steps", "30", *TINY]
+    return ["train", "--data", str(data), "--out", str(out), "--steps", "22", *TINY]
 
 
 def check_it_can_be_gone_on_with(call: Call, data: Path, out: Path, err: str) -> None:

@@ -61,8 +61,8 @@ def test_gradcheck_in_forward_mode(normalization: Normalization, monkeypatch: py
     """Over several tiles, with a learned score, output and row state; backward while tangents are about, too."""
     monkeypatch.setattr(tiled, "TILE_ELEMENTS", 32)
     monkeypatch.setattr(tiled, "WIDE_ELEMENTS", 32)
-    inputs = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5)]
-    vector = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    inputs = [torch.randn(1, 2, n, 2, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5)]
+    vector = torch.randn(2, dtype=torch.float64, requires_grad=True)
 
     def read(q: Tensor, k: Tensor, v: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
         options: dict[str, Any] = {

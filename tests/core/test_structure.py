@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import regard
+from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
@@ -346,7 +347,9 @@ else:
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    done = forked.run_code(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_importing_does_nothing() -> None:
@@ -387,7 +390,8 @@ with regard.watch(torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"regard", "numpy", "jaxtyping"}))
 print(sum(name.startswith("regard") for name in sys.modules))
 """
-    at_once, foreign, own = run(loaded).splitlines()
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    at_once, foreign, own = done.stdout.splitlines()
     assert int(at_once) <= 4  # regard, regard.lazy, regard.version
     assert foreign == "[]"
     assert int(own) < 160

@@ -1,7 +1,5 @@
 """What torch keeps private: all of it is there, and what is not there is named in one sentence."""
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from regard.kernels.fused_kernels import CpuFlash
 from regard.tensors import torch_private
 from regard.tensors.torch_private import PRIVATE, SCHEMAS, Missing, missing, operator
 from tests import ROOT
+from tests.forked import run_code
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -42,10 +41,6 @@ def test_the_oldest_torch_is_that_of_the_package() -> None:
 # -- planted: a torch that lacks something --------------------------------------------------------------------------
 
 
-def run(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("place", "use"),
     [
@@ -56,7 +51,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_a_name_that_is_gone_is_told_in_one_sentence(place: str, use: str) -> None:
-    done = run(f"import torch, regard\ndel {place}\nimport regard.errors\n"
+    done = run_code(f"import torch, regard\ndel {place}\nimport regard.errors\n"
                f"try:\n    {use}\nexcept regard.errors.TorchVersionError as error:\n    print(error)")  # fmt: skip
     wanted = f"torch {torch.__version__} has no {place}, which regard {regard.__version__} needs: it was tested with"
     assert done.stdout.startswith(wanted), done.stderr
@@ -68,7 +63,7 @@ def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("one\teins\ntwo\tzwei\n", encoding="utf-8")
     command = ["train", "--data", str(tmp_path / "pairs.tsv"), "--out", str(tmp_path / "run"), "--steps", "1"]
     gone = "import torch\ndel torch._C._functorch.peek_interpreter_stack\n"
-    done = run(f"{gone}from regard.cli.main import run_command\nraise SystemExit(run_command({command}))")
+    done = run_code(f"{gone}from regard.cli.main import run_command\nraise SystemExit(run_command({command}))")
     assert done.returncode == 2, done.stderr
     line = done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

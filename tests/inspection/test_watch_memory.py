@@ -30,6 +30,14 @@ def llama() -> tuple[Any, int]:
     return transformers.LlamaModel(config).eval(), GROUPS
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """What transformers imports at the first use lives to the end: no collection looks at it again."""
+    gpt2(), llama()
+    gc.collect()
+    gc.freeze()
+
+
 def storages() -> dict[int, int]:
     """The bytes of every tensor that is alive, by storage."""
     gc.collect()

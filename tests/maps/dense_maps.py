@@ -23,10 +23,11 @@ NORMALIZATIONS = {
 }
 
 
-def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    rows, columns = min(rows, dense.shape[-2]), min(columns, dense.shape[-1])
-    bands = dense.tensor_split(rows, -2)
-    return torch.stack([torch.stack([reduce(b) for b in band.tensor_split(columns, -1)], -1) for band in bands], -2)
+def bins(dense: Tensor, rows: int, columns: int, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    for count, dim in ((rows, -2), (columns, -1)):
+        parts = dense.tensor_split(min(count, dense.shape[dim]), dim)
+        dense = torch.stack([reduce(part, dim) for part in parts], dim)
+    return dense
 
 
 def distances(queries: int, keys: int) -> Tensor:
@@ -45,8 +46,8 @@ def sums_written_out(dense: Tensor, rows: int, columns: int) -> dict[str, Tensor
             squares > 0, dense.sum(-1).square() / torch.where(squares > 0, squares, 1.0), 0.0
         ),
         "distance": (dense * distances(queries, keys)).sum(-1),
-        "pooled_sum": bins(dense, rows, columns, lambda b: b.sum((-2, -1))),
-        "pooled_mean": bins(dense, rows, columns, lambda b: b.mean((-2, -1))),
+        "pooled_sum": bins(dense, rows, columns, Tensor.sum),
+        "pooled_mean": bins(dense, rows, columns, Tensor.mean),
     }
 
 
@@ -89,7 +90,7 @@ def check(weights: Any, dense: Tensor, *, tolerance: float, k: int, rows: int, c
         close(asked[name], theirs, factor.get(name, 1.0))
         close(together[name], theirs, factor.get(name, 1.0))
     close(weights.received("mean"), dense.mean(-2))
-    close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, lambda b: b.amax((-2, -1))))
+    close(weights.pooled(rows, columns, "max"), bins(dense, rows, columns, Tensor.amax))
     close(weights.top_weight(), dense.amax(-1))
     dead = (dense == 0).all(-1)
     for name in ("entropy", "participation_ratio", "distance"):

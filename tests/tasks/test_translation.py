@@ -35,7 +35,7 @@ SOURCES = [source for source, _ in PAIRS]
 def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     """Fifty pairs learnt by heart."""
     folder = tmp_path_factory.mktemp(request.param)
-    length: dict[str, Any] = {"steps": 200, "schedule": "cosine", "validate_every": 50, "save_every": 200}
+    length: dict[str, Any] = {"steps": 110, "schedule": "cosine", "validate_every": 55, "save_every": 110}
     return train_translation(small_config(folder, model=request.param, vocab_size=330, **length))
 
 

@@ -33,6 +33,7 @@ from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import Translator
 from tests import ROOT
+from tests.forked import Forked
 
 SETTINGS: dict[str, Any] = {"model": "abc", "beam": 1}
 LINES = [f"{n:x}" * (n % 3 + 1) for n in range(23)]
@@ -328,7 +329,7 @@ def test_a_killed_process_loses_nothing(translator: Translator, source: Path, wh
     threads = torch.get_num_threads()  # with another number, the last digits of scores may be others
     code = KILLED.format(source=str(source), target=str(target), threads=threads)
     for least in (5, 15):
-        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+        process = Forked(code, function="tests.forked:execute")
         deadline = time.monotonic() + 120
         while not (record.exists() and json.loads(record.read_text())["lines"] >= least):
             assert process.poll() is None

@@ -12,8 +12,8 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
 DATA = next((p / "shared/data" for p in Path(__file__).resolve().parents if (p / "shared/data").is_dir()), None)
 # Files, pairs, and every how many-th is taken: the whole takes long to tokenise.
 CORPORA = {
-    "multi30k": (["multi30k/train.en.gz", "multi30k/train.de.gz"], 29_000, 2),
-    "eng-fra": (["eng-fra/train.tsv.gz"], 164_232, 6),
+    "multi30k": (["multi30k/train.en.gz", "multi30k/train.de.gz"], 29_000, 4),
+    "eng-fra": (["eng-fra/train.tsv.gz"], 164_232, 12),
 }
 
 pytestmark = pytest.mark.skipif(DATA is None, reason="the shared data are not beside the project")

@@ -34,11 +34,6 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-# Without such a device torch writes a seed down for later, with the stack of the call: a millisecond, kept for good.
-for kind in (torch.cuda, torch.mtia, torch.xpu):
-    if not kind.is_available():
-        vars(kind)["manual_seed_all"] = lambda seed: None
-
 hypothesis.settings.register_profile("regard", deadline=None, derandomize=True, max_examples=40)
 # For planted faults: it stops at the first call that fails, without looking for the simplest one.
 hypothesis.settings.register_profile(

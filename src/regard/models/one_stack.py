@@ -1,6 +1,7 @@
 """The common part of the decoder-only and the encoder-only Transformer: one stack from token ids to logits."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,12 +10,25 @@ from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
 from regard.errors import require
-from regard.models.output_layer import output_layer
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, shared_bias
 from regard.nn import Dropout, TokenEmbedding
 from regard.nn.arguments import require_sizes
+
+
+class CappedLinear(nn.Linear):
+    r"""$c \tanh((W x + b) / c)$.
+
+    Source: Gemma Team 2024 (arXiv:2408.00118), section 2, "logit soft-capping".
+    """
+
+    def __init__(self, dim: int, size: int, *, bias: bool, cap: float) -> None:
+        super().__init__(dim, size, bias=bias)
+        self.cap = cap
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        return self.cap * torch.tanh(super().forward(x) / self.cap)
 
 
 class OneStack(nn.Module):
@@ -34,7 +48,8 @@ class OneStack(nn.Module):
         self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()
         self.head = parts.head()
-        self.output = output_layer(parts.dim, vocab_size, bias=parts.output_bias, cap=parts.logit_cap)
+        layer = nn.Linear if parts.logit_cap is None else partial(CappedLinear, cap=parts.logit_cap)
+        self.output = layer(parts.dim, vocab_size, bias=parts.output_bias)
         nn.init.normal_(self.output.weight, std=parts.dim**-0.5)
         if parts.output_bias:
             nn.init.zeros_(self.output.bias)

@@ -86,7 +86,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     status, out, err = check(str(tmp_path))
     assert (status, out) == (0, ""), out
     reading, said = err.splitlines()
-    assert reading == f"regard: reading {tmp_path}: llama, 0 MB"
+    assert reading == f"reading {tmp_path}: llama, 0 MB"
     assert said.startswith("LlamaForCausalLM: no findings; tried: ")
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -59,7 +59,7 @@ def numbers(call: Call, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     out = tmp_path / "numbers.json"
     status, said, told = call("view", *arguments, "--out", str(out), "--device", "cpu")
     assert (status, said) == (0, f"{out}\n"), told
-    assert told.startswith("regard: reading ")
+    assert told.startswith("reading ")
     (found,) = json.loads(out.read_text(encoding="utf-8"))
     for one in found["maps"]:
         if not arguments[0].endswith("gpt_oss"):  # whose sink takes a share
@@ -341,7 +341,7 @@ def test_the_first_line_comes_before_torch_is_loaded(
         monkeypatch.setattr(module, "loading", lambda *_: (_ for _ in ()).throw(DataError("imports begin")))
         status, _, told = call(*command)
         assert (status, told.splitlines()) == (
-            2, [f"regard: reading {folder('gpt2')}: gpt2, 0 MB", "regard: imports begin"]
+            2, [f"reading {folder('gpt2')}: gpt2, 0 MB", "regard: imports begin"]
         )  # fmt: skip
 
 

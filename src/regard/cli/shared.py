@@ -170,7 +170,7 @@ def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
 def say_model(folder: Path) -> None:
     """Say on standard error which downloaded model is read, before torch and transformers are loaded."""
     size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-    print(f"regard: reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+    print(f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

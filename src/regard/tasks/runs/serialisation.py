@@ -62,7 +62,8 @@ def _read(expected: Any, value: Any, source: Path, key: str, before: Any = None)
 def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = None) -> Any:
     if not isinstance(value, Mapping):
         _refuse(cls, value, source, key)
-    hints, prefix = get_type_hints(cls), f"{key}." if key else ""
+    every, prefix = get_type_hints(cls), f"{key}." if key else ""
+    hints = {one.name: every[one.name] for one in fields(cls)}
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise RunFolderError(f"{source}: unknown setting {prefix}{unknown[0]}; {cls.__name__} has {', '.join(hints)}")

@@ -18,7 +18,7 @@ MOST_LINES = 69_170
 MOST_LINES_OF_THE_LIBRARY = 46_960  # without the toolkit: tasks/ and cli/
 MOST_LINES_OF_TESTS = 61_300
 LONGEST_FILE = 420
-MOST_ROOMS, MOST_ARROWS = 21, 100
+MOST_ROOMS, MOST_ARROWS = 21, 101
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"

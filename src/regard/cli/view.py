@@ -71,7 +71,7 @@ class ViewCommand(Command):
         given = texts or others or self.image is not None
         refuse_first(
             (
-                not given and sys.stdin.isatty(),
+                not given and (sys.stdin.isatty() or not sys.stdin.readable()),
                 "there is no sentence to draw: give one or more, or --input, --tokens, --ids, --image or --audio",
             ),
             (texts + others > 1 or (self.image is not None and others > 0), "give one kind of input"),
@@ -85,7 +85,7 @@ class ViewCommand(Command):
             task_of(self.run)
 
     def work(self) -> None:
-        foreign = is_huggingface(self.run)
+        asked, foreign = self._asked(), is_huggingface(self.run)
         if foreign:
             say_model(self.run)
         with loading("matplotlib", *["transformers"] * foreign):
@@ -93,8 +93,7 @@ class ViewCommand(Command):
             from regard.tasks.viewing.choice import Choice
 
         files = None if self.terminal else PictureFiles.at(self.out or self.run)
-        asked, model = self._asked(), self._model()
-        seen = look_at(model, asked, _say, choice=Choice(self.layers, self.heads))
+        seen = look_at(self._model(), asked, _say, choice=Choice(self.layers, self.heads))
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from regard.errors import DataError
 from regard.tasks.text.lines import StrPath, read_lines
 
@@ -27,6 +25,8 @@ def read_ids(path: Path) -> tuple[int, ...]:
     Raises:
         DataError: the file is absent, damaged, or holds something else.
     """
+    import numpy as np  # here, so that a text can be read before numpy is loaded
+
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:

@@ -60,7 +60,7 @@ def _wide_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_inner_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient(self: Softmax, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(self: Softmax, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, *others: Any) -> Tensor:
         return weights * grad
 
     monkeypatch.setattr(Softmax, "gradient", gradient)

@@ -87,21 +87,19 @@ class Normalization(ABC):
         return self.weights(scores, state)
 
     @abstractmethod
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
         """Gradient of whole rows of scores (..., t, S), from the gradients of the weights and of the row state.
 
         Args:
+            scores: as `weights_` left them.
+            state: the row state (..., t).
             weights: P.
             grad: dP, which may be overwritten.
             grad_state: the gradient of the row state (..., t), or None.
             inner: sum_j P_ij dP_ij (..., t), which is dO_i . O_i.
         """
-
-    def gradient_at(
-        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
-    ) -> Tensor:
-        """`gradient` where it needs the scores themselves, which `weights_` must then leave as they are."""
-        return self.gradient(weights, grad, grad_state, inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,9 @@ class Softmax(Normalization):
     def weights_(self, scores: Tensor, state: Tensor) -> Tensor:
         return scores.sub_(state.masked_fill(state == -torch.inf, 0.0)[..., None]).exp_()
 
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
         return grad.sub_((inner if grad_state is None else inner - grad_state)[..., None]).mul_(weights)
 
     def __str__(self) -> str:
@@ -212,7 +212,9 @@ class Sigmoid(Normalization):
     def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         return torch.sigmoid(scores + self.shift)
 
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
         return weights * (1 - weights) * grad
 
     def __str__(self) -> str:
@@ -233,7 +235,9 @@ class Unnormalized(Normalization):
     def weights(self, scores: Tensor, state: Tensor) -> Tensor:
         return torch.exp(scores)
 
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
         return weights * grad
 
     def __str__(self) -> str:
@@ -266,10 +270,7 @@ class Softpick(Normalization):
         picked = scores.relu()  # whose slope at 0 is 0, unlike that of `clamp_min`
         return -torch.expm1(-picked) * torch.exp(picked - state[..., None])
 
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
-        raise NotImplementedError("the gradient of softpick depends on its negative scores: see gradient_at")
-
-    def gradient_at(
+    def gradient(
         self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
     ) -> Tensor:
         of_total = -inner if grad_state is None else grad_state - inner
@@ -291,7 +292,9 @@ class _Threshold(Normalization):
         tau = self._tau(scores.masked_fill(dead, 0.0)).masked_fill(dead, torch.inf)
         return self._above(scores, tau), tau.squeeze(-1)
 
-    def gradient(self, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor) -> Tensor:
+    def gradient(
+        self, scores: Tensor, state: Tensor, weights: Tensor, grad: Tensor, grad_state: Tensor | None, inner: Tensor
+    ) -> Tensor:
         slope = self._slope(weights)
         share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
         answer = slope * (grad - (share * grad).sum(-1, keepdim=True))

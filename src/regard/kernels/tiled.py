@@ -322,7 +322,7 @@ class Back:
         d_weights = d_weights if kept is None else d_weights.mul_(kept)
         d_state = None if self.grad_state is None else self.grad_state[flat_heads, None, rows]
         inner = self.inner[flat_heads, None, rows]
-        d_scores = part.normalization.gradient_at(scores, state, weights, d_weights, d_state, inner)
+        d_scores = part.normalization.gradient(scores, state, weights, d_weights, d_state, inner)
         found = [pull_bias(d_scores, bias[1]) if pull_bias is not None else None, pull(d_scores, score[1])]
         for vectors in found:
             if vectors is not None:

@@ -13,7 +13,21 @@ Routed = tuple[Float[Tensor, "N k"], Integer[Tensor, "N k"]]
 """The weights and the indices of the k experts of N tokens."""
 
 
-class SoftmaxRouter(nn.Module):
+class _Router(nn.Module):
+    """The sizes of a router, and its logits."""
+
+    def __init__(
+        self, dim: int, num_experts: int, *, most: int, is_normalised: bool = True, scale: float = 1.0,
+        groups: int = 1, best_groups: int = 1, bias: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        _check(dim, num_experts, most, groups, best_groups)
+        self.most, self.is_normalised, self.scale = most, is_normalised, scale
+        self.groups, self.best_groups = groups, best_groups
+        self.logits = nn.Linear(dim, num_experts, bias=bias)
+
+
+class SoftmaxRouter(_Router):
     r"""The k experts with the largest $p = \mathrm{softmax}(W x)$, perhaps out of the best groups of experts.
 
     Args:
@@ -37,16 +51,6 @@ class SoftmaxRouter(nn.Module):
     (tensor([1., 1., 1.], grad_fn=<SumBackward1>), torch.Size([3, 2]))
     """
 
-    def __init__(
-        self, dim: int, num_experts: int, *, most: int, is_normalised: bool = True, scale: float = 1.0,
-        groups: int = 1, best_groups: int = 1, bias: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        _check(dim, num_experts, most, groups, best_groups)
-        self.most, self.is_normalised, self.scale = most, is_normalised, scale
-        self.groups, self.best_groups = groups, best_groups
-        self.logits = nn.Linear(dim, num_experts, bias=bias)
-
     def forward(self, x: Float[Tensor, "N D"]) -> Routed:
         """The weights and the indices of each token's experts."""
         scores = self.logits(x).float().softmax(-1)
@@ -55,10 +59,10 @@ class SoftmaxRouter(nn.Module):
         return _scaled(weights, self.is_normalised, self.scale).to(x.dtype), experts
 
 
-class SigmoidRouter(nn.Module):
+class SigmoidRouter(_Router):
     r"""The k experts with the largest $\sigma(W x) + b$, weighted by $\sigma(W x)$; b balances their load.
 
-    Arguments and errors are those of `SoftmaxRouter`. A group has the sum of its two best scores.
+    Arguments and errors are those of `SoftmaxRouter`, without `bias`. A group has the sum of its two best scores.
 
     Source: DeepSeek-AI 2024 (arXiv:2412.19437), section 2.1.2, equations 12 to 16.
 
@@ -72,11 +76,10 @@ class SigmoidRouter(nn.Module):
         self, dim: int, num_experts: int, *, most: int, is_normalised: bool = True, scale: float = 1.0,
         groups: int = 1, best_groups: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__()
-        _check(dim, num_experts, most, groups, best_groups)
-        self.most, self.is_normalised, self.scale = most, is_normalised, scale
-        self.groups, self.best_groups = groups, best_groups
-        self.logits = nn.Linear(dim, num_experts, bias=False)
+        super().__init__(
+            dim, num_experts, most=most, is_normalised=is_normalised, scale=scale, groups=groups,
+            best_groups=best_groups,
+        )  # fmt: skip
         self.register_buffer("offset", torch.zeros(num_experts))  # b: no gradient reaches it
 
     def forward(self, x: Float[Tensor, "N D"]) -> Routed:

@@ -1,6 +1,7 @@
 """A sublayer with its skip connection and its norm."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -10,7 +11,20 @@ from regard.nn.dropout import Dropout
 Norm = Callable[[int], nn.Module]
 
 
-class PreNorm(nn.Module):
+class _OneNorm(nn.Module):
+    """A sublayer's dropout and norm."""
+
+    needs_final_norm: ClassVar[bool]
+    """Whether a stack of these needs one more norm after its last layer."""
+
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+        super().__init__()
+        require_sizes(dim=dim)
+        self.norm = norm(dim)
+        self.dropout = Dropout(dropout)
+
+
+class PreNorm(_OneNorm):
     r"""$x + \mathrm{drop}(f(\mathrm{norm}(x)))$.
 
     Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. It needs one more norm after the last layer of the stack.
@@ -22,17 +36,11 @@ class PreNorm(nn.Module):
 
     needs_final_norm = True
 
-    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
-        super().__init__()
-        require_sizes(dim=dim)
-        self.norm = norm(dim)
-        self.dropout = Dropout(dropout)
-
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
-class SandwichNorm(nn.Module):
+class SandwichNorm(_OneNorm):
     r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$.
 
     Source: Ding et al. 2021 (arXiv:2105.13290), figure 3b, there "Sandwich-LN"; Gemma 2 (arXiv:2408.00118), table 1.
@@ -45,16 +53,14 @@ class SandwichNorm(nn.Module):
     needs_final_norm = True
 
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
-        super().__init__()
-        require_sizes(dim=dim)
-        self.norm, self.after = norm(dim), norm(dim)
-        self.dropout = Dropout(dropout)
+        super().__init__(dim, dropout=dropout, norm=norm)
+        self.after = norm(dim)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.dropout.add(x, self.after(sublayer(self.norm(x))))
 
 
-class InnerPostNorm(nn.Module):
+class InnerPostNorm(_OneNorm):
     r"""$x + \mathrm{drop}(\mathrm{norm}(f(x)))$: the norm after the sublayer, within the skip connection.
 
     Source: Liu et al. 2021 (arXiv:2111.09883), section 3.2; OLMo 2 (arXiv:2501.00656), section 3.3.
@@ -66,17 +72,11 @@ class InnerPostNorm(nn.Module):
 
     needs_final_norm = True
 
-    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
-        super().__init__()
-        require_sizes(dim=dim)
-        self.norm = norm(dim)
-        self.dropout = Dropout(dropout)
-
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.dropout.add(x, self.norm(sublayer(x)))
 
 
-class PostNorm(nn.Module):
+class PostNorm(_OneNorm):
     r"""$\mathrm{norm}(x + \mathrm{drop}(f(x)))$.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
@@ -87,12 +87,6 @@ class PostNorm(nn.Module):
     """
 
     needs_final_norm = False
-
-    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
-        super().__init__()
-        require_sizes(dim=dim)
-        self.norm = norm(dim)
-        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(self.dropout.add(x, sublayer(x)))

@@ -11,7 +11,7 @@ from regard.call.masks.patterns import window
 from regard.call.rotary.layouts import Interleaved
 from regard.errors import RunFolderError
 from regard.models.convert.decoder_attention import LatentReader, MultiHeadReader, Place, each_head, gemma_score
-from regard.models.convert.experts import Dense, Experts, StackedExperts, grouped_router, softmax_router
+from regard.models.convert.experts import Dense, Experts, StackedExperts, sigmoid_groups, softmax_groups, softmax_router
 from regard.models.convert.folder import Settings
 from regard.models.convert.rope import Rope
 from regard.models.convert.weights import Weights
@@ -90,10 +90,10 @@ _INNER: dict[str, Any] = {
     "attention": MultiHeadReader(qk_norm=AcrossHeads),
     "eps": 1e-5,
 }
-_DEEPSEEK = Experts(
-    grouped_router, ("n_routed_experts", "num_local_experts"),
-    is_mixture=lambda settings, number: number >= settings.get("first_k_dense_replace", int, 0),
-)  # fmt: skip
+_DEEPSEEK: dict[str, Any] = {
+    "count": ("n_routed_experts", "num_local_experts"),
+    "is_mixture": lambda settings, number: number >= settings.get("first_k_dense_replace", int, 0),
+}
 DECODERS: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(
         "RMSNorm before each sublayer, SwiGLU, grouped heads, rotary positions with the scalings `linear`, `dynamic`, "
@@ -158,11 +158,11 @@ DECODERS: dict[str, DecoderFamily] = {
     ),
     "deepseek_v2": DecoderFamily(
         "latent attention; experts, the best of them by softmax, and shared ones",
-        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
+        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=Experts(softmax_groups, **_DEEPSEEK),
     ),
     "deepseek_v3": DecoderFamily(
         "latent attention; experts, the best of them by sigmoids in groups, and shared ones (V3, R1)",
-        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=_DEEPSEEK,
+        attention=LatentReader(), rope=Rope(Interleaved()), feed_forward=Experts(sigmoid_groups, **_DEEPSEEK),
     ),
 }  # fmt: skip
 """From the `model_type` of config.json."""

@@ -51,7 +51,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Experts in the layers that `begins` with; the layers before have a dense network."""
+    """Experts with a router in some layers, and a dense network in the others."""
 
     router: Callable[[Settings, int], Maker]
     count: tuple[str, ...]
@@ -146,17 +146,28 @@ def softmax_router(normalised: bool) -> Callable[[Settings, int], Maker]:
     )
 
 
-def grouped_router(settings: Settings, count: int) -> Maker:
-    """DeepSeek's routers: of softmax without a sum (version 2), or of sigmoids (version 3)."""
-    kind: type[nn.Module] = SigmoidRouter if settings.values.get("model_type") == "deepseek_v3" else SoftmaxRouter
-    is_grouped = kind is SigmoidRouter or settings.get("topk_method", str, "greedy") != "greedy"
+def softmax_groups(settings: Settings, count: int) -> Maker:
+    """DeepSeek-V2's router; its weights are not divided by their sum."""
+    is_grouped = settings.get("topk_method", str, "greedy") != "greedy"
+    groups = _groups(settings) if is_grouped else {}
+    return partial(_router_of(SoftmaxRouter, settings, count), is_normalised=False, **groups)
+
+
+def sigmoid_groups(settings: Settings, count: int) -> Maker:
+    """DeepSeek-V3's router."""
+    is_normalised = settings.get("norm_topk_prob", bool, True)
+    return partial(_router_of(SigmoidRouter, settings, count), is_normalised=is_normalised, **_groups(settings))
+
+
+def _router_of(kind: type[nn.Module], settings: Settings, count: int) -> Callable[..., nn.Module]:
     return partial(
         kind,
         settings.get("hidden_size", int),
         count,
         most=settings.get("num_experts_per_tok", int),
-        is_normalised=kind is SigmoidRouter and settings.get("norm_topk_prob", bool, True),
         scale=settings.get("routed_scaling_factor", float, 1.0),
-        groups=settings.get("n_group", int, 1) if is_grouped else 1,
-        best_groups=settings.get("topk_group", int, 1) if is_grouped else 1,
     )
+
+
+def _groups(settings: Settings) -> dict[str, int]:
+    return {"groups": settings.get("n_group", int, 1), "best_groups": settings.get("topk_group", int, 1)}

@@ -16,7 +16,7 @@ from regard.views.widget.kept_factors import maps_with_factors
 from regard.watching.report import count
 
 MOST_DRAWN = 1 << 24
-"""The most weights of an example that are read for a picture nobody asked for."""
+"""The most weights of an example that are read for a picture that was not asked for."""
 ELSEWHERE = "The interactive view needs anywidget where the notebook is opened: pip install 'regard[notebook]'"
 
 

@@ -5,7 +5,6 @@ and as many others as fit a line.
 """
 
 import importlib.metadata
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -36,18 +35,21 @@ FEATURES = {
     "fused kernels": r"_supports_sdpa = True|ALL_ATTENTION_FUNCTIONS",
     "weights handed back": r"output_attentions",
 }
+# fmt: off
 KNOWN = (
-    "llama qwen3 gemma3 mistral deepseek_v3 gpt_oss qwen2 gemma2 olmo3 glm4 smollm3 phi3 mixtral qwen3_next qwen3_5 minimax "
-    "kimi_linear mamba2 jamba gpt2 bert roberta modernbert deberta_v2 t5 bart marian whisper vit dinov2 clip esm bloom mpt"
-).split()
+    "llama", "qwen3", "gemma3", "mistral", "deepseek_v3", "gpt_oss", "qwen2", "gemma2", "olmo3", "glm4", "smollm3",
+    "phi3", "mixtral", "qwen3_next", "qwen3_5", "minimax", "kimi_linear", "mamba2", "jamba", "gpt2", "bert",
+    "roberta", "modernbert", "deberta_v2", "t5", "bart", "marian", "whisper", "vit", "dinov2", "clip", "esm",
+    "bloom", "mpt",
+)
+# fmt: on
 
 
 @cache
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    folders = [path for path in (Path(spec.origin).parent / "models").iterdir() if any(path.glob("modeling_*.py"))]
+    home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
+    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py"))]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

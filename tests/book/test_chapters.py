@@ -56,7 +56,8 @@ def test_a_chapter_runs_and_its_exercises_fail_until_they_are_solved(
         if "solution" in cell.tags:
             assert asserts <= set(re.findall(r"^assert .+", cell.code, re.MULTILINE)), "a solution meets its exercise"
         run(cell, chapter, names)
-    assert shown and all(shown), "a chapter shows a picture"
+    assert shown, "a chapter shows a picture"
+    assert min(shown) > 0
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

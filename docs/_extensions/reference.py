@@ -77,6 +77,8 @@ def docstring(app: Sphinx, what: str, name: str, object_: Any, options: Any, lin
     """Write code in single backticks and formulas in dollars as reStructuredText has them."""
     whole = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", r"``\1``", literal("\n".join(lines)))
     lines[:] = re.sub(r"(?<![\\$`])\$([^$`]+?)\$(?!\$)", r":math:`\1`", whole).split("\n")
+    if what in ("property", "attribute", "data"):
+        lines.insert(0, "")  # else napoleon takes the words before a colon for a type
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,8 +1,10 @@
 """The chapters of the book as tests read them: their cells, their sections and their prose."""
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests import ROOT
 
@@ -26,6 +28,14 @@ class Cell:
 
     code: str
     tags: tuple[str, ...]
+
+
+def run(cell: Cell, names: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does, and return the value of its last expression."""
+    tree = ast.parse(cell.code)
+    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "a cell", "exec"), names)
+    return eval(compile(last, "a cell", "eval"), names) if last else None
 
 
 def path_of(chapter: str) -> Path:

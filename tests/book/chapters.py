@@ -33,9 +33,11 @@ class Cell:
 def run(cell: Cell, names: dict[str, Any]) -> Any:
     """Run a cell as a notebook does, and return the value of its last expression."""
     tree = ast.parse(cell.code)
-    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "a cell", "exec"), names)
-    return eval(compile(last, "a cell", "eval"), names) if last else None
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        return exec(compile(tree, "a cell", "exec"), names)
+    exec(compile(ast.Module(tree.body[:-1], []), "a cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "a cell", "eval"), names)
 
 
 def path_of(chapter: str) -> Path:

@@ -162,7 +162,8 @@ PORT ?= 8000
 docs-serve: docs  ## Build the site and show it at http://127.0.0.1:8000 (PORT=...)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/html $(PORT)
 
-lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
+lint: $(STAMP)  ## ruff (lint and format), codespell and mypy --strict
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -22,6 +22,7 @@ extensions = [
     "reference",
     "in_models",
     "downloads",
+    "llms",
 ]
 exclude_patterns = ["_extensions", "_build", "**.ipynb"]
 nitpicky = False

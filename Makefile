@@ -154,7 +154,7 @@ $(NODE_STAMP): package.json package-lock.json
 
 # A chapter runs again when its code has changed; a warning is an error. The site needs no network.
 docs: $(STAMP)  ## Run the chapters of the book and build the site into build/docs/html
-	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
 	@echo "build/docs/html/index.html"
 
 PORT ?= 8000

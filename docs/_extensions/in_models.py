@@ -29,6 +29,7 @@ FEATURES = {
     "sliding windows": r"sliding_window",
     "sliding and full layers": r"layer_types[\s\S]{0,4000}sliding_attention",
     "causal masks": r"create_causal_mask|is_causal = True",
+    "packed rows": r"cu_seqlens",
     "norms of queries and keys": r"self\.(q_norm|query_norm|q_layernorm)\b",
     "soft caps": r"softcap",
     "sinks": r"\bsinks\b",

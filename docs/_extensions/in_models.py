@@ -12,6 +12,14 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 FEATURES = {
+    "keys without a bias": (
+        r"self\.k_proj = nn\.Linear\([^)\n]*bias=False\)[\s\S]{0,300}"
+        r"self\.[qv]_proj = nn\.Linear\((?![^)\n]*bias=False)[^)\n]*\)"
+    ),
+    "queries, keys and values by one matrix": (
+        r"\bself\.(qkv|query_key_value|c_attn|Wqkv|qkv_proj) = (nn\.)?(Linear|Conv1D)"
+    ),
+    "a scale of its own": r"query_pre_attn_scalar|attention_multiplier",
     "grouped heads": r"num_key_value_heads",
     "rotary positions": r"apply_rotary_pos_emb|apply_multimodal_rotary",
     "part of a head rotated": r"partial_rotary_factor|rotary_pct",
@@ -20,6 +28,7 @@ FEATURES = {
     "sliding windows": r"sliding_window",
     "sliding and full layers": r"layer_types[\s\S]{0,4000}sliding_attention",
     "causal masks": r"create_causal_mask|is_causal = True",
+    "packed rows": r"cu_seqlens",
     "norms of queries and keys": r"self\.(q_norm|query_norm|q_layernorm)\b",
     "soft caps": r"softcap",
     "sinks": r"\bsinks\b",

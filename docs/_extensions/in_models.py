@@ -24,6 +24,9 @@ FEATURES = {
     "rotary positions": r"apply_rotary_pos_emb|apply_multimodal_rotary",
     "part of a head rotated": r"partial_rotary_factor|rotary_pct",
     "sinusoidal positions": r"[Ss]inusoidal",
+    "learned positions": r"self\.(position_embeddings?|wpe|embed_positions) = "
+    r"(nn\.(Embedding|Parameter)|\w*LearnedPositionalEmbedding)",
+    "layers without positions": r"no_rope|nope_layer",
     "relative positions as a bias": r"relative_attention_bias|relative_position_bias|rel_pos|alibi",
     "sliding windows": r"sliding_window",
     "sliding and full layers": r"layer_types[\s\S]{0,4000}sliding_attention",

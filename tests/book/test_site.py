@@ -22,7 +22,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
     off = ["-D", "nb_execution_mode=off", "-D", "suppress_warnings=myst-nb.lexer"]
-    done = subprocess.run([*command, *off, "-d", str(out / "trees"), str(ROOT / "docs"), str(out)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [*command, *off, "-d", str(out / "trees"), str(ROOT / "docs"), str(out)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return out
 

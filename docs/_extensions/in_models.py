@@ -5,7 +5,6 @@ and as many others as fit a line.
 """
 
 import importlib.metadata
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,14 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 FEATURES = {
+    "keys without a bias": (
+        r"self\.k_proj = nn\.Linear\([^)\n]*bias=False\)[\s\S]{0,300}"
+        r"self\.[qv]_proj = nn\.Linear\((?![^)\n]*bias=False)[^)\n]*\)"
+    ),
+    "queries, keys and values by one matrix": (
+        r"\bself\.(qkv|query_key_value|c_attn|Wqkv|qkv_proj) = (nn\.)?(Linear|Conv1D)"
+    ),
+    "a scale of its own": r"query_pre_attn_scalar|attention_multiplier",
     "grouped heads": r"num_key_value_heads",
     "rotary positions": r"apply_rotary_pos_emb|apply_multimodal_rotary",
     "part of a head rotated": r"partial_rotary_factor|rotary_pct",
@@ -24,6 +31,7 @@ FEATURES = {
     "sliding windows": r"sliding_window",
     "sliding and full layers": r"layer_types[\s\S]{0,4000}sliding_attention",
     "causal masks": r"create_causal_mask|is_causal = True",
+    "packed rows": r"cu_seqlens",
     "norms of queries and keys": r"self\.(q_norm|query_norm|q_layernorm)\b",
     "soft caps": r"softcap",
     "sinks": r"\bsinks\b",
@@ -39,18 +47,21 @@ FEATURES = {
     "fused kernels": r"_supports_sdpa = True|ALL_ATTENTION_FUNCTIONS",
     "weights handed back": r"output_attentions",
 }
+# fmt: off
 KNOWN = (
-    "llama qwen3 gemma3 mistral deepseek_v3 gpt_oss qwen2 gemma2 olmo3 glm4 smollm3 phi3 mixtral qwen3_next qwen3_5 minimax "
-    "kimi_linear mamba2 jamba gpt2 bert roberta modernbert deberta_v2 t5 bart marian whisper vit dinov2 clip esm bloom mpt"
-).split()
+    "llama", "qwen3", "gemma3", "mistral", "deepseek_v3", "gpt_oss", "qwen2", "gemma2", "olmo3", "glm4", "smollm3",
+    "phi3", "mixtral", "qwen3_next", "qwen3_5", "minimax", "kimi_linear", "mamba2", "jamba", "gpt2", "bert",
+    "roberta", "modernbert", "deberta_v2", "t5", "bart", "marian", "whisper", "vit", "dinov2", "clip", "esm",
+    "bloom", "mpt",
+)
+# fmt: on
 
 
 @cache
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    folders = [path for path in (Path(spec.origin).parent / "models").iterdir() if any(path.glob("modeling_*.py"))]
+    home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
+    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py"))]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

@@ -1,5 +1,7 @@
 """The figures of the chapters, compared with the formulas of the tutorials that they stand for, written out here."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,3 +25,97 @@ def test_the_kernel_regression_is_d2ls() -> None:
     close(names["weights"], attention_w.T)
     close(names["predicted"], y_train @ attention_w)
     assert torch.equal(names["truth"](x_val), 2 * torch.sin(x_val) + x_val**0.8)
+
+
+def test_the_positions_are_d2ls_and_those_of_the_annotated_transformer() -> None:
+    """d2l 1.0.3, section 11.6 (60 positions of 32, columns 6 to 9); Rush 2018 (100 of 20, dimensions 4 to 7)."""
+    names = names_of("08-where-a-token-stands")
+    d2l = torch.zeros(60, 32)
+    x = torch.arange(60, dtype=torch.float32).reshape(-1, 1) / torch.pow(10000, torch.arange(0, 32, 2).float() / 32)
+    d2l[:, 0::2], d2l[:, 1::2] = torch.sin(x), torch.cos(x)
+    close(names["table"], d2l)
+    annotated, position = torch.zeros(100, 20), torch.arange(0, 100).unsqueeze(1)
+    div_term = torch.exp(torch.arange(0, 20, 2) * -(math.log(10000.0) / 20))
+    annotated[:, 0::2], annotated[:, 1::2] = torch.sin(position * div_term), torch.cos(position * div_term)
+    close(names["sinusoidal"](100, 20), annotated, atol=1e-4)
+    # d2l 1.0.3, section 11.6.3.2: the projection of position i to position i + delta.
+    angle = 5 / 10000 ** (torch.arange(0, 32, 2).double() / 32)
+    turn = torch.stack([torch.stack([angle.cos(), angle.sin()], -1), torch.stack([-angle.sin(), angle.cos()], -1)], -2)
+    turned = torch.einsum("ixy,piy->pix", turn, d2l.double().unflatten(1, (16, 2))).flatten(1)
+    close(names["shifted"](names["table"], 5), turned, atol=1e-4)
+
+
+def annotated_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Rush 2018, `attention`."""
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
+    return torch.matmul(scores.masked_fill(mask == 0, -1e9).softmax(dim=-1), value)
+
+
+def annotated_heads(w: dict[str, Tensor], at: str, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Rush 2018, `MultiHeadedAttention.forward`: four heads of eight."""
+    three = zip(w[f"{at}.in_weights.0"].chunk(3), w[f"{at}.in_bias"].chunk(3), (x, y, y), strict=True)
+    query, key, value = ((z @ a.T + b).view(len(x), -1, 4, 8).transpose(1, 2) for a, b, z in three)
+    joined = annotated_attention(query, key, value, mask).transpose(1, 2).contiguous().view(len(x), -1, 32)
+    return joined @ w[f"{at}.out.weight"].T + w[f"{at}.out.bias"]
+
+
+def test_the_transformer_is_that_of_the_annotated_transformer() -> None:
+    """Rush 2018: `Encoder`, `Decoder`, `SublayerConnection` (the norm first), `PositionwiseFeedForward`."""
+    names = names_of("09-the-transformer")
+    w = {name: one.detach() for name, one in names["mine"].state_dict().items()}
+
+    def norm(at: str, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, (32,), w[f"{at}.weight"], w[f"{at}.bias"])
+
+    def network(at: str, x: Tensor) -> Tensor:
+        hidden = (x @ w[f"{at}.up.weight"].T + w[f"{at}.up.bias"]).relu()
+        return hidden @ w[f"{at}.down.weight"].T + w[f"{at}.down.bias"]
+
+    def embedded(at: str, tokens: Tensor) -> Tensor:
+        table = names_of("08-where-a-token-stands")["sinusoidal"](tokens.shape[1], 32)
+        return w[f"{at}.weight"][tokens] * math.sqrt(32) + table
+
+    source, target, lengths = torch.arange(14).view(2, 7) % 10, torch.arange(10).view(2, 5), torch.tensor([7, 4])
+    padding = (torch.arange(7) < lengths[:, None])[:, None, None]  # (2, 1, 1, 7)
+    memory = embedded("source_embedding", source)
+    for at in ("encoder.0", "encoder.1"):
+        y = norm(f"{at}.residuals.0.norm", memory)
+        memory = memory + annotated_heads(w, f"{at}.self_attention", y, y, padding)
+        memory = memory + network(f"{at}.feed_forward", norm(f"{at}.residuals.1.norm", memory))
+    memory, x = norm("encoder_norm", memory), embedded("target_embedding", target)
+    subsequent = torch.triu(torch.ones(5, 5), diagonal=1) == 0
+    for at in ("decoder.0", "decoder.1"):
+        y = norm(f"{at}.residuals.0.norm", x)
+        x = x + annotated_heads(w, f"{at}.self_attention", y, y, subsequent)
+        x = x + annotated_heads(w, f"{at}.cross_attention", norm(f"{at}.residuals.1.norm", x), memory, padding)
+        x = x + network(f"{at}.feed_forward", norm(f"{at}.residuals.2.norm", x))
+    close(names["mine"](source, lengths, target), norm("decoder_norm", x) @ w["output.weight"].T, atol=1e-4)
+
+
+def test_the_loss_of_the_language_model_is_nanogpts_and_its_least_is_shannons() -> None:
+    """nanoGPT, `GPT.forward`: the cross-entropy of flattened logits; Shannon 1948: the entropy of a source, by hand."""
+    names = names_of("10-a-language-model")
+    text = names["test"]
+    with torch.no_grad():
+        logits, targets = names["causal"](text[:, :-1]), text[:, 1:]
+    loss = -logits.log_softmax(-1).view(-1, 17)[torch.arange(targets.numel()), targets.reshape(-1)].mean()
+    close(torch.tensor(names["trained"]), loss)
+    # A sentence has 1.5 animals in the mean: each is one of 8, and then comes "near" (1/3) or one of 3 verbs (2/3).
+    after = -math.log(1 / 3) / 3 - 2 / 3 * math.log(2 / 3 / 3)
+    entropy = 1.5 * (math.log(8) + after) / (4 + 3 * 0.5)
+    assert abs(-names["chances"].log().mean().item() - entropy) < 0.05
+
+
+def test_the_induction_score_is_transformerlenss() -> None:
+    """TransformerLens' main demo, `induction_score_hook`: the mean of the stripe at 1 - seq_len, of the second round."""
+    names = names_of("11-looking-inside")
+    stripe = names["attentions"][1].diagonal(dim1=-2, dim2=-1, offset=1 - 10)[0]
+    close(names["induction"], stripe[:, 2:].mean(-1))  # the first two queries are of the first round
+
+
+def test_the_online_softmax_is_torchs() -> None:
+    """`F.scaled_dot_product_attention` and `logsumexp`, in float64."""
+    names = names_of("12-fast-and-not-blind")
+    q, k, v = (names[name].double() for name in "qkv")
+    close(names["output"], torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    close(names["lse"], (q @ k.T / 32**0.5).logsumexp(-1))

@@ -107,7 +107,7 @@ def test_the_loss_of_the_language_model_is_nanogpts_and_its_least_is_shannons() 
 
 
 def test_the_induction_score_is_transformerlenss() -> None:
-    """TransformerLens' main demo, `induction_score_hook`: the mean of the stripe at 1 - seq_len, of the second round."""
+    """TransformerLens' main demo, `induction_score_hook`: the mean of the stripe at 1 - seq_len, second round."""
     names = names_of("11-looking-inside")
     stripe = names["attentions"][1].diagonal(dim1=-2, dim2=-1, offset=1 - 10)[0]
     close(names["induction"], stripe[:, 2:].mean(-1))  # the first two queries are of the first round

@@ -10,14 +10,14 @@ Source: Yang et al. 2024 (arXiv:2406.06484), section 3.2, for chunks of the delt
 (arXiv:2412.06464), section 3.3, with decay; Yang et al. 2024 (arXiv:2312.06635), section 4, for decay by channel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Rows, index_tensor
+from regard.call.shapes import Rows
 
 CHUNK = 64
 """The most positions of a chunk: the matrices of its pairs are about as large as queries and keys."""
@@ -74,10 +74,10 @@ class Recurrence:
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """A recurrence in n chunks of C positions: each maps the state before it and its inputs to the state after it.
+    """A recurrence in n chunks of C positions, or in n joined chunks: the state before and after each, and its output.
 
-    With x for the values, o = local x + carried S and S' = decay S - b^T (read S) + written^T x. Positions behind the
-    last one fill the last chunk; they write nothing.
+    With x for the values, o = local x + carried S and S' = onward S + written^T x. Positions behind the last one fill
+    the last chunk; they write nothing.
     """
 
     local: Tensor
@@ -86,12 +86,10 @@ class Chunks:
     """(N, n, C, D): the queries, carried back to the state before the chunk."""
     written: Tensor
     """(N, n, C, D): the keys, carried on to the state after the chunk."""
-    decay: Tensor
-    """(N, n, 1 or D): the decay of the state in the chunk."""
-    read: Tensor | None
-    """(N, n, C, D): the vectors that read the state before the chunk; None without removal."""
-    removed: Tensor | None
-    """(N, n, C, D): the vectors that are taken out, carried on to the state after the chunk."""
+    onward: Tensor
+    """(N, n, D, D): from the state before a chunk to the one after it; without removal its diagonal, (N, n, 1, D or 1).
+    """
+    has_removal: bool
     queries: int
     """T."""
     keys: int
@@ -102,83 +100,94 @@ class Chunks:
         """C."""
         return self.local.shape[-1]
 
-    @cached_property
+    @property
     def count(self) -> int:
-        """The number of chunks."""
+        """n."""
         return self.local.shape[1]
-
-    def state(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The states before each chunk (N, n, D, E) and after the last (N, D, E), for values (N or 1, S, E)."""
-        steps = (self.written.mT @ self._in_chunks(x, self.keys)).unbind(1)
-        states = [torch.zeros_like(steps[0]) if state is None else state.to(steps[0].dtype)]
-        for number, step in enumerate(steps):
-            states.append(self._onward(number, states[-1]) + step)
-        return torch.stack(states[:-1], 1), states[-1]
 
     def product(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """P x for x (N or 1, S, E), with a state (N, D, E) before the first position: (N, T, E), and the last state."""
-        before, last = self.state(x, state)
-        output = self.local @ self._in_chunks(x, self.keys) + self.carried @ before
-        return output.flatten(1, 2)[:, self.keys - self.queries : self.keys], last
+        x = _in_chunks(x, self.size, self.count * self.size - self.keys)
+        steps = (self.written.mT @ x).unbind(1)
+        states = [torch.zeros_like(steps[0]) if state is None else state.to(steps[0].dtype)]
+        for number, step in enumerate(steps):
+            states.append(self._on(self.onward[:, number], states[-1]) + step)
+        output = self.local @ x + self.carried @ torch.stack(states[:-1], 1)
+        return output.flatten(1, 2)[:, self.keys - self.queries : self.keys], states[-1]
 
     def transposed_product(self, x: Tensor) -> Tensor:
         """P^T x for x (N or 1, T, E): (N, S, E)."""
-        x = self._in_chunks(torch.nn.functional.pad(x, (0, 0, self.keys - self.queries, 0)), self.keys)
+        x = torch.nn.functional.pad(x, (0, 0, self.keys - self.queries, self.count * self.size - self.keys))
+        x = x.unflatten(1, (self.count, self.size))
         steps = (self.carried.mT @ x).unbind(1)
-        after = [torch.zeros_like(steps[0])]
+        after, onward = [torch.zeros_like(steps[0])], self.onward.mT if self.has_removal else self.onward
         for number in range(self.count - 1, 0, -1):
-            after.append(self._back(number, after[-1].mT).mT + steps[number])
+            after.append(self._on(onward[:, number], after[-1]) + steps[number])
         found = self.local.mT @ x + self.written @ torch.stack(after[::-1], 1)
         return found.flatten(1, 2)[:, : self.keys]
 
     def block(self, rows: Rows, columns: Rows) -> Tensor:
-        """The weights of some queries and keys, (N, t, s): queries are carried back, chunk by chunk."""
-        device = self.local.device
-        at = index_tensor(rows, device) + self.keys - self.queries
+        """The weights of some queries and keys, (N, t, s)."""
+        shift = self.keys - self.queries
         first, stop = _ends(columns)
-        lowest, above = (place + self.keys - self.queries for place in _ends(rows))
-        size, heads = self.size, self.local.shape[0]
-        begin, end = first // size, -(-stop // size)
-        found = [at.new_zeros((), dtype=self.local.dtype).expand(heads, len(at), size)] * max(end - begin, 0)
-        carried: Tensor | None = None
-        for number in range(min(self.count, -(-above // size)) - 1, begin - 1, -1):
-            weights = None if carried is None else carried @ self.written[:, number].mT
-            back = None if carried is None else self._back(number, carried)
-            if number >= lowest // size:
-                place = at - number * size
-                here = ((place >= 0) & (place < size))[:, None]
-                place = place.clamp(0, size - 1)
-                own = self.local[:, number, place] * here
-                weights = own if weights is None else weights + own
-                own = self.carried[:, number, place] * here
-                back = own if back is None else back + own
-            assert weights is not None
-            carried = back
-            if number < end:
-                found[number - begin] = weights
-        if not found:
-            return self.local.new_zeros(heads, len(at), 0)
-        whole = torch.cat(found, -1)
+        begin, end = first // self.size, -(-stop // self.size)
+        found = [self._rows(number, place, begin, end) for number, place in self._by_chunk(rows, shift)]
+        whole = torch.cat(found, 1)
+        if not isinstance(rows, range):  # (They are in the order of their chunks.)
+            whole = whole[:, ((rows + shift) // self.size).argsort(stable=True).argsort()]
         if isinstance(columns, range):
-            return whole[..., columns.start - begin * size : columns.stop - begin * size]
-        return whole[..., columns - begin * size]
+            return whole[..., columns.start - begin * self.size : columns.stop - begin * self.size]
+        return whole[..., columns - begin * self.size]
 
-    def _in_chunks(self, x: Tensor, length: int) -> Tensor:
-        return _in_chunks(x, self.size, self.count * self.size - length)
+    def _by_chunk(self, rows: Rows, shift: int) -> Iterator[tuple[int, slice | Tensor]]:
+        """The chunks of some queries, each with the places of its queries."""
+        first, stop = (end + shift for end in _ends(rows))
+        for number in range(first // self.size, -(-stop // self.size)):
+            start = number * self.size
+            if isinstance(rows, range):
+                yield number, slice(max(first - start, 0), min(stop - start, self.size))
+            else:
+                place = rows + shift - start
+                yield number, place[(place >= 0) & (place < self.size)]
 
-    def _onward(self, number: int, state: Tensor) -> Tensor:
-        """A state (N, D, E) before a chunk, after it."""
-        kept = state * self.decay[:, number, :, None]
-        if self.read is None or self.removed is None:
-            return kept
-        return kept - self.removed[:, number].mT @ (self.read[:, number] @ state)
+    def _rows(self, number: int, place: slice | Tensor, begin: int, end: int) -> Tensor:
+        """The weights of queries of one chunk, for the keys of chunks `begin` to `end`.
 
-    def _back(self, number: int, rows: Tensor) -> Tensor:
-        """Rows (N, t, D) that read the state after a chunk, as rows that read the one before it."""
-        kept = rows * self.decay[:, number, None]
-        if self.read is None or self.removed is None:
-            return kept
-        return kept - (rows @ self.removed[:, number].mT) @ self.read[:, number]
+        The queries are carried back by the largest joined chunks: as many products as the number has binary digits.
+        """
+        carried, local = self.carried[:, number, place], self.local[:, number, place]
+        found = [local] if begin <= number < end else []
+        at = number
+        while at > begin:
+            level = (at & -at).bit_length() - 1
+            written, onward = self._joined[level]
+            before = at - (1 << level)
+            one = before >> level
+            if before < end:
+                weights = carried @ written[:, one].mT
+                found.append(weights[..., max(begin - before, 0) * self.size : (end - before) * self.size])
+            carried, at = _flushed(self._back(onward[:, one], carried)), before
+        later = max(end - max(number + 1, begin), 0) * self.size
+        return torch.nn.functional.pad(torch.cat(found[::-1], -1) if found else local[..., :0], (0, later))
+
+    @cached_property
+    def _joined(self) -> list[tuple[Tensor, Tensor]]:
+        """`written` and `onward` of single chunks, of joined pairs, of four joined chunks, and so on."""
+        found = [(self.written, self.onward)]
+        while found[-1][0].shape[1] > 1:
+            written, onward = (x[:, : x.shape[1] // 2 * 2].unflatten(1, (-1, 2)).unbind(2) for x in found[-1])
+            keys = torch.cat([_flushed(self._on(onward[1], written[0].mT).mT), written[1]], -2)
+            both = onward[1] @ onward[0] if self.has_removal else onward[1] * onward[0]
+            found.append((keys, _flushed(both)))
+        return found
+
+    def _on(self, onward: Tensor, state: Tensor) -> Tensor:
+        """A state (..., D, E) before a chunk, after it."""
+        return onward @ state if self.has_removal else onward.mT * state
+
+    def _back(self, onward: Tensor, rows: Tensor) -> Tensor:
+        """Rows (..., D) that read the state after a chunk, as rows that read the one before it."""
+        return rows @ onward if self.has_removal else rows * onward
 
 
 def _chunks(of: Recurrence) -> Chunks:
@@ -192,40 +201,55 @@ def _chunks(of: Recurrence) -> Chunks:
     query = torch.nn.functional.pad(of.query.to(dtype) * of.scale, (0, 0, of.offset, 0))
     query, key = cut(query), cut(of.key)
     logs = key.new_zeros(*key.shape[:-1], 1) if of.log_decay is None else cut(of.log_decay)
-    from_start, to_end = logs.cumsum(-2), _after(logs)
+    pairs = _by_head(logs) if logs.shape[-1] == 1 else partial(_by_channel, logs)
+    from_start, to_end = logs.cumsum(-2), _after(logs).exp()
     written = key if of.beta is None else key * cut(of.beta[..., None])
-    ends = from_start[..., -1, :].exp()
-    local, carried = _pairs(query, written, logs), query * from_start.exp()
-    last = written * to_end.exp()
+    local, carried, kept = pairs(query, written), query * from_start.exp(), from_start[..., -1:, :].exp()
+    ends = (of.query.shape[1], keys)
     if not of.by_delta and of.removal is None:
-        return Chunks(local, carried, last, ends, None, None, of.query.shape[1], keys)
+        return Chunks(local, carried, written * to_end, kept, False, *ends)
     a, b = (key * logs.exp(), written) if of.removal is None else (cut(of.removal[0]), cut(of.removal[1]))
-    before = torch.nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0))
-    read = a * before.exp()
+    read = a * torch.nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0)).exp()
     # Row t of `earlier` is a_{t+1}, which reads the state of position t.
     earlier = torch.nn.functional.pad(a[..., 1:, :], (0, 0, 0, 1))
-    of_keys, of_removed = (_down(_pairs(earlier, right, logs)) for right in (written, b))
+    of_removed = _down(pairs(earlier, b))
+    of_keys = of_removed if written is b else _down(pairs(earlier, written))
     # The inverse of I + of_removed: Yang et al. 2024, equation 10 (the UT transform).
     solved = torch.linalg.solve_triangular(of_removed, torch.cat([read, of_keys], -1), upper=False, unitriangular=True)
     read, mixed = solved.split((read.shape[-1], size), -1)
-    taken, removed = _pairs(query, b, logs), b * to_end.exp()
+    taken, removed = local if written is b else pairs(query, b), b * to_end
     return Chunks(
         local=local - taken @ mixed,
         carried=carried - taken @ read,
-        written=last - mixed.mT @ removed,
-        decay=ends,
-        read=read,
-        removed=removed,
-        queries=of.query.shape[1],
+        written=written * to_end - mixed.mT @ removed,
+        onward=torch.diag_embed(kept[..., 0, :].expand(*kept.shape[:-2], key.shape[-1])) - removed.mT @ read,
+        has_removal=True,
+        queries=ends[0],
         keys=keys,
     )
 
 
-def _pairs(left: Tensor, right: Tensor, logs: Tensor) -> Tensor:
-    """sum over d of left_td right_jd exp(sum of logs_sd for j < s <= t), (..., C, C), 0 for j > t; C is a power of 2.
+def _flushed(x: Tensor) -> Tensor:
+    """Zeros for numbers so small that their products would be subnormal: CPUs take ten times as long for these."""
+    return torch.nn.functional.hardshrink(x, torch.finfo(x.dtype).tiny ** 0.5)
 
-    Two halves meet at their border: what lies between is the sum up to it and the sum from it, so that no exponent is
-    above 0, and none is a difference of large sums.
+
+def _by_head(logs: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function of left and right, (..., C, D), that gives exp(sum of logs_s for j < s <= t) left_t . right_j.
+
+    It is (..., C, C), and 0 for j > t. Each exponent is summed by itself: a difference of large sums would lose digits.
+    """
+    size = logs.shape[-2]
+    of_pairs = logs.expand(*logs.shape[:-1], size).tril(-1).cumsum(-2)
+    decays = of_pairs.exp().tril()
+    return lambda left, right: (left @ right.mT) * decays
+
+
+def _by_channel(logs: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The same with logs (..., C, D): sum over d of left_td right_jd exp(sum of logs_sd for j < s <= t).
+
+    C is a power of 2, and two halves meet at their border: what lies between two positions is the sum up to it and the
+    sum from it, so that no exponent is above 0, and none is a difference.
     """
     found = (left * right).sum(-1)[..., None, None]
     size, half = left.shape[-2], 1

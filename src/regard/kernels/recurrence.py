@@ -48,6 +48,11 @@ class Recurrence:
         return torch.promote_types(self.query.dtype, torch.float32)
 
     @property
+    def has_removal(self) -> bool:
+        """Whether anything is taken out of the state, but by the decay."""
+        return self.by_delta or self.removal is not None
+
+    @property
     def offset(self) -> int:
         """The position of the first query."""
         return self.key.shape[1] - self.query.shape[1]
@@ -70,6 +75,11 @@ class Recurrence:
     def chunked(self) -> "Chunks":
         """The factors of its chunks."""
         return _chunks(self)
+
+    def __str__(self) -> str:
+        width = 0 if self.log_decay is None else self.log_decay.shape[-1]
+        decay = "without decay" if not width else "with a decay a head" if width == 1 else "with a decay a channel"
+        return decay + (", by the delta rule" if self.by_delta else "" if self.removal is None else ", with removal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +216,7 @@ def _chunks(of: Recurrence) -> Chunks:
     written = key if of.beta is None else key * cut(of.beta[..., None])
     local, carried, kept = pairs(query, written), query * from_start.exp(), from_start[..., -1:, :].exp()
     ends = (of.query.shape[1], keys)
-    if not of.by_delta and of.removal is None:
+    if not of.has_removal:
         return Chunks(local, carried, written * to_end, kept, False, *ends)
     a, b = (key * logs.exp(), written) if of.removal is None else (cut(of.removal[0]), cut(of.removal[1]))
     read = a * torch.nn.functional.pad(from_start[..., :-1, :], (0, 0, 1, 0)).exp()

@@ -12,7 +12,7 @@ Source: Yang et al. 2024 (arXiv:2406.06484), section 3.2, for chunks of the delt
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from regard.call.shapes import Rows
 
 CHUNK = 64
 """The most positions of a chunk: the matrices of its pairs are about as large as queries and keys."""
+
+
+Joined = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +85,7 @@ class Recurrence:
         return decay + (", by the delta rule" if self.by_delta else "" if self.removal is None else ", with removal")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
     """A recurrence in n chunks of C positions, or in n joined chunks: the state before and after each, and its output.
 
@@ -136,12 +139,18 @@ class Chunks:
         found = self.local.mT @ x + self.written @ torch.stack(after[::-1], 1)
         return found.flatten(1, 2)[:, : self.keys]
 
-    def block(self, rows: Rows, columns: Rows) -> Tensor:
-        """The weights of some queries and keys, (N, t, s)."""
+    def blocks(self) -> Callable[[Rows, Rows], Tensor]:
+        """The function from some queries and keys to their weights, (N, t, s).
+
+        All that it shares between blocks is made now: a block may be made again in a backward pass.
+        """
+        return partial(self._block, self._joined())
+
+    def _block(self, joined: Joined, rows: Rows, columns: Rows) -> Tensor:
         shift = self.keys - self.queries
         first, stop = _ends(columns)
         begin, end = first // self.size, -(-stop // self.size)
-        found = [self._rows(number, place, begin, end) for number, place in self._by_chunk(rows, shift)]
+        found = [self._rows(joined, number, place, begin, end) for number, place in self._by_chunk(rows, shift)]
         whole = torch.cat(found, 1)
         if not isinstance(rows, range):  # (They are in the order of their chunks.)
             whole = whole[:, ((rows + shift) // self.size).argsort(stable=True).argsort()]
@@ -160,7 +169,7 @@ class Chunks:
                 place = rows + shift - start
                 yield number, place[(place >= 0) & (place < self.size)]
 
-    def _rows(self, number: int, place: slice | Tensor, begin: int, end: int) -> Tensor:
+    def _rows(self, joined: Joined, number: int, place: slice | Tensor, begin: int, end: int) -> Tensor:
         """The weights of queries of one chunk, for the keys of chunks `begin` to `end`.
 
         The queries are carried back by the largest joined chunks: as many products as the number has binary digits.
@@ -170,7 +179,7 @@ class Chunks:
         at = number
         while at > begin:
             level = (at & -at).bit_length() - 1
-            written, onward = self._joined[level]
+            written, onward = joined[level]
             before = at - (1 << level)
             one = before >> level
             if before < end:
@@ -180,8 +189,7 @@ class Chunks:
         later = max(end - max(number + 1, begin), 0) * self.size
         return torch.nn.functional.pad(torch.cat(found[::-1], -1) if found else local[..., :0], (0, later))
 
-    @cached_property
-    def _joined(self) -> list[tuple[Tensor, Tensor]]:
+    def _joined(self) -> Joined:
         """`written` and `onward` of single chunks, of joined pairs, of four joined chunks, and so on."""
         found = [(self.written, self.onward)]
         while found[-1][0].shape[1] > 1:

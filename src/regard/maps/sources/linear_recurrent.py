@@ -64,8 +64,8 @@ class LinearRecurrent(NamedSource):
         recurrence = self.recurrence
         if len(flat_heads) < self.flat_heads:
             recurrence = recurrence.mapped(lambda x: x[flat_heads.start : flat_heads.stop])
-        chunks = recurrence.chunked()
-        return lambda rows, columns: Piece(chunks.block(rows, columns))
+        block = recurrence.chunked().blocks()
+        return lambda rows, columns: Piece(block(rows, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         match statistic:

@@ -67,7 +67,7 @@ def test_parts_and_statistics_are_those_of_the_dense_weights(drawn: Given, data:
     close(weights.sum(-1), dense.sum(-1), 1e-8)
     close(weights.mass(regard.window(3)), (dense * dense.new_ones(length, length).tril().triu(-2)).sum(-1), 1e-8)
     for how in ("sum", "max"):
-        found = weights.pooled(3, 2, how)  # type: ignore[arg-type]
+        found = weights.pooled(3, 2, how)
         blocks = [row.tensor_split(min(2, length), -1) for row in dense.tensor_split(min(3, length), -2)]
         exact = [[b.sum((-1, -2)) if how == "sum" else b.amax((-1, -2)) for b in row] for row in blocks]
         close(found, torch.stack([torch.stack(row, -1) for row in exact], -2), 1e-8)
@@ -106,7 +106,7 @@ def test_gradients(kind: str, channels: tuple[int, ...], monkeypatch: pytest.Mon
     monkeypatch.setattr(recurrence, "CHUNK", 4)
     parts, options = small(beta=lambda n: n(1, 1, 6), decay=lambda n: n(1, 1, 6, *channels), a=lambda n: n(1, 1, 6, 2))
 
-    def run(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+    def run(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, a: Tensor) -> Any:
         removal: Any = {"none": None, "delta": "delta", "pair": (a, 0.3 * k)}[kind]
         output, weights = regard.linear_attention(
             q, k, v, decay=-decay, beta=beta, removal=removal, return_weights=True
@@ -129,7 +129,8 @@ def test_memory_is_linear() -> None:
 
 
 def test_a_query_may_stand_at_the_last_of_more_keys() -> None:
-    drawn = Given(*small(length=70)[0], {})
+    (query, key, value), _ = small(length=70)
+    drawn = Given(query, key, value, {})
     dense = step_by_step(drawn)[1].detach()
     q, k = (x.detach()[0] for x in drawn[:2])
     made = LinearRecurrent(Recurrence(q[:, -3:], k, 2**-0.5), (1,), regard.map_of(q, k).dimensions)
@@ -143,10 +144,12 @@ def test_a_query_may_stand_at_the_last_of_more_keys() -> None:
 def test_a_map_of_signs_refuses_to_be_read_as_shares() -> None:
     q, k, v = torch.randn(3, 1, 1, 9, 4).unbind()
     weights = regard.linear_attention(q, k, v, return_weights=True).weights
-    for asked in (weights.entropy, weights.participation_ratio, lambda: weights.top_p_count(0.5)):
+    shares: list[Any] = [weights.entropy, weights.participation_ratio, lambda: weights.top_p_count(0.5)]
+    scores: list[Any] = [lambda: weights.lse, weights.max_logit, weights.gradient, lambda: weights.with_values(v)]
+    for asked in shares:
         with pytest.raises(ArgumentError, match="some weights of this map are below 0: it is a linear recurrence"):
             asked()
-    for asked in (lambda: weights.lse, weights.max_logit, weights.gradient, lambda: weights.with_values(v)):
+    for asked in scores:
         with pytest.raises(ArgumentError, match="is for the map of one call with scores"):
             asked()
     # Queries and keys without signs have weights without them.

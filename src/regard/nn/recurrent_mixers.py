@@ -17,6 +17,7 @@ from regard.call.shapes import Sizes
 from regard.errors import ArgumentError
 from regard.functional import Attended
 from regard.linear import Recurred, linear_attention
+from regard.maps.sources.values import widened
 from regard.nn.arguments import require_sizes
 from regard.nn.cache import RecurrentState
 from regard.nn.short_convolution import ShortConvolution
@@ -216,8 +217,8 @@ class GatedDeltaNet(RecurrentMixer):
         query, key, value = mixed.split((width, width, mixed.shape[-1] - 2 * width), -1)
         gate, step, strength = rest.split((rest.shape[-1] - 2 * heads, heads, heads), -1)
         query, key = (_unit(_heads(x, self.num_heads)) for x in (query, key))
-        decay = -self.log_rate.float().exp() * softplus(step.float() + self.step_bias)
-        return Mixed(query, key, _heads(value, heads), decay.mT, strength.float().sigmoid().mT, gate)
+        decay = -widened(self.log_rate).exp() * softplus(widened(step) + self.step_bias)
+        return Mixed(query, key, _heads(value, heads), decay.mT, widened(strength).sigmoid().mT, gate)
 
     def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
         output = self.norm(output).transpose(-3, -2).flatten(-2)
@@ -287,8 +288,8 @@ class Mamba2(RecurrentMixer):
         gate, step = rest.split((rest.shape[-1] - self.num_heads, self.num_heads), -1)
         width = (mixed.shape[-1] - gate.shape[-1]) // 2
         value, key, query = mixed.split((gate.shape[-1], width, width), -1)
-        strength = softplus(step.float() + self.step_bias)
-        decay = -self.log_rate.float().exp() * strength
+        strength = softplus(widened(step) + self.step_bias)
+        decay = -widened(self.log_rate).exp() * strength
         query, key = (_heads(x, self.groups) for x in (query, key))
         return Mixed(query, key, _heads(value, self.num_heads), decay.mT, strength.mT, gate)
 
@@ -387,7 +388,7 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """Vectors of length 1; short ones stay short."""
-    return x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
+    return x * torch.rsqrt(widened(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
 
 
 def _begin(layer: RecurrentMixer) -> None:

@@ -32,14 +32,14 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, size: int = 4, *, bias: bool = False) -> None:
         super().__init__()
         require_sizes(channels=channels, size=size)
-        self.weight = nn.Parameter(torch.empty(channels, size))
+        self.weight = nn.Parameter(torch.empty(channels, 1, size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Uniform in (-1, 1) / sqrt(K), as torch begins a convolution of one channel."""
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+            nn.init.uniform_(parameter, -(self.weight.shape[-1] ** -0.5), self.weight.shape[-1] ** -0.5)
 
     def forward(
         self,
@@ -54,13 +54,14 @@ class ShortConvolution(nn.Module):
             before: the K - 1 inputs before these; None is zeros.
             real: False for padding, whose inputs count as 0. It is at one end of each sequence.
         """
-        size, channels = self.weight.shape[1], x.shape[-1]
+        size, channels = self.weight.shape[-1], x.shape[-1]
         if real is not None:
             x = x * real[..., None]
         before = x.new_zeros(*x.shape[:-2], size - 1, channels) if before is None else before.to(x.dtype)
         whole = torch.cat([before, x], -2)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         flat = whole.reshape(-1, *whole.shape[-2:]).mT
-        output = conv1d(flat, self.weight[:, None].to(x.dtype), self.bias, groups=channels).mT.view_as(x)
+        output = conv1d(flat, self.weight.to(x.dtype), bias, groups=channels).mT.reshape(x.shape)
         if real is None:
             return silu(output), whole[..., x.shape[-2] :, :]
         last = (real * torch.arange(1, real.shape[-1] + 1, device=x.device)).amax(-1)

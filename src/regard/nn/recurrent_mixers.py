@@ -20,6 +20,7 @@ from regard.linear import Recurred, linear_attention
 from regard.maps.sources.values import widened
 from regard.nn.arguments import require_sizes
 from regard.nn.cache import RecurrentState
+from regard.nn.head_norms import normed
 from regard.nn.short_convolution import ShortConvolution
 
 
@@ -221,7 +222,7 @@ class GatedDeltaNet(RecurrentMixer):
         return Mixed(query, key, _heads(value, heads), decay.mT, widened(strength).sigmoid().mT, gate)
 
     def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
-        output = self.norm(output).transpose(-3, -2).flatten(-2)
+        output = normed(self.norm, output).transpose(-3, -2).flatten(-2)
         return self.out(output * silu(mixed.gate))
 
 
@@ -296,7 +297,7 @@ class Mamba2(RecurrentMixer):
     def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
         output = output + self.skip[:, None, None].to(output.dtype) * mixed.value
         output = output.transpose(-3, -2).flatten(-2) * silu(mixed.gate)
-        return self.out(self.norm(output.unflatten(-1, (self.groups, -1))).flatten(-2))
+        return self.out(normed(self.norm, output.unflatten(-1, (self.groups, -1))).flatten(-2))
 
 
 class LightningAttention(RecurrentMixer):
@@ -354,7 +355,7 @@ class LightningAttention(RecurrentMixer):
         return Mixed(query, key, value, self.decays.expand(*query.shape[:-2], 1), None, rest)
 
     def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
-        return self.out(self.norm(output.transpose(-3, -2).flatten(-2)) * mixed.gate.sigmoid())
+        return self.out(normed(self.norm, output.transpose(-3, -2).flatten(-2)) * mixed.gate.sigmoid())
 
 
 def _real(mask: Mask | Tensor | None, bias: Bias | Tensor | None, x: Tensor, before: int) -> Tensor | None:

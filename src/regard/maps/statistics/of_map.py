@@ -3,16 +3,27 @@
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError
+from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.derived import SizeSource
 from regard.maps.sources.logits import largest_score, log_sum_exp
-from regard.maps.sources.source import Source, Statistic
+from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.by_name import USUAL, How, Summary, as_summary, by_name, pooled, top_p_count, top_weights
+from regard.maps.statistics.by_name import (
+    USUAL,
+    How,
+    Of,
+    Summary,
+    as_summary,
+    by_name,
+    is_by_value,
+    pooled,
+    top_p_count,
+    top_weights,
+)
 from regard.maps.statistics.definitions import TopKeys
 from regard.maps.statistics.mass import kept_mass
 from regard.maps.statistics.pooling import Grid
@@ -21,8 +32,6 @@ from regard.maps.statistics.spans import Spans, by_spans
 from regard.maps.statistics.spectrum import Spectrum, singular_values
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.maps.weights_of_map import MapWeights
-
-Of = Literal["value", "size"]
 
 
 class MapStatistics(MapWeights):
@@ -57,29 +66,18 @@ class MapStatistics(MapWeights):
     def entropy(self, of: Of = "value") -> Tensor:
         r"""The spread of each query's attention: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
 
-        Args:
-            of: "size" is the entropy of $|P_{ij}| / \sum_j |P_{ij}|$, for weights with signs. It goes by tiles.
-
+        For weights with signs, `of="size"` is that of the shares $|P_{ij}| / \sum_j |P_{ij}|$; it goes by tiles.
         In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum to
         1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax of dot
         products.
-
-        Raises:
-            ArgumentError: weights are below 0, and `of` is "value".
 
         >>> import regard, torch
         >>> q = torch.zeros(3, 1)
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
         tensor([0.0000, 0.6931, 1.0986])
         """
-        if of == "value":
-            return self._say(st.Entropy())
-        ones = torch.ones(1, self.source.keys, 1, dtype=self.source.dtype, device=self.device)
-        (spread,), (sums,) = ask_all(self._by(of), [st.Entropy(), st.Product(ones)])
-        sums = sums[..., 0]
-        alive = sums > 0
-        shares = torch.where(alive, sums, 1.0)
-        return self.source.laid_out(torch.where(alive, spread / shares + shares.log(), 0.0))
+        source = self.source if is_by_value(of) else shares_of_sizes(self.source)
+        return self.source.laid_out(ask(source, st.Entropy())[0])
 
     def participation_ratio(self) -> Tensor:
         r"""The effective number of keys of each query: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
@@ -164,11 +162,8 @@ class MapStatistics(MapWeights):
     def top_keys(self, k: int, of: Of = "value") -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
-        Args:
-            k: how many.
-            of: "size" ranks weights with signs by their sizes, and the values are the sizes.
-
-        With fewer than k keys of some weight, the rest is 0 with the index -1. The values carry gradients.
+        With `of="size"` they are the largest |weights|. With fewer than k keys of some weight, the rest is 0 with the
+        index -1. The values carry gradients.
 
         Raises:
             ArgumentError: k is not in [1, S].
@@ -181,7 +176,12 @@ class MapStatistics(MapWeights):
             [1],
             [2]]))
         """
-        return TopKeys(*map(self.source.laid_out, ask(self._by(of), top_weights(k, self.shape[-1]))))
+        return TopKeys(
+            *map(
+                self.source.laid_out,
+                ask(self.source if is_by_value(of) else SizeSource(self.source), top_weights(k, self.shape[-1])),
+            )
+        )
 
     def top_p_count(self, p: float) -> Tensor:
         r"""The smallest number of keys with the share p of each query's attention: (batch..., H, T), int64. Tiles.
@@ -405,11 +405,6 @@ class MapStatistics(MapWeights):
         tensor([1.0000, 0.2066])
         """
         return singular_values(self.source, k, iterations=iterations, seed=seed)
-
-    def _by(self, of: Of) -> Source:
-        if of not in ("value", "size"):
-            raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
-        return SizeSource(self.source) if of == "size" and self.source.has_signs else self.source
 
     def _say(self, statistic: Statistic) -> Tensor:
         return self.source.laid_out(ask(self.source, statistic)[0])

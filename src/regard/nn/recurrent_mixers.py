@@ -83,7 +83,7 @@ class RecurrentMixer(nn.Module):
         real = _real(mask, bias, x, 0)
         mixed, _ = self._mixed(x, None, real)
         found = self._attended(mixed, None, return_weights=return_weights)
-        output = self._read(found.output, mixed)
+        output = self.read_out(found.output, mixed)
         return output if found.weights is None else Attended(output, found.weights)
 
     def extend(
@@ -110,7 +110,7 @@ class RecurrentMixer(nn.Module):
         length = 0 if cache is None else cache.length
         mixed, inputs = self._mixed(x, cache, _real(mask, bias, x, length))
         found = self._attended(mixed, None if cache is None else cache.state)
-        return self._read(found.output, mixed), RecurrentState(found.state, inputs, length + x.shape[-2])
+        return self.read_out(found.output, mixed), RecurrentState(found.state, inputs, length + x.shape[-2])
 
     def _attended(self, mixed: Mixed, state: Tensor | None, *, return_weights: bool = False) -> Recurred:
         return linear_attention(
@@ -140,7 +140,7 @@ class RecurrentMixer(nn.Module):
         """The arguments of the recurrence from the convolved and from the other projections."""
 
     @abstractmethod
-    def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
+    def read_out(self, output: Tensor, mixed: Mixed) -> Tensor:
         """The output of the layer from that of the recurrence, (batch..., H, T, E)."""
 
 
@@ -221,7 +221,7 @@ class GatedDeltaNet(RecurrentMixer):
         decay = -widened(self.log_rate).exp() * softplus(widened(step) + self.step_bias)
         return Mixed(query, key, _heads(value, heads), decay.mT, widened(strength).sigmoid().mT, gate)
 
-    def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
+    def read_out(self, output: Tensor, mixed: Mixed) -> Tensor:
         output = normed(self.norm, output).transpose(-3, -2).flatten(-2)
         return self.out(output * silu(mixed.gate))
 
@@ -294,7 +294,7 @@ class Mamba2(RecurrentMixer):
         query, key = (_heads(x, self.groups) for x in (query, key))
         return Mixed(query, key, _heads(value, self.num_heads), decay.mT, strength.mT, gate)
 
-    def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
+    def read_out(self, output: Tensor, mixed: Mixed) -> Tensor:
         output = output + self.skip[:, None, None].to(output.dtype) * mixed.value
         output = output.transpose(-3, -2).flatten(-2) * silu(mixed.gate)
         return self.out(normed(self.norm, output.unflatten(-1, (self.groups, -1))).flatten(-2))
@@ -354,7 +354,7 @@ class LightningAttention(RecurrentMixer):
         query, key, value = (_heads(x, self.num_heads) for x in mixed.chunk(3, -1))
         return Mixed(query, key, value, self.decays.expand(*query.shape[:-2], 1), None, rest)
 
-    def _read(self, output: Tensor, mixed: Mixed) -> Tensor:
+    def read_out(self, output: Tensor, mixed: Mixed) -> Tensor:
         return self.out(normed(self.norm, output.transpose(-3, -2).flatten(-2)) * mixed.gate.sigmoid())
 
 

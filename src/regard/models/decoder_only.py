@@ -16,7 +16,7 @@ from regard.models.one_stack_parts import one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import shared_bias
-from regard.nn.cache import LayerCache
+from regard.nn.cache import MixerCache
 from regard.nn.recurrent_mixers import RecurrentMixer
 
 
@@ -24,7 +24,7 @@ from regard.nn.recurrent_mixers import RecurrentMixer
 class DecoderOnlyState:
     """The decoding state; N sequences are the first dimension."""
 
-    caches: tuple[LayerCache | None, ...]
+    caches: tuple[MixerCache | None, ...]
     """Keys and values of the text so far, or the state of a recurrence, one entry per layer."""
     position: int | Integer[Tensor, " N"]
     """The position of the next token; a single integer if all prompts have the same length."""
@@ -95,7 +95,7 @@ class DecoderOnly(OneStack):
         width, source_lengths = source.shape[1], source_lengths.long()
         if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
             raise ArgumentError(f"every text needs 0 to {width} tokens, as the batch is wide; got {source_lengths}")
-        caches: tuple[LayerCache | None, ...] = (None,) * len(self.layers)
+        caches: tuple[MixerCache | None, ...] = (None,) * len(self.layers)
         if width:
             # (A state would remember padding, which no later query of attention sees.)
             has_states = any(isinstance(layer.self_attention, RecurrentMixer) for layer in self.each_layer())
@@ -123,8 +123,8 @@ class DecoderOnly(OneStack):
         return DecoderOnlyState(caches, state.position[index], state.padding[index])
 
     def _extend(
-        self, tokens: Tensor, caches: tuple[LayerCache | None, ...], mask: Mask, offset: int | Tensor
-    ) -> tuple[tuple[LayerCache, ...], Tensor]:
+        self, tokens: Tensor, caches: tuple[MixerCache | None, ...], mask: Mask, offset: int | Tensor
+    ) -> tuple[tuple[MixerCache, ...], Tensor]:
         """Read tokens after those of the caches: the longer caches, and the output of the last layer."""
         x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):

@@ -27,7 +27,7 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
-from regard.nn.cache import LayerCache
+from regard.nn.cache import MixerCache
 from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
@@ -110,10 +110,10 @@ class SelfAttentionLayer(nn.Module):
         return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
-        self, x: Tensor, cache: LayerCache | None, mask: Mask, bias: Bias | None, offset: int | Tensor
-    ) -> tuple[Tensor, LayerCache]:
+        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | None, offset: int | Tensor
+    ) -> tuple[Tensor, MixerCache]:
         """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
-        caches: list[LayerCache] = []
+        caches: list[MixerCache] = []
 
         def look_back(y: Tensor) -> Tensor:
             output, longer = cast(Any, self.self_attention).extend(y, cache, mask=mask, bias=bias, offset=offset)

@@ -101,7 +101,7 @@ class RecurrentState:
         return RecurrentState(self.state.index_select(0, index), self.inputs.index_select(0, index), self.length)
 
 
-LayerCache = KeyValue | RecurrentState
+MixerCache = KeyValue | RecurrentState
 """The cache of one layer of self-attention."""
 
 

@@ -16,11 +16,11 @@ from regard.call.masks.basic import Causal, as_mask, causal
 from regard.call.shapes import Sizes
 from regard.errors import ArgumentError
 from regard.functional import Attended
-from regard.linear import Recurred, linear_attention
 from regard.maps.sources.values import widened
 from regard.nn.arguments import require_sizes
 from regard.nn.cache import RecurrentState
 from regard.nn.head_norms import normed
+from regard.nn.linear_attention import Recurred, linear_attention
 from regard.nn.short_convolution import ShortConvolution
 
 

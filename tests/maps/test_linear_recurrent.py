@@ -12,7 +12,7 @@ import regard
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.kernels import recurrence
 from regard.kernels.recurrence import Recurrence
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear_recurrent import GivenRecurrence
 from tests.largest import Largest
 from tests.maps.dense_maps import check_largest
 from tests.maps.naive_recurrence import Given, recurrences, step_by_step
@@ -133,7 +133,7 @@ def test_a_query_may_stand_at_the_last_of_more_keys() -> None:
     drawn = Given(query, key, value, {})
     dense = step_by_step(drawn)[1].detach()
     q, k = (x.detach()[0] for x in drawn[:2])
-    made = LinearRecurrent(Recurrence(q[:, -3:], k, 2**-0.5), (1,), regard.map_of(q, k).dimensions)
+    made = GivenRecurrence(Recurrence(q[:, -3:], k, 2**-0.5), (1,), regard.map_of(q, k).dimensions)
     weights = regard.AttentionMap(made)
     close(weights.dense(), dense[0, :, -3:], 1e-12)
     close(weights @ k, dense[0, :, -3:] @ k, 1e-12)

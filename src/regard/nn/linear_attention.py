@@ -13,7 +13,7 @@ from regard.functional import Attended
 from regard.kernels.recurrence import Recurrence
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear_recurrent import GivenRecurrence
 from regard.tensors.guards import has_values, is_overridden, is_recorded, is_transformed
 
 Removal = Literal["delta"] | tuple[Tensor, Tensor]
@@ -242,7 +242,7 @@ class _Layout(NamedTuple):
         if not is_recorded():
             recurrence = recurrence.mapped(Tensor.detach)
         names = Dimensions.of_call(len(self.batch), has_heads=self.has_heads)
-        return AttentionMap(LinearRecurrent(recurrence, self.leading, names))
+        return AttentionMap(GivenRecurrence(recurrence, self.leading, names))
 
 
 def _check_values(recurrence: Recurrence, values: Tensor, state: Tensor | None) -> None:

@@ -1,7 +1,8 @@
 """The weights of a linear recurrence, as the source of a map."""
 
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -15,14 +16,16 @@ from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LinearRecurrent(NamedSource):
     """P_tj = c q_t^T A_t ... A_{j+1} k_j beta_j. Nothing makes its rows sum to 1, and its weights may be below 0."""
 
-    recurrence: Recurrence
     layout: tuple[int, ...]
     """(batch..., H)."""
-    names: Dimensions
+
+    @property
+    @abstractmethod
+    def recurrence(self) -> Recurrence:
+        """Its factors, (N, ...)."""
 
     @property
     def shape(self) -> torch.Size:
@@ -85,10 +88,23 @@ class LinearRecurrent(NamedSource):
     def _chunks(self) -> Chunks:
         return self.recurrence.chunked()
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "LinearRecurrent":
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenRecurrence":
         names = Dimensions.unknown(len(leading), UNNAMED)
         chosen = self.recurrence if flat_heads is None else self.recurrence.mapped(lambda x: x[flat_heads])
-        return LinearRecurrent(chosen, leading, names)
+        return GivenRecurrence(chosen, leading, names)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "LinearRecurrent":
-        return replace(self, recurrence=self.recurrence.mapped(change))
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenRecurrence":
+        return GivenRecurrence(self.recurrence.mapped(change), self.layout, self.dimensions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenRecurrence(LinearRecurrent):
+    """The weights of a call of `regard.linear_attention`."""
+
+    given: Recurrence
+    layout: tuple[int, ...]
+    names: Dimensions
+
+    @property
+    def recurrence(self) -> Recurrence:
+        return self.given

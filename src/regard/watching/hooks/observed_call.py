@@ -63,6 +63,8 @@ class ObservedCall(ABC):
 
     is_editable: ClassVar[bool] = False
     """True if such a call can be edited before it runs."""
+    has_scores: ClassVar[bool] = True
+    """False for a recurrence, which has no keys that could be dropped."""
     how: str
     """The observed function or module, for the report."""
     origins: Origins | None = None

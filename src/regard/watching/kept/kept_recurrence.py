@@ -121,10 +121,14 @@ def kept_recurrence(
 
     A call goes on from another one if its first state is the last state there, row by row.
     """
-    kept = Positions(*(None if x is None else policy.keep(x, f"the {what} of {name}") for x, what in (
-        (given.query, "queries"), (given.key, "keys"), (given.decay, "decays"), (given.beta, "write strengths"),
-    )))  # fmt: skip
-    chain, prints = (Link(kept, None),), None
+    kept = Positions(
+        policy.keep(given.query, f"the queries of {name}"),
+        policy.keep(given.key, f"the keys of {name}"),
+        None if given.decay is None else policy.keep(given.decay, f"the decays of {name}"),
+        None if given.beta is None else policy.keep(given.beta, f"the write strengths of {name}"),
+    )
+    chain: tuple[Link, ...] = (Link(kept, None),)
+    prints = None
     ended = policy.ended.setdefault(name, [])
     found = None if before is None else next((f for one in reversed(ended) if (f := _goes_on(one, before))), None)
     if found is not None:

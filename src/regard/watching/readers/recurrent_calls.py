@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from regard.nn.linear_attention import linear_attention
@@ -11,6 +12,7 @@ from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Readi
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.kept_recurrence import Positions, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.functions import Args, Func, Kwargs
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
@@ -29,6 +31,7 @@ class RecurrentCall(ObservedCall):
     after: Tensor | None
     """The state after the last position, if the model asked for it."""
     how: str
+    has_scores: ClassVar[bool] = False
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         made, evidence, is_whole = kept_recurrence(policy, name, self.given, self.shared, self.before, self.after)
@@ -55,18 +58,55 @@ def _delta_rule(given: dict[str, Any], state: Tensor | None, result: Any) -> Rec
     return RecurrentCall(positions, shared, value, output.transpose(1, 2), state, after, "the gated delta rule")
 
 
+def _state_space(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+    """Mamba-2: C are the queries (B, T, G, N), B the keys and x the values (B, T, H, P); the output has D x besides."""
+    x, step, skip = given["hidden_states"], given["dt"], given.get("D")
+    output, after = result if isinstance(result, tuple) else (result, None)
+    return _of_steps(given, step, x, output if skip is None else output - skip[:, None] * x, (state, after))
+
+
+def _one_step(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+    """One position of Mamba-2, (B, H, P), whose numbers for each head are repeated; it writes to its state."""
+    x, skip = given["hidden_states"], given.get("D")
+    one = {name: given[name][:, None] for name in ("B", "C")} | {"A": given["A"][:, 0, 0]}
+    if given.get("dt_bias") is not None:
+        one["dt_bias"] = given["dt_bias"][:, 0]
+    output = result if skip is None else result - skip * x
+    one["dt_softplus"] = given.get("dt_softplus", False)
+    return _of_steps(one, given["dt"][:, None, :, 0], x[:, None], output[:, None], (state, given["state"]))
+
+
+def _of_steps(
+    given: dict[str, Any], step: Tensor, x: Tensor, output: Tensor, states: tuple[Tensor | None, ...]
+) -> RecurrentCall:
+    if given.get("dt_bias") is not None:
+        step = step + given["dt_bias"].to(step.dtype)
+    if given.get("dt_softplus"):
+        step = torch.nn.functional.softplus(step)
+    step = step.clamp(*given.get("dt_limit", (0.0, torch.inf)))
+    query, key, value, output = (one.transpose(1, 2) for one in (given["C"], given["B"], x, output))
+    decay = (given["A"] * step.float()).transpose(1, 2)[..., None]
+    before, after = (None if one is None else one.mT for one in states)
+    positions, shared = Positions(query, key, decay, step.transpose(1, 2)), Shared(x.shape[2], 1.0, by_delta=False)
+    return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence")
+
+
 RECURRENCES: dict[str, ReadCall] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "torch_recurrent_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
     "recurrent_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _state_space,
+    "mamba2_selective_state_update": _one_step,
 }
 """The functions that are read, by their names in transformers' modules."""
 
 
 def held_state(given: dict[str, Any]) -> Tensor | None:
-    """The state before a call."""
-    state: Tensor | None = given.get("initial_state")
+    """The state before a call: a copy of one that the call writes to."""
+    if (written := given.get("state")) is not None:
+        return copied(written)
+    state: Tensor | None = given.get("initial_state", given.get("initial_states"))
     return state
 
 
@@ -98,14 +138,5 @@ def _give_own(thread: ThreadState, args: Args, kwargs: Kwargs, result: Any) -> N
     scale = kwargs.get("scale")
     shared = Shared(heads, query.shape[-1] ** -0.5 if scale is None else scale, by_delta=removal == "delta")
     output, after = (result, None) if isinstance(result, Tensor) else (result[0], getattr(result, "state", None))
-    thread.give(
-        RecurrentCall(
-            Positions(query, key, decay, beta),
-            shared,
-            value,
-            output,
-            kwargs.get("state"),
-            after,
-            "regard.linear_attention",
-        )  # fmt: skip
-    )
+    positions, how = Positions(query, key, decay, beta), "regard.linear_attention"
+    thread.give(RecurrentCall(positions, shared, value, output, kwargs.get("state"), after, how))

@@ -95,13 +95,14 @@ class DecoderOnly(OneStack):
         width, source_lengths = source.shape[1], source_lengths.long()
         if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
             raise ArgumentError(f"every text needs 0 to {width} tokens, as the batch is wide; got {source_lengths}")
+        is_whole = bool((source_lengths == width).all())
         caches: tuple[MixerCache | None, ...] = (None,) * len(self.layers)
         if width:
             # (A state would remember padding, which no later query of attention sees.)
             has_states = any(isinstance(layer.self_attention, RecurrentMixer) for layer in self.each_layer())
-            mask = causal() & lengths(source_lengths) if has_states else causal()
+            mask = causal() & lengths(source_lengths) if has_states and not is_whole else causal()
             caches, _ = self._extend(source, caches, mask, 0)
-        if bool((source_lengths == width).all()):
+        if is_whole:
             return DecoderOnlyState(caches, width, None)
         # The padding moves before the tokens: a window then counts positions and keys alike.
         first = width - source_lengths

@@ -83,8 +83,8 @@ def _without_signs(weights: AttentionMap) -> AttentionMap:
 def _check(layers: list[AttentionMap]) -> None:
     if any(one.source.has_blocks and one.source.has_signs for one in layers):
         raise ArgumentError(
-            "a rollout follows shares of attention, and some weights of these maps are below 0: name the rule for them, "
-            'signs="size", or hand over the other maps'
+            "a rollout follows shares of attention, and some weights of these maps are below 0: name the rule for "
+            'them, signs="size", or hand over the other maps'
         )
     shapes = {(*one.shape[:-3], *one.shape[-2:]) for one in layers}
     if len(shapes) > 1 or layers[0].shape[-1] != layers[0].shape[-2]:

@@ -95,18 +95,21 @@ class KeptRecurrence(LinearRecurrent):
 def joined(parts: list[Positions[Tensor]], shared: Shared) -> Recurrence:
     """The recurrence of consecutive positions, with the queries of the last ones."""
 
-    def of(name: str) -> Tensor | None:
+    def of(name: str, missing: float = 0.0) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
-        if found[0] is None:
+        some = next((x for x in found if x is not None), None)
+        if some is None:
             return None
-        whole = torch.cat(found, 2)
+        sizes = [(*some.shape[:2], part.key.shape[2], *some.shape[3:]) for part in parts]
+        filled = [some.new_full(n, missing) if x is None else x for x, n in zip(found, sizes, strict=True)]
+        whole = torch.cat(filled, 2)
         return whole.repeat_interleave(shared.heads // whole.shape[1], 1).flatten(0, 1)
 
     query, key = of_heads(parts[-1].query, shared.heads), of("key")
     assert key is not None
     if shared.is_unit:
         query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in map(widened, (query, key)))
-    return Recurrence(query, key, shared.scale, of("decay"), of("beta"), by_delta=shared.by_delta)
+    return Recurrence(query, key, shared.scale, of("decay"), of("beta", 1.0), by_delta=shared.by_delta)
 
 
 def kept_recurrence(

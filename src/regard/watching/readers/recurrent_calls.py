@@ -55,13 +55,15 @@ def _delta_rule(given: dict[str, Any], state: Tensor | None, result: Any) -> Rec
     shared = Shared(
         value.shape[1], query.shape[-1] ** -0.5, by_delta=True, is_unit=bool(given.get("use_qk_l2norm_in_kernel"))
     )
-    return RecurrentCall(positions, shared, value, output.transpose(1, 2), state, after, "the gated delta rule")
+    how = f"the delta rule, with a decay a {'channel' if decay.dim() == 4 else 'head'}"
+    return RecurrentCall(positions, shared, value, output.transpose(1, 2), state, after, how)
 
 
 def _state_space(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
     """Mamba-2: C are the queries (B, T, G, N), B the keys and x the values (B, T, H, P); the output has D x besides."""
     x, step, skip = given["hidden_states"], given["dt"], given.get("D")
     output, after = result if isinstance(result, tuple) else (result, None)
+    after = None if after is None else copied(after)  # (Single steps write to it.)
     return _of_steps(given, step, x, output if skip is None else output - skip[:, None] * x, (state, after))
 
 
@@ -71,9 +73,14 @@ def _one_step(given: dict[str, Any], state: Tensor | None, result: Any) -> Recur
     one = {name: given[name][:, None] for name in ("B", "C")} | {"A": given["A"][:, 0, 0]}
     if given.get("dt_bias") is not None:
         one["dt_bias"] = given["dt_bias"][:, 0]
-    output = result if skip is None else result - skip * x
     one["dt_softplus"] = given.get("dt_softplus", False)
-    return _of_steps(one, given["dt"][:, None, :, 0], x[:, None], output[:, None], (state, given["state"]))
+    after = copied(given["state"])
+    if given.get("z") is None:
+        output = result if skip is None else result - skip * x
+    else:  # The gate is within the function: what the state gives is before it.
+        query = given["C"].repeat_interleave(x.shape[1] // given["C"].shape[1], 1)
+        output = (after @ query[..., None].to(after.dtype))[..., 0]
+    return _of_steps(one, given["dt"][:, None, :, 0], x[:, None], output[:, None], (state, after))
 
 
 def _of_steps(

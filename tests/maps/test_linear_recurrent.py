@@ -1,5 +1,6 @@
 """Linear attention and its maps: against a loop over positions in float64, and transformers' own functions."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -128,6 +129,25 @@ def test_memory_is_linear() -> None:
     assert largest.elements <= length * length // 4
 
 
+def test_far_weights_of_the_delta_rule() -> None:
+    """Rows reach over four joined chunks and more."""
+    query, key, value = torch.randn(3, 1, 1, 400, 3, dtype=torch.float64).unbind()
+    key = torch.nn.functional.normalize(key, dim=-1)
+    options = {"decay": -torch.rand(1, 1, 400, dtype=torch.float64) / 1e3, "beta": torch.rand(1, 1, 400).double() / 100}
+    drawn = Given(query, key, value, {**options, "removal": "delta"})
+    weights = regard.linear_attention(*drawn[:3], **drawn.options, return_weights=True).weights
+    dense = step_by_step(drawn)[1]
+    assert dense[0, 0, -1, :60].abs().max() > 1e-3
+    close(weights.dense(), dense, 1e-9)
+
+
+def test_a_map_without_values_has_signs() -> None:
+    q = torch.zeros(1, 1, 5, 4, device="meta")
+    weights = regard.linear_attention(q, q, q, return_weights=True).weights
+    assert weights.source.has_signs
+    assert weights.received().shape == (1, 1, 5)
+
+
 def test_a_query_may_stand_at_the_last_of_more_keys() -> None:
     (query, key, value), _ = small(length=70)
     drawn = Given(query, key, value, {})
@@ -203,8 +223,9 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_in_a_sentence(name: str) -> None:
     parts, options, error, said = BAD[name]
+    # (Unwrapped: in tests, the types in its signature are checked at each call.)
     with pytest.raises(error, match=said):
-        regard.linear_attention(*parts, **options)
+        inspect.unwrap(regard.linear_attention)(*parts, **options)
 
 
 def test_transformers_gated_delta_rule() -> None:

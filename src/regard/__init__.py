@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from regard.maps.sources.summary import Summarize as Summarize
     from regard.maps.statistics.divergence import divergence as divergence
     from regard.maps.strictness import strict_maps as strict_maps
+    from regard.nn.linear_attention import Recurred as Recurred
+    from regard.nn.linear_attention import linear_attention as linear_attention
     from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.handed_back import KeepKeys as KeepKeys
@@ -88,6 +90,7 @@ else:
             "regard.edits.editing": ("edit",),
             "regard.errors": ("RegardError",),
             "regard.functional": ("Attended", "attention", "explain", "map_of"),
+            "regard.nn.linear_attention": ("Recurred", "linear_attention"),
             "regard.watching.handed_back": ("KeepKeys", "KeepTokens"),
             "regard.watching.on_attention": ("on_attention",),
             "regard.watching.watch": ("watch",),

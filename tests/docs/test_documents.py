@@ -18,6 +18,7 @@ PAGES = [
     "docs/watching.md",
     "docs/editing.md",
     "docs/maps.md",
+    "docs/linear.md",
     "docs/parts.md",
     "docs/pictures.md",
     "docs/losses.md",

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from torch import nn
 
 from regard.nn import LatentAttention, MultiHeadAttention
+from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
-MakeAttention = Callable[[], MultiHeadAttention | LatentAttention]
-"""A function that makes the attention of one layer. Attention to a source needs the multi-head one."""
+MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | RecurrentMixer]
+"""A function that makes the attention of one layer, or its linear attention. Attention to a source needs the multi-head
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from regard.models.protocol import RecordMap
 from regard.nn import (
     FeedForward,
     GatedFeedForward,
-    KeyValue,
     LearnedPositions,
     MultiHeadAttention,
     NoPositions,
@@ -28,6 +27,8 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
+from regard.nn.cache import MixerCache
+from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
 Body = TypeVar("Body", bound=nn.Module)
@@ -86,7 +87,7 @@ def attention_of(config: StackConfig, **parts: Any) -> MakeAttention:
 
 def _smaller(make: Callable[[], Body], gain: float) -> Body:
     made = make()
-    last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention) else made.down)
+    last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention | RecurrentMixer) else made.down)
     with torch.no_grad():
         last.weight.mul_(gain)
     return made
@@ -109,13 +110,13 @@ class SelfAttentionLayer(nn.Module):
         return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
-        self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
-    ) -> tuple[Tensor, KeyValue]:
+        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | None, offset: int | Tensor
+    ) -> tuple[Tensor, MixerCache]:
         """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
-        caches: list[KeyValue] = []
+        caches: list[MixerCache] = []
 
         def look_back(y: Tensor) -> Tensor:
-            output, longer = self.self_attention.extend(y, cache, mask=mask, bias=bias, offset=offset)
+            output, longer = cast(Any, self.self_attention).extend(y, cache, mask=mask, bias=bias, offset=offset)
             caches.append(longer)
             return output
 

@@ -69,7 +69,7 @@ class DecoderLayer(nn.Module):
         caches: list[KeyValue] = []
 
         def look_back(y: Tensor) -> Tensor:
-            output, longer = self.self_attention.extend(y, cache, bias=bias)
+            output, longer = cast(Any, self.self_attention).extend(y, cache, bias=bias)
             caches.append(longer)
             return output
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.combined import shares_of_sizes
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.source import Piece
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
 from regard.maps.statistics.tiles import ask
@@ -43,6 +45,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
         A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
+    Of linear attention, whose weights have signs, the columns are those of the shares $|P_{ij}| / \sum_j |P_{ij}|$.
     For maps with statistics only, the table has distance and entropy where recorded. One of "top_weight", "top_keys"
     and "participation_ratio" must be recorded too: it marks the queries with keys.
 
@@ -109,6 +112,8 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
 
 def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
+    if isinstance(weights.source, LinearRecurrent):
+        weights = AttentionMap(shares_of_sizes(weights.source))
     live = _live(weights)
     numbers = {}
     if weights.source.keeps(Distance(keys - queries)):

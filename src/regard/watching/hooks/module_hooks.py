@@ -24,6 +24,7 @@ from regard.watching.hooks.module_kinds import (
     may_run_fused,
 )
 from regard.watching.hooks.observers import MODULES
+from regard.watching.hooks.replaced_functions import Place, put_back, replace_functions
 from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 from regard.watching.hooks.torch_mode import FunctionMode
 from regard.watching.readers.flex_calls import hand_on_compiled
@@ -151,10 +152,10 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
 
 
 class OpenThreads:
-    """The threads of an open watch, and the mark to leave each."""
+    """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
 
     def __init__(self) -> None:
-        self._open: dict[ThreadState, int] = {}
+        self._open: dict[ThreadState, tuple[int, list[Place]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -167,7 +168,8 @@ class OpenThreads:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
-        self._open[thread] = thread.enter(watch)
+        places = replace_functions(watch.modules.values(), lambda: getattr(_local, "thread", None))
+        self._open[thread] = thread.enter(watch), places
         return thread
 
     def leave(self, watch: Interceptor) -> ThreadState:
@@ -175,10 +177,11 @@ class OpenThreads:
         generator may end in another thread than it began in."""
         thread = this_thread()
         if thread in self._open:
-            mark = self._open.pop(thread)
+            mark, places = self._open.pop(thread)
         else:
-            thread, mark = self._open.popitem()
+            thread, (mark, places) = self._open.popitem()
         thread.leave(watch, mark)
+        put_back(places)
         _uninstall()
         return thread
 

@@ -153,8 +153,9 @@ $(NODE_STAMP): package.json package-lock.json
 	@touch $@
 
 # A chapter runs again when its code has changed; a warning is an error. The site needs no network.
-docs: $(STAMP)  ## Run the chapters of the book and build the site into build/docs/html
+docs: $(STAMP)  ## Run the chapters of the book, build the site into build/docs/html and look at it
 	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
+	SITE=build/docs/html $(BIN)/python -m pytest -n 0 tests/book/test_site.py
 	@echo "build/docs/html/index.html"
 
 PORT ?= 8000

@@ -23,6 +23,7 @@ extensions = [
     "in_models",
     "downloads",
     "llms",
+    "accessible",
 ]
 exclude_patterns = ["_extensions", "_build", "**.ipynb"]
 nitpicky = False
@@ -40,6 +41,7 @@ nb_code_prompt_hide = "Hide the solution"
 autodoc_default_options = {"inherited-members": "object"}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+suppress_warnings = ["myst-nb.lexer"]  # of cells that do not run, as in `tests/book`
 python_use_unqualified_type_names = True
 
 html_theme = "furo"

@@ -41,6 +41,7 @@ FEATURES = {
     "mixtures of experts": r"num_experts|n_routed_experts|num_local_experts",
     "cross-attention": r"cross_attn|encoder_attn|EncDecAttention|crossattention",
     "bidirectional recurrence": r"bidirectional=True",
+    "recurrent layers": r"nn\.(LSTM|GRU)\(",
     "norm before attention": r"input_layernorm|layer_norm1|norm1|ln_1",
     "a head that predicts the next token": r"class \w+ForCausalLM",
     "a head that fills masks": r"class \w+ForMaskedLM",

@@ -71,6 +71,11 @@ def sections(text: str) -> list[str]:
     return re.findall(r"^## (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
 
 
+def formulas(text: str) -> list[tuple[str, str]]:
+    """The formulas, each as a block or else within a line."""
+    return re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.S)
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of the prose: without code, formulas, tables, headings and links' addresses."""
     text = re.sub(r"^---.*?^---$", "", text, count=1, flags=re.MULTILINE | re.DOTALL)

@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.book.chapters import CHAPTERS, SECTIONS, cells, is_picture, path_of, ran, run, sections, sentences
+from tests.book.chapters import (
+    CHAPTERS,
+    SECTIONS,
+    cells,
+    formulas,
+    is_picture,
+    path_of,
+    ran,
+    run,
+    sections,
+    sentences,
+)
 
 pytestmark = pytest.mark.usefixtures("as_installed")
 
@@ -40,6 +51,13 @@ def test_a_chapter_has_the_form_of_the_book(chapter: str) -> None:
     assert long == [], "a line of code fits the page"
     comparing = text.split("\n## The same by regard\n")[1].split("\n## ")[0]
     assert re.search(r"^assert ", comparing, re.MULTILINE), "both ways are compared"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_formulas_of_a_chapter_are_mathml(chapter: str) -> None:
+    latex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml")
+    for block, line in formulas(path_of(chapter).read_text(encoding="utf-8")):
+        assert "<math" in latex2mathml.tex2mathml(block or line, as_block=bool(block))
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

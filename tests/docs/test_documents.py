@@ -12,7 +12,6 @@ from tests import ROOT
 PAGES = [
     "README.md",
     "docs/command-line.md",
-    "docs/learn.md",
     "docs/you-asked.md",
     "docs/coming-from.md",
     "docs/convert.md",

@@ -39,8 +39,8 @@ FEATURES = {
     "latent keys": r"kv_lora_rank",
     "linear layers": r"gated_delta|[Mm]amba|[Ll]ightning|rwkv",
     "mixtures of experts": r"num_experts|n_routed_experts|num_local_experts",
-    "cross-attention": r"cross_attn|encoder_attn|EncDecAttention|crossattention",
-    "bidirectional recurrence": r"bidirectional=True",
+    "cross-attention": r"encoder_attn\b|EncDecAttention|self\.cross_attn\b",
+    "an encoder and a decoder": r"is_encoder_decoder\b[^=\n]{0,20}= ?True",
     "recurrent layers": r"nn\.(LSTM|GRU)\(",
     "norm before attention": r"input_layernorm|layer_norm1|norm1|ln_1",
     "a head that predicts the next token": r"class \w+ForCausalLM",
@@ -62,7 +62,8 @@ KNOWN = (
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
     home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
-    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py"))]
+    models = (path for path in (home / "models").iterdir() if path.name != "auto")  # Tables of all the others.
+    folders = [path for path in models if any(path.glob("modeling_*.py"))]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

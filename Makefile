@@ -154,7 +154,7 @@ $(NODE_STAMP): package.json package-lock.json
 
 # A chapter runs again when its code has changed; a warning is an error. The site needs no network.
 docs: $(STAMP)  ## Run the chapters of the book and build the site into build/docs/html
-	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
 	@echo "build/docs/html/index.html"
 
 PORT ?= 8000
@@ -162,7 +162,8 @@ PORT ?= 8000
 docs-serve: docs  ## Build the site and show it at http://127.0.0.1:8000 (PORT=...)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/html $(PORT)
 
-lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
+lint: $(STAMP)  ## ruff (lint and format), codespell and mypy --strict
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

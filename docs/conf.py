@@ -19,9 +19,10 @@ extensions = [
     "sphinx_design",
     "mathml",
     "outside",
-    "docstrings",
+    "reference",
     "in_models",
     "downloads",
+    "llms",
 ]
 exclude_patterns = ["_extensions", "_build", "**.ipynb"]
 nitpicky = False
@@ -36,7 +37,7 @@ nb_merge_streams = True
 nb_code_prompt_show = "Show a solution"
 nb_code_prompt_hide = "Hide the solution"
 
-default_role = "code"
+autodoc_default_options = {"inherited-members": "object"}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True

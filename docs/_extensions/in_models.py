@@ -5,7 +5,6 @@ and as many others as fit a line.
 """
 
 import importlib.metadata
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,9 @@ FEATURES = {
     "rotary positions": r"apply_rotary_pos_emb|apply_multimodal_rotary",
     "part of a head rotated": r"partial_rotary_factor|rotary_pct",
     "sinusoidal positions": r"[Ss]inusoidal",
+    "learned positions": r"self\.(position_embeddings?|wpe|embed_positions) = "
+    r"(nn\.(Embedding|Parameter)|\w*LearnedPositionalEmbedding)",
+    "layers without positions": r"no_rope|nope_layer",
     "relative positions as a bias": r"relative_attention_bias|relative_position_bias|rel_pos|alibi",
     "sliding windows": r"sliding_window",
     "sliding and full layers": r"layer_types[\s\S]{0,4000}sliding_attention",
@@ -45,18 +47,21 @@ FEATURES = {
     "fused kernels": r"_supports_sdpa = True|ALL_ATTENTION_FUNCTIONS",
     "weights handed back": r"output_attentions",
 }
+# fmt: off
 KNOWN = (
-    "llama qwen3 gemma3 mistral deepseek_v3 gpt_oss qwen2 gemma2 olmo3 glm4 smollm3 phi3 mixtral qwen3_next qwen3_5 minimax "
-    "kimi_linear mamba2 jamba gpt2 bert roberta modernbert deberta_v2 t5 bart marian whisper vit dinov2 clip esm bloom mpt"
-).split()
+    "llama", "qwen3", "gemma3", "mistral", "deepseek_v3", "gpt_oss", "qwen2", "gemma2", "olmo3", "glm4", "smollm3",
+    "phi3", "mixtral", "qwen3_next", "qwen3_5", "minimax", "kimi_linear", "mamba2", "jamba", "gpt2", "bert",
+    "roberta", "modernbert", "deberta_v2", "t5", "bart", "marian", "whisper", "vit", "dinov2", "clip", "esm",
+    "bloom", "mpt",
+)
+# fmt: on
 
 
 @cache
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    folders = [path for path in (Path(spec.origin).parent / "models").iterdir() if any(path.glob("modeling_*.py"))]
+    home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
+    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py"))]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

@@ -5,17 +5,26 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+
+def rendered(node: nodes.Node, as_block: bool) -> str:
+    """The formula of a node, or an error that quotes it: docutils names a part of it at most."""
+    try:
+        return tex2mathml(node.astext(), as_block=as_block)
+    except Exception as error:
+        raise ExtensionError(f"{node.source}: docutils cannot draw the formula {node.astext()}: {error}") from error
 
 
 def inline(translator: Any, node: nodes.math) -> None:
     """Write a formula within a line."""
-    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    translator.body.append(rendered(node, as_block=False))
     raise nodes.SkipNode
 
 
 def display(translator: Any, node: nodes.math_block) -> None:
     """Write a formula of its own line."""
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    translator.body.append(f'<div class="math">{rendered(node, as_block=True)}</div>')
     raise nodes.SkipNode
 
 

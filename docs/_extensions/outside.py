@@ -1,7 +1,7 @@
-"""Links from the pages to files beside `docs/`: GitHub follows them as they stand, and the site leads to its own copies.
+"""Links from the pages to files beside `docs/`: GitHub follows them as they stand, the site leads to its own copies.
 
-`PAGES` has the Markdown files outside `docs/` that are pages of the site. A page `project/...` holds such a file. Links to
-other files, such as a source, are downloads.
+`PAGES` has the Markdown files outside `docs/` that are pages of the site. A page `project/...` holds such a file.
+Links to other files, such as a source, are downloads.
 """
 
 import os

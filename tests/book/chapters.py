@@ -1,5 +1,6 @@
 """The chapters of the book as tests read them: their cells, their sections and their prose."""
 
+import ast
 import contextlib
 import re
 import tempfile
@@ -13,6 +14,8 @@ from unittest import mock
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tests import ROOT
 
@@ -36,6 +39,20 @@ class Cell:
 
     code: str
     tags: tuple[str, ...]
+
+
+def run(cell: Cell, names: dict[str, Any]) -> Any:
+    """Run a cell as a notebook does, and return the value of its last expression."""
+    *before, last = ast.parse(cell.code).body
+    if not isinstance(last, ast.Expr):
+        return exec(compile(cell.code, "a cell", "exec"), names)
+    exec(compile(ast.Module(before, []), "a cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "a cell", "eval"), names)
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a notebook draws the value of a cell's last expression."""
+    return isinstance(value, Figure | Axes) or hasattr(value, "_repr_png_") or hasattr(value, "_repr_mimebundle_")
 
 
 def path_of(chapter: str) -> Path:
@@ -74,7 +91,7 @@ class Ran:
 
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     shown: list[int] = field(default_factory=list)
-    """The number of figures at each `plt.show()`."""
+    """The number of figures at each `plt.show()`, and 1 for a cell that ends with a figure."""
     solved: list[str] = field(default_factory=list)
     """The exercises that passed as they are."""
 
@@ -85,12 +102,12 @@ def ran(chapter: str) -> Ran:
     done = Ran()
     with _alone(done.shown):
         for cell in cells(path_of(chapter).read_text(encoding="utf-8")):
-            code = compile(cell.code, chapter, "exec")
             if "exercise" not in cell.tags:
-                exec(code, done.names)
+                if is_picture(run(cell, done.names)):
+                    done.shown.append(1)
                 continue
             with contextlib.suppress(AssertionError):
-                exec(code, dict(done.names))
+                run(cell, dict(done.names))
                 done.solved.append(cell.code)
     return done
 

@@ -1,10 +1,12 @@
 """Each chapter has the book's form, runs from top to bottom, and its exercises fail until they are solved."""
 
 import re
+from typing import Any
 
 import pytest
 
-from tests.book.chapters import CHAPTERS, SECTIONS, cells, formulas, path_of, ran, sections, sentences
+from tests import ROOT
+from tests.book.chapters import CHAPTERS, SECTIONS, cells, formulas, is_picture, path_of, ran, run, sections, sentences
 
 pytestmark = pytest.mark.usefixtures("as_installed")
 
@@ -52,3 +54,11 @@ def test_the_sentences_of_a_chapter_are_short(chapter: str) -> None:
     found = [len(sentence.split()) for sentence in sentences(path_of(chapter).read_text(encoding="utf-8"))]
     assert sum(found) / len(found) <= 14
     assert max(found) <= 32
+
+
+def test_each_cell_of_the_gallery_draws() -> None:
+    first, *others = cells((ROOT / "docs/gallery.md").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    run(first, names)
+    assert len(others) == 15
+    assert [cell.code for cell in others if not is_picture(run(cell, names))] == []

@@ -13,6 +13,7 @@ PAGES = [
     "README.md",
     "docs/command-line.md",
     "docs/learn.md",
+    "docs/you-asked.md",
     "docs/coming-from.md",
     "docs/convert.md",
     "docs/watching.md",

@@ -35,9 +35,9 @@ FEATURES = {
     "norms of queries and keys": r"self\.(q_norm|query_norm|q_layernorm)\b",
     "soft caps": r"softcap",
     "sinks": r"\bsinks\b",
-    "output gates": r"attn_output_gate|gate_proj[\s\S]{0,200}attn_output|attn_output \* torch\.sigmoid",
+    "output gates": r"attn_output_gate|attn_output \* torch\.sigmoid",
     "latent keys": r"kv_lora_rank",
-    "linear layers": r"gated_delta|[Mm]amba|[Ll]ightning|rwkv",
+    "linear layers": r"delta_rule|kimi_delta|selective_scan|[Mm]amba\w*Mixer|LightningAttention|Rwkv\w*Attention|DeltaAttention|ssm_state",
     "mixtures of experts": r"num_experts|n_routed_experts|num_local_experts",
     "cross-attention": r"cross_attn|encoder_attn|EncDecAttention|crossattention",
     "recurrent layers": r"nn\.(LSTM|GRU)\(",
@@ -61,7 +61,7 @@ KNOWN = (
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
     home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
-    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py"))]
+    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py")) and path.name != "auto"]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

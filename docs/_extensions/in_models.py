@@ -37,7 +37,10 @@ FEATURES = {
     "sinks": r"\bsinks\b",
     "output gates": r"attn_output_gate|attn_output \* torch\.sigmoid",
     "latent keys": r"kv_lora_rank",
-    "linear layers": r"delta_rule|kimi_delta|selective_scan|[Mm]amba\w*Mixer|LightningAttention|Rwkv\w*Attention|DeltaAttention|ssm_state",
+    "linear layers": (
+        r"delta_rule|kimi_delta|DeltaAttention|LightningAttention|Rwkv\w*Attention|"
+        r"selective_scan|ssm_state|[Mm]amba\w*Mixer"
+    ),
     "mixtures of experts": r"num_experts|n_routed_experts|num_local_experts",
     "cross-attention": r"cross_attn|encoder_attn|EncDecAttention|crossattention",
     "recurrent layers": r"nn\.(LSTM|GRU)\(",

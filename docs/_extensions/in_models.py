@@ -35,9 +35,12 @@ FEATURES = {
     "norms of queries and keys": r"self\.(q_norm|query_norm|q_layernorm)\b",
     "soft caps": r"softcap",
     "sinks": r"\bsinks\b",
-    "output gates": r"attn_output_gate|gate_proj[\s\S]{0,200}attn_output|attn_output \* torch\.sigmoid",
+    "output gates": r"attn_output_gate|attn_output \* torch\.sigmoid",
     "latent keys": r"kv_lora_rank",
-    "linear layers": r"gated_delta|[Mm]amba|[Ll]ightning|rwkv",
+    "linear layers": (
+        r"delta_rule|kimi_delta|DeltaAttention|LightningAttention|Rwkv\w*Attention|"
+        r"selective_scan|ssm_state|[Mm]amba\w*Mixer"
+    ),
     "mixtures of experts": r"num_experts|n_routed_experts|num_local_experts",
     "cross-attention": r"encoder_attn\b|EncDecAttention|self\.cross_attn\b",
     "an encoder and a decoder": r"is_encoder_decoder\b[^=\n]{0,20}= ?True",
@@ -62,8 +65,7 @@ KNOWN = (
 def sources() -> dict[str, str]:
     """The source of each model of the installed transformers."""
     home = Path(str(importlib.metadata.distribution("transformers").locate_file("transformers")))
-    models = (path for path in (home / "models").iterdir() if path.name != "auto")  # Tables of all the others.
-    folders = [path for path in models if any(path.glob("modeling_*.py"))]
+    folders = [path for path in (home / "models").iterdir() if any(path.glob("modeling_*.py")) and path.name != "auto"]
     return {
         folder.name: "\n".join(
             file.read_text(encoding="utf-8")

@@ -6,18 +6,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.book.chapters import (
-    CHAPTERS,
-    SECTIONS,
-    cells,
-    formulas,
-    is_picture,
-    path_of,
-    ran,
-    run,
-    sections,
-    sentences,
-)
+from tests.book.chapters import CHAPTERS, SECTIONS, cells, formulas, is_picture, path_of, ran, run, sections, sentences
 
 pytestmark = pytest.mark.usefixtures("as_installed")
 

@@ -93,22 +93,17 @@ def linear_attention(
         The output, (batch..., H, T, E) in the input's dtype; with `return_weights`, a named tuple (output, weights);
         with `return_state`, a named tuple (output, state, weights). States are float32, or float64 for float64.
 
-    | kind | decay | removal | source |
-    |---|---|---|---|
-    | linear attention | | | Katharopoulos et al. 2020 (arXiv:2006.16236) |
-    | retention | a constant a head | | Sun et al. 2023 (arXiv:2307.08621) |
-    | lightning attention | a constant a head | | Qin et al. 2024 (arXiv:2401.04658) |
-    | Mamba-2 | a head | | Dao and Gu 2024 (arXiv:2405.21060); beta is its step |
-    | gated linear attention | a channel | | Yang et al. 2024 (arXiv:2312.06635) |
-    | delta net | | "delta" | Yang et al. 2024 (arXiv:2406.06484) |
-    | gated delta net | a head | "delta" | Yang et al. 2025 (arXiv:2412.06464) |
-    | Kimi delta attention | a channel | "delta" | Kimi Team 2025 (arXiv:2510.26692) |
-    | RWKV-7 | a channel | (a, b) | Peng et al. 2025 (arXiv:2503.14456) |
-
     Raises:
         ShapeError: shapes, dtypes or devices do not fit each other, or a sequence is empty.
         ArgumentError: a decay is above 0, a beta is outside its range, or the removal is unknown.
         NonFiniteError: an input has NaN or infinity.
+
+    Source: Katharopoulos et al. 2020 (arXiv:2006.16236), linear attention. With a constant decay a head, retention (Sun
+    et al. 2023, arXiv:2307.08621) and lightning attention (Qin et al. 2024, arXiv:2401.04658); with one a head and
+    position, Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), whose step is beta; with one a channel, gated linear
+    attention (Yang et al. 2024, arXiv:2312.06635). With "delta": delta net (Yang et al. 2024, arXiv:2406.06484), gated
+    delta net (Yang et al. 2025, arXiv:2412.06464), Kimi delta attention (Kimi Team 2025, arXiv:2510.26692). With (a,
+    b): RWKV-7 (Peng et al. 2025, arXiv:2503.14456).
 
     >>> q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
     >>> k = torch.nn.functional.normalize(k, dim=-1)

@@ -162,8 +162,8 @@ class MapStatistics(MapWeights):
     def top_keys(self, k: int, of: Of = "value") -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
-        With `of="size"` they are the largest |weights|. With fewer than k keys of some weight, the rest is 0 with the
-        index -1. The values carry gradients.
+        With `of="size"` they are the largest in absolute value. With fewer than k keys of some weight, the rest is 0
+        with the index -1. The values carry gradients.
 
         Raises:
             ArgumentError: k is not in [1, S].

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.kernels.recurrence import CHUNK, Recurrence
+from regard.kernels.recurrence import Recurrence
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.values import of_heads, widened
 from regard.watching.kept.evidence import AnyEvidence, Evidence, KnownEvidence, Prints, joined_prints
@@ -18,6 +18,8 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 
 T = TypeVar("T", Tensor, SavedTensor)
+PROVED = 16
+"""How many of the first rows may be rebuilt as the proof of a map."""
 OPEN = 16
 """How many calls of a module may still go on."""
 
@@ -48,7 +50,7 @@ class Factored(Generic[T]):
 
 
 class Link(NamedTuple):
-    """Factored in a chain of calls, and for each row of the last call its row there; None: the same."""
+    """Positions in a chain of calls, and for each row of the last call its row there; None: the same."""
 
     positions: Factored[SavedTensor]
     rows: Tensor | None
@@ -177,7 +179,7 @@ def _chosen(positions: Factored[SavedTensor], rows: Tensor | None) -> Factored[T
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentRebuilding(Rebuilding):
-    """The output of a recurrence. Some rows are some of the first chunk: a later one would take all before it."""
+    """The output of a recurrence. Some rows are some of the first: a later one would take all positions before it."""
 
     given: Factored[Tensor]
     shared: Shared
@@ -187,7 +189,7 @@ class RecurrentRebuilding(Rebuilding):
 
     @property
     def queries(self) -> int:
-        return min(self.output.shape[2], CHUNK)
+        return min(self.output.shape[2], PROVED)
 
     def some(self, rows: range) -> Rebuilt:
         found = self._first(rows.stop)

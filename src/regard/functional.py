@@ -31,6 +31,8 @@ from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor] | type[Score] | str
 AnyNormalization = Normalization | type[Normalization] | str
+RECURRENT: set[object] = set()
+"""`linear_attention`, once it is loaded: a watch looks for it here."""
 TOLERANCE = 0.05
 """The tolerance of a row sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 

@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function
 
 from regard.call.shapes import Dimensions, as_autocast, require_dense, without_autocast
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
-from regard.functional import Attended
+from regard.functional import RECURRENT, Attended
 from regard.kernels.recurrence import Recurrence
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
@@ -141,6 +141,9 @@ def linear_attention(
         return Recurred(output, after.view(*layout.leading, *after.shape[1:]), weights)
     assert weights is not None
     return Attended(output, weights)
+
+
+RECURRENT.add(linear_attention)
 
 
 class _Layout(NamedTuple):

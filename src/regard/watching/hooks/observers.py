@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.functional import attention
-from regard.nn.linear_attention import linear_attention
 from regard.tensors.torch_private import flex_attention_operator
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.readers.contractions import READERS
@@ -18,7 +17,6 @@ from regard.watching.readers.mixing import MIXING, observe_mixing
 from regard.watching.readers.multi_head_calls import observe_encoder_layer, observe_function, observe_module
 from regard.watching.readers.operator_calls import is_own, observe_operator, observe_own
 from regard.watching.readers.product_calls import observe_product
-from regard.watching.readers.recurrent_calls import observe_linear_attention
 from regard.watching.readers.regard_calls import observe_attention
 from regard.watching.readers.sdpa_calls import observe_sdpa
 from regard.watching.readers.softmax_calls import observe_exponential, observe_quotient, observe_softmax, observe_sum
@@ -64,7 +62,6 @@ def _written_out() -> dict[object, FunctionObserver]:
 FUNCTIONS: dict[object, FunctionObserver] = {
     **_written_out(),
     attention: observe_attention,
-    linear_attention: observe_linear_attention,
     F.scaled_dot_product_attention: observe_sdpa,
     F.multi_head_attention_forward: observe_function,
     flex_attention_operator: observe_flex,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Dimensions
-from regard.kernels.recurrence import CHUNK, Recurrence
+from regard.kernels.recurrence import Recurrence
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.values import of_heads, widened
 from regard.watching.kept.evidence import AnyEvidence, Evidence, KnownEvidence, Prints, joined_prints
@@ -18,6 +18,8 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 
 T = TypeVar("T", Tensor, SavedTensor)
+PROVED = 16
+"""How many of the first rows may be rebuilt as the proof of a map."""
 OPEN = 16
 """How many calls of a module may still go on."""
 
@@ -33,7 +35,7 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Positions(Generic[T]):
+class Factored(Generic[T]):
     """The factors of consecutive positions, (B, G, T, ...)."""
 
     query: T
@@ -50,7 +52,7 @@ class Positions(Generic[T]):
 class Link(NamedTuple):
     """Positions in a chain of calls, and for each row of the last call its row there; None: the same."""
 
-    positions: Positions[SavedTensor]
+    positions: Factored[SavedTensor]
     rows: Tensor | None
 
 
@@ -83,7 +85,7 @@ class KeptRecurrence(LinearRecurrent):
         for saved in self._saved():
             saved.check()
         with (with_graph if self.graph else undisturbed)():
-            return joined([_chosen(link.positions, link.rows) for link in self.chain], self.shared)
+            return recurrence_of([_chosen(link.positions, link.rows) for link in self.chain], self.shared)
 
     def tensors(self) -> list[Tensor]:
         return [saved.tensor for saved in self._saved()]
@@ -92,7 +94,7 @@ class KeptRecurrence(LinearRecurrent):
         return [saved for link in self.chain for saved in link.positions.tensors()]
 
 
-def joined(parts: list[Positions[Tensor]], shared: Shared) -> Recurrence:
+def recurrence_of(parts: list[Factored[Tensor]], shared: Shared) -> Recurrence:
     """The recurrence of consecutive positions, with the queries of the last ones."""
 
     def of(name: str, missing: float = 0.0) -> Tensor | None:
@@ -115,7 +117,7 @@ def joined(parts: list[Positions[Tensor]], shared: Shared) -> Recurrence:
 def kept_recurrence(
     policy: RetentionPolicy,
     name: str,
-    given: Positions[Tensor],
+    given: Factored[Tensor],
     shared: Shared,
     before: Tensor | None,
     after: Tensor | None,
@@ -124,7 +126,7 @@ def kept_recurrence(
 
     A call goes on from another one if its first state is the last state there, row by row.
     """
-    kept = Positions(
+    kept = Factored(
         policy.keep(given.query, f"the queries of {name}"),
         policy.keep(given.key, f"the keys of {name}"),
         None if given.decay is None else policy.keep(given.decay, f"the decays of {name}"),
@@ -165,21 +167,21 @@ def _goes_on(one: Ended, before: Tensor) -> Ended | None:
     return Ended(before, chain, prints)
 
 
-def _chosen(positions: Positions[SavedTensor], rows: Tensor | None) -> Positions[Tensor]:
+def _chosen(positions: Factored[SavedTensor], rows: Tensor | None) -> Factored[Tensor]:
     def of(saved: SavedTensor | None) -> Tensor | None:
         return None if saved is None else saved.tensor if rows is None else saved.tensor[rows]
 
     query, key = of(positions.query), of(positions.key)
     assert query is not None
     assert key is not None
-    return Positions(query, key, of(positions.decay), of(positions.beta))
+    return Factored(query, key, of(positions.decay), of(positions.beta))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentRebuilding(Rebuilding):
-    """The output of a recurrence. Some rows are some of the first chunk: a later one would take all before it."""
+    """The output of a recurrence. Some rows are some of the first: a later one would take all positions before it."""
 
-    given: Positions[Tensor]
+    given: Factored[Tensor]
     shared: Shared
     value: Tensor
     output: Tensor
@@ -187,7 +189,7 @@ class RecurrentRebuilding(Rebuilding):
 
     @property
     def queries(self) -> int:
-        return min(self.output.shape[2], CHUNK)
+        return min(self.output.shape[2], PROVED)
 
     def some(self, rows: range) -> Rebuilt:
         found = self._first(rows.stop)
@@ -199,13 +201,13 @@ class RecurrentRebuilding(Rebuilding):
     def _first(self, count: int) -> Rebuilt:
         cut: Callable[[Tensor], Tensor] = lambda x: x.detach()[:, :, :count]  # noqa: E731
         given = self.given
-        first = Positions(
+        first = Factored(
             cut(given.query), cut(given.key), None if given.decay is None else cut(given.decay),
             None if given.beta is None else cut(given.beta),
         )  # fmt: skip
         value = of_heads(widened(cut(self.value)), self.shared.heads)
         before = None if self.before is None else self.before.detach().flatten(0, 1)
-        recurrence = joined([first], self.shared)
+        recurrence = recurrence_of([first], self.shared)
         rebuilt = recurrence.chunked().product(value.to(recurrence.dtype), before)[0]
         output = cut(self.output)
         return Rebuilt(rebuilt.view(output.shape), output, value)

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from regard.nn.linear_attention import linear_attention
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.kept.kept_recurrence import Positions, RecurrentRebuilding, Shared, kept_recurrence
+from regard.watching.kept.kept_recurrence import Factored, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.functions import Args, Func, Kwargs
@@ -22,7 +22,7 @@ UNSEEN = "it begins with a state of earlier positions, which this watch has not 
 class RecurrentCall(ObservedCall):
     """One call, after it ran: all tensors as (B, H, T, ...)."""
 
-    given: Positions[Tensor]
+    given: Factored[Tensor]
     shared: Shared
     value: Tensor
     output: Tensor
@@ -51,7 +51,7 @@ def _delta_rule(given: dict[str, Any], state: Tensor | None, result: Any) -> Rec
     """The gated delta rule and Kimi delta attention, (B, T, H, D); g is (B, T, H) or (B, T, H, D)."""
     query, key, value, decay, beta = (given[name].transpose(1, 2) for name in ("query", "key", "value", "g", "beta"))
     output, after = result
-    positions = Positions(query, key, decay if decay.dim() == 4 else decay[..., None], beta)
+    positions = Factored(query, key, decay if decay.dim() == 4 else decay[..., None], beta)
     shared = Shared(
         value.shape[1], query.shape[-1] ** -0.5, by_delta=True, is_unit=bool(given.get("use_qk_l2norm_in_kernel"))
     )
@@ -94,11 +94,11 @@ def _of_steps(
     query, key, value, output = (one.transpose(1, 2) for one in (given["C"], given["B"], x, output))
     decay = (given["A"] * step.float()).transpose(1, 2)[..., None]
     before, after = (None if one is None else one.mT for one in states)
-    positions, shared = Positions(query, key, decay, step.transpose(1, 2)), Shared(x.shape[2], 1.0, by_delta=False)
+    positions, shared = Factored(query, key, decay, step.transpose(1, 2)), Shared(x.shape[2], 1.0, by_delta=False)
     return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence")
 
 
-RECURRENCES: dict[str, ReadCall] = {
+READERS: dict[str, ReadCall] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "torch_recurrent_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
@@ -106,27 +106,28 @@ RECURRENCES: dict[str, ReadCall] = {
     "mamba2_chunk_scan": _state_space,
     "mamba2_selective_state_update": _one_step,
 }
-"""The functions that are read, by their names in transformers' modules."""
+"""The readers of transformers' functions, by name."""
 
 
-def held_state(given: dict[str, Any]) -> Tensor | None:
-    """The state before a call: a copy of one that the call writes to."""
-    if (written := given.get("state")) is not None:
-        return copied(written)
-    state: Tensor | None = given.get("initial_state", given.get("initial_states"))
-    return state
-
-
-def observe_recurrence(
-    thread: ThreadState, read: ReadCall, given: dict[str, Any], state: Tensor | None, result: Any
-) -> None:
-    """Hand a call to the thread's watches."""
-    thread.give(read(given, state, result))
+def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a function of `READERS`, and hand it to the thread's watches as one call."""
+    given = signature(func).bind(*args, **kwargs).arguments
+    given |= given.pop("kwargs", {})
+    written = given.get("state")
+    state = given.get("initial_state", given.get("initial_states")) if written is None else copied(written)
+    was_hidden = thread.hidden
+    thread.hide(True)
+    try:
+        result = func(*args, **kwargs)
+    finally:
+        thread.hide(was_hidden)
+    thread.try_to(lambda: thread.give(READERS[func.__name__](given, state, result)))
+    return result
 
 
 def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run `regard.linear_attention`, and hand it to the thread's watches."""
-    result = linear_attention(*args, **kwargs)
+    result = func(*args, **kwargs)
     thread.try_to(_give_own, thread, args, kwargs, result)
     return result
 
@@ -145,5 +146,5 @@ def _give_own(thread: ThreadState, args: Args, kwargs: Kwargs, result: Any) -> N
     scale = kwargs.get("scale")
     shared = Shared(heads, query.shape[-1] ** -0.5 if scale is None else scale, by_delta=removal == "delta")
     output, after = (result, None) if isinstance(result, Tensor) else (result[0], getattr(result, "state", None))
-    positions, how = Positions(query, key, decay, beta), "regard.linear_attention"
+    positions, how = Factored(query, key, decay, beta), "regard.linear_attention"
     thread.give(RecurrentCall(positions, shared, value, output, kwargs.get("state"), after, how))

@@ -88,11 +88,28 @@ BERT_LIKE = {
     "max_position_embeddings": 29, "pad_token_id": PAD,
 }  # fmt: skip
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
+
+
+def deberta(**more: Any) -> Foreign:
+    """Three terms and heads of 12 dimensions: the factor is 1/6, which their float32 has exactly."""
+    both = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "hidden_size": 24, "num_attention_heads": 2}
+    return Foreign("DebertaV2ForMaskedLM", "DebertaV2Config", {**BERT_LIKE, **both, **more})
+
+
 ENCODERS = {
     "bert": BERT,
     "roberta": Foreign("RobertaForMaskedLM", "RobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": Foreign(
         "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}
+    ),
+    "deberta-v2": deberta(type_vocab_size=2, max_relative_positions=7),
+    "deberta-v2, version 3": deberta(
+        share_att_key=True,
+        position_buckets=4,
+        norm_rel_ebd="layer_norm",
+        position_biased_input=False,
+        legacy=False,
+        max_position_embeddings=512,
     ),
     "modernbert": Foreign(
         "ModernBertForMaskedLM",

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from regard.nn.additive import AdditiveAttention as AdditiveAttention
     from regard.nn.cache import KeyValue as KeyValue
     from regard.nn.differential import DifferentialAttention as DifferentialAttention
+    from regard.nn.disentangled import DisentangledAttention as DisentangledAttention
+    from regard.nn.disentangled import RelativeVectors as RelativeVectors
     from regard.nn.dropout import Dropout as Dropout
     from regard.nn.embeddings import LearnedPositions as LearnedPositions
     from regard.nn.embeddings import NoPositions as NoPositions
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from regard.nn.mixture import SoftmaxRouter as SoftmaxRouter
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
     from regard.nn.residual import InnerPostNorm as InnerPostNorm
+    from regard.nn.residual import LayerScale as LayerScale
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
     from regard.nn.residual import SandwichNorm as SandwichNorm
@@ -35,6 +38,7 @@ else:
             "regard.nn.additive": ("AdditiveAttention",),
             "regard.nn.cache": ("KeyValue",),
             "regard.nn.differential": ("DifferentialAttention",),
+            "regard.nn.disentangled": ("DisentangledAttention", "RelativeVectors"),
             "regard.nn.dropout": ("Dropout",),
             "regard.nn.embeddings": (
                 "LearnedPositions",
@@ -50,6 +54,6 @@ else:
             "regard.nn.latent": ("LatentAttention",),
             "regard.nn.mixture": ("MixtureOfExperts", "SigmoidRouter", "SoftmaxRouter"),
             "regard.nn.multi_head": ("MultiHeadAttention",),
-            "regard.nn.residual": ("InnerPostNorm", "PostNorm", "PreNorm", "SandwichNorm"),
+            "regard.nn.residual": ("InnerPostNorm", "LayerScale", "PostNorm", "PreNorm", "SandwichNorm"),
         },
     )

@@ -18,12 +18,15 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import BERT, ROBERTA, bert
+from regard.models.convert.deberta import deberta
 from regard.models.convert.decoders import DECODERS, decoder
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
 from regard.models.convert.modernbert import modernbert
 from regard.models.convert.t5 import t5
+from regard.models.convert.vit import DINOV2, DINOV2_REGISTERS, VIT, vision
 from regard.models.convert.weights import Weights
+from regard.models.convert.whisper import whisper
 
 ReadFamily = Callable[[Settings, Weights], nn.Module]
 
@@ -56,6 +59,11 @@ FAMILIES: dict[str, Family] = {
         "RMSNorm before each sublayer; no biases; scores not scaled; one relative bias for all layers of a stack; "
         "plain feed-forward, or gated (version 1.1)",
     ),
+    "whisper": Family(
+        whisper,
+        "Transformer",
+        "two convolutions over a spectrogram; learned positions, the norm before each sublayer; no bias of keys",
+    ),
     "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
     **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
     "bert": Family(
@@ -69,6 +77,22 @@ FAMILIES: dict[str, Family] = {
         modernbert,
         "EncoderOnly",
         "LayerNorm before each sublayer, rotary positions, gated feed-forward, a window in two of three layers",
+    ),
+    "deberta-v2": Family(
+        deberta,
+        "EncoderOnly",
+        "BERT with disentangled attention: content to position and position to content, distances in logarithmic steps "
+        "(DeBERTa-v2 and v3)",
+    ),
+    "vit": Family(
+        partial(vision, VIT),
+        "EncoderOnly",
+        "patches of an image and a token of the class, LayerNorm before each sublayer, the classes if the folder has "
+        "them",
+    ),
+    "dinov2": Family(partial(vision, DINOV2), "EncoderOnly", "ViT with LayerScale; plain feed-forward, or gated"),
+    "dinov2_with_registers": Family(
+        partial(vision, DINOV2_REGISTERS), "EncoderOnly", "DINOv2 with tokens that are no patch"
     ),
 }
 """From the `model_type` of config.json."""

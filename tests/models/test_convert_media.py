@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert import from_huggingface
-from tests.models.foreign_models import END, VOCAB, Foreign, save
+from tests.models.foreign_models import END, VOCAB, WHISPER, Foreign, save
 
 VISION: dict[str, Any] = {
     "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 12, "patch_size": 4,
@@ -27,15 +27,6 @@ IMAGES = {
         "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", {**VISION, "num_register_tokens": 3}
     ),
 }  # fmt: skip
-WHISPER = Foreign(
-    "WhisperForConditionalGeneration", "WhisperConfig",
-    {
-        "vocab_size": VOCAB, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 19, "decoder_ffn_dim": 17, "num_mel_bins": 5,
-        "max_source_positions": 6, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": END,
-        "eos_token_id": END, "decoder_start_token_id": 2, "begin_suppress_tokens": None,
-    },
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IMAGES)

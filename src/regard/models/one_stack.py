@@ -41,7 +41,7 @@ class OneStack(nn.Module):
         embedding = partial(
             TokenEmbedding, vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale
         )
-        self.embedding: Any = (parts.inputs or embedding)()
+        self.embedding = cast(Any, (parts.inputs or embedding)())
         self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length

@@ -97,7 +97,7 @@ class SelfAttentionLayer(nn.Module):
 
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention[number]()
+        self.self_attention: Any = parts.attention[number]()
         self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 

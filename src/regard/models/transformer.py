@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention[number]()
+        self.self_attention: Any = parts.attention[number]()
         cross = parts.attention[number]()
         require(cross, MultiHeadAttention, "the attention of a decoder with a source", "a MultiHeadAttention")
         self.cross_attention = cast(MultiHeadAttention, cross)

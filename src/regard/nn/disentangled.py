@@ -77,7 +77,8 @@ class DisentangledAttention(nn.Module):
     ) -> None:
         super().__init__()
         width = dim // num_heads if head_dim is None else head_dim
-        score = ScaledDot((3 * width) ** -0.5)
+        self.scale = (3 * width) ** -0.5
+        score = ScaledDot(self.scale)
         self.content = MultiHeadAttention(dim, num_heads, head_dim=head_dim, dropout=dropout, score=score)
         self.max_distance = max_distance
         self.place = nn.Linear(dim, 2 * num_heads * width) if own_projections else None
@@ -107,5 +108,5 @@ class DisentangledAttention(nn.Module):
         else:
             heads = self.place(bias).unflatten(-1, (2, inner.num_heads, -1))
             queries, keys = heads.permute(1, 2, 0, 3)
-        places = Disentangled(keys, queries, inner.score.scale, self.max_distance)
+        places = Disentangled(keys, queries, self.scale, self.max_distance)
         return inner(x, mask=mask, bias=places, return_weights=return_weights)

@@ -19,7 +19,7 @@ from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import BERT, ROBERTA, bert
 from regard.models.convert.deberta import deberta
-from regard.models.convert.decoders import DECODERS, decoder
+from regard.models.convert.decoders import DECODERS, decoder, gemma3
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
 from regard.models.convert.modernbert import modernbert
@@ -66,6 +66,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
     **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
+    "gemma3": Family(gemma3, "DecoderOnly", "the text part of a Gemma 3 that reads images too"),
     "bert": Family(
         partial(bert, BERT),
         "EncoderOnly",
@@ -131,6 +132,11 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
+    if quantized := settings.part("quantization_config"):
+        raise RunFolderError(
+            f"{settings.source}: the weights are quantized ({quantized.get('quant_method')!r:.80}), and regard reads "
+            "none of that: have transformers dequantize them, and save them in bfloat16"
+        )
     weights = Weights(read_tensors(folder), folder)
     try:
         model = FAMILIES[family].read(settings, weights)
@@ -146,7 +152,7 @@ def _tokens(
     folder: Path, settings: Settings, vocab_size: int
 ) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
     path = folder / "generation_config.json"
-    values = dict(settings.values) | (
+    values = {**settings.part("text_config"), **settings.values} | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
     )
 

@@ -4,10 +4,26 @@ from pathlib import Path
 
 from regard.files.atomic import read_json
 
-READERS = ("bert", "modernbert", "roberta", "xlm-roberta")
-"""The families regard reads and that neither translate nor write."""
+READERS = (
+    *("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
+    *("dinov2", "dinov2_with_registers", "vit", "whisper"),
+)
+"""The families regard reads and that neither translate nor continue a text."""
 WRITERS = (
-    *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "glm4"),
+    *(
+        "gpt2",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "glm4",
+    ),
     *("smollm3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
 )
 """The families that continue a text."""

@@ -67,6 +67,14 @@ def test_an_image_of_another_size_gets_their_positions(tmp_path: Path, name: str
             ours.encode(torch.zeros(wrong))
 
 
+def test_an_image_of_as_many_patches_in_other_rows(tmp_path: Path) -> None:
+    """transformers compares the height with the width alone; ours has the positions of its own rows."""
+    ours = from_huggingface(save(IMAGES["vit, wide"].build(), tmp_path)).model.embedding
+    wide, tall = ours(torch.zeros(1, 3, 8, 12)), ours(torch.zeros(1, 3, 16, 6))  # 2 x 4 patches, and 4 x 2
+    assert wide.shape == tall.shape
+    assert not torch.allclose(wide, tall)
+
+
 def test_whisper_is_theirs(tmp_path: Path) -> None:
     theirs = WHISPER.build()
     pretrained = from_huggingface(save(theirs, tmp_path))

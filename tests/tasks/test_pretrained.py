@@ -334,12 +334,8 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
 
 
 def test_every_family_has_its_commands() -> None:
-    of = {
-        becomes: {n for n, one in FAMILIES.items() if one.becomes == becomes}
-        for becomes in ("DecoderOnly", "EncoderOnly")
-    }
-    assert set(WRITERS) == of["DecoderOnly"]
-    assert set(READERS) == of["EncoderOnly"] | {"whisper"}
+    assert set(WRITERS) == {name for name, one in FAMILIES.items() if one.becomes == "DecoderOnly"}
+    assert set(READERS) == {name for name, one in FAMILIES.items() if one.becomes == "EncoderOnly"} | {"whisper"}
 
 
 def test_a_model_that_does_not_translate_is_refused(tmp_path: Path) -> None:

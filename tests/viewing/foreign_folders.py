@@ -1,5 +1,6 @@
 """Folders of transformers at tiny size, one for each architecture, with what reads their inputs."""
 
+import warnings
 import wave
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ FRAMES = 50
 
 
 def _library() -> Any:
-    transformers = library()
+    with warnings.catch_warnings():  # `library` turns them off, for a process of its own
+        transformers = library()
     transformers.utils.logging.disable_progress_bar()
     return transformers
 

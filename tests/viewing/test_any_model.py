@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, DataError
 from regard.tasks.viewing.media import read_audio
+from regard.tasks.viewing.mosaic import mosaic
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views import heatmap, model_grid, printable
 from regard.watching import head_table
@@ -39,7 +42,7 @@ def folder(folders: Path) -> Callable[[str], Path]:
         if not path.exists():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of transformers, about tiny sizes
-                model = foreign.save_llava(path) if key == "llava" else foreign.save_model(key, path)
+                model = foreign.OF_BOTH[key](path) if key in foreign.OF_BOTH else foreign.save_model(key, path)
                 foreign.save_reader(key, path, model.config)
         return path
 
@@ -130,6 +133,52 @@ def test_a_model_of_images_and_texts(folder: Callable[[str], Path], media: Path,
     out = tmp_path / "both"
     assert call("view", str(folder("llava")), "a", "--image", str(media / "cat.png"), "--out", str(out))[0] == 0
     assert {path.name for path in out.iterdir()} == {"attention.png", "attention.html"}
+
+
+def rows_of(rows: range, columns: range) -> list[str]:
+    return [f"{row},{column}" for row in rows for column in columns]
+
+
+def test_the_tiles_of_an_image_are_in_their_places(
+    folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path
+) -> None:
+    """Idefics3 has the tokens of each of 2 x 2 tiles, LLaVA-NeXT the rows of 1 x 2 without the padding beside them."""
+    keys: dict[str, list[str]] = {}
+    for key in ("idefics3", "llava_next"):
+        found = numbers(call, tmp_path, str(folder(key)), "a cat", "--image", str(media / "cat.png"))
+        keys[key] = [label for label in found["maps"][-1]["keys"] if re.fullmatch(r"\d+,\d+|image \d+", label)]
+        out = tmp_path / f"{key}.png"
+        assert call("view", str(folder(key)), "a", "--image", str(media / "cat.png"), "--out", str(out))[0] == 0
+    tiles = [rows_of(range(row, row + 2), range(column, column + 2)) for row in (0, 2) for column in (0, 2)]
+    assert keys["idefics3"] == [*chain(*tiles), *(f"image {n}" for n in range(16, 20))]
+    lines = [[*rows_of(range(row, row + 1), range(6)), f"image {22 + 7 * row}"] for row in range(4)]
+    assert keys["llava_next"] == [*(f"image {n}" for n in range(16)), *chain(*lines)]
+    one = numbers(call, tmp_path, str(folder("idefics3")), "a", "--image", str(media / "cat.png"), "--sequence", "1")
+    assert "1: 0,1" in one["maps"][-1]["keys"]
+
+
+@pytest.mark.parametrize("size", [(200, 300), (300, 200), (90, 400), (333, 517)])
+def test_tiles_are_laid_out_as_they_were_cut(size: tuple[int, int]) -> None:
+    from PIL import Image
+
+    generator = np.random.default_rng(1)
+    coarse = Image.fromarray(generator.integers(0, 255, (5, 7, 3), np.uint8)).resize(size[::-1])
+    for rows, columns in ((3, 1), (1, 3), (3, 2)):
+        parts = [
+            np.asarray(coarse.resize((56 * columns, 56 * rows)), float)[56 * row :][:56, 56 * column :][:, :56] / 255
+            for row in range(rows)
+            for column in range(columns)
+        ]
+        whole = np.asarray(coarse.resize((56, 56)), float) / 255
+        for place, tiles in ((0, [whole, *parts]), (len(parts), [*parts, whole])):
+            found = mosaic(np.stack(tiles), size)
+            assert found is not None
+            assert (found.rows, found.columns, found.whole) == (rows, columns, place)
+            assert found.pixels.shape == (56 * rows, 56 * columns, 3)
+    assert mosaic(np.stack([1 - whole, *parts]), size) is None
+    flat = mosaic(np.full((7, 56, 56, 3), 0.5), size)
+    assert flat is not None
+    assert (flat.rows > flat.columns) == (size[0] > size[1])
 
 
 # -- labels ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class RelativeVectors(nn.Module):
     torch.Size([8, 6])
     """
 
-    def __init__(self, reach: int, dim: int, norm: Callable[[int], nn.Module] = lambda dim: nn.Identity()) -> None:
+    def __init__(self, reach: int, dim: int, norm: Callable[[int], nn.Module] = nn.Identity) -> None:
         super().__init__()
         require_sizes(reach=reach, dim=dim)
         self.weight = nn.Parameter(0.02 * torch.randn(2 * reach, dim))

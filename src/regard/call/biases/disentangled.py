@@ -54,8 +54,8 @@ class Disentangled(Bias):
         offset: query i stands at position offset + i; default S - T.
 
     Raises:
-        ShapeError: the tables are not 3-D and floating, or differ; or, in a call, H or D differ.
-        ArgumentError: the number of rows is odd, or `max_distance` leaves no logarithmic range.
+        ShapeError: the tables are not 3-D and floating with 2k rows, or differ; or, in a call, H or D differ.
+        ArgumentError: `max_distance` leaves no logarithmic range.
 
     Source: He et al. 2021 (arXiv:2006.03654), equations 2 to 4; section 5 of arXiv:2111.09543 for version 2 and 3.
 
@@ -77,18 +77,17 @@ class Disentangled(Bias):
     offset: int | None = None
 
     def __post_init__(self) -> None:
+        shapes = []
         for table in (self.keys, self.queries):
             require_table("Disentangled", "(H, 2k, D)", table, dims=3)
-        if self.keys.shape != self.queries.shape:
-            shapes = " and ".join(str(tuple(table.shape)) for table in (self.keys, self.queries))
-            raise ShapeError(f"Disentangled takes two tables of one shape (H, 2k, D), got {shapes}")
-        if self.keys.shape[1] % 2:
-            raise ArgumentError(f"Disentangled takes tables of 2k rows, got {self.keys.shape[1]}")
-        exact = self.keys.shape[1] // 4
-        if self.max_distance is not None and not 0 < exact < self.max_distance - 1:
+            shapes.append(tuple(table.shape))
+        rows = self.keys.shape[1]
+        if shapes[0] != shapes[1] or rows % 2:
+            raise ShapeError(f"Disentangled takes two tables of one shape (H, 2k, D), got {shapes[0]} and {shapes[1]}")
+        if self.max_distance is not None and not 0 < rows // 4 < self.max_distance - 1:
             raise ArgumentError(
-                f"Disentangled with {self.keys.shape[1]} rows keeps distances up to {exact} apart: max_distance must "
-                f"be above {exact + 1}, and that at least 1; got {self.max_distance}"
+                f"Disentangled with {rows} rows needs a max_distance above {rows // 4 + 1}, and that above 1; got "
+                f"{self.max_distance}"
             )
 
     @property

@@ -28,8 +28,8 @@ def deberta(settings: Settings, weights: Weights) -> EncoderOnly:
     dim, heads = settings.get("hidden_size", int), settings.get("num_attention_heads", int)
     norm = partial(nn.LayerNorm, eps=settings.get("layer_norm_eps", float, 1e-7))
     dropout, layers = settings.get("hidden_dropout_prob", float, 0.1), settings.get("num_hidden_layers", int)
-    furthest = settings.get("max_relative_positions", int, -1)
-    furthest = furthest if furthest > 0 else settings.get("max_position_embeddings", int, 512)
+    longest, furthest = (settings.get(f"max_{name}", int, -1) for name in ("position_embeddings", "relative_positions"))
+    furthest = furthest if furthest > 0 else longest
     buckets = settings.get("position_buckets", int, -1)
     if buckets > 0 and not 0 < buckets // 2 < furthest - 1:
         raise RunFolderError(
@@ -55,11 +55,9 @@ def deberta(settings: Settings, weights: Weights) -> EncoderOnly:
         attention=[attention] * layers,
         feed_forward=[feed_forward] * layers,
         residual=partial(PostNorm, dim, dropout=dropout, norm=norm),
-        positions=partial(LearnedPositions, settings.get("max_position_embeddings", int, 512), dim)
-        if has_places
-        else NoPositions,
+        positions=partial(LearnedPositions, longest, dim) if has_places else NoPositions,
         relative=partial(
-            RelativeVectors, buckets if buckets > 0 else furthest, dim, **({"norm": norm} if norms_vectors else {})
+            RelativeVectors, buckets if buckets > 0 else furthest, dim, norm if norms_vectors else nn.Identity
         ),
         embedding_norm=partial(norm, dim),
     )

@@ -77,34 +77,28 @@ def vision(family: VisionFamily, settings: Settings, weights: Weights) -> Encode
     else:
         weights.ours["output.weight"] = torch.zeros(1, dim)
     norm = partial(nn.LayerNorm, eps=settings.get("layer_norm_eps", float, family.eps))
-    (height, width), (rows, columns) = _pair(settings, "image_size", 224), _pair(settings, "patch_size", 16)
+    size, patch = _pair(settings, "image_size", 224), _pair(settings, "patch_size", 16)
+    dropout, layers = settings.get("hidden_dropout_prob", float, 0.0), settings.get("num_hidden_layers", int)
+    attention_dropout = settings.get("attention_probs_dropout_prob", float, 0.0)
     parts = OneStackParts(
         dim=dim,
         inputs=partial(
             Patches,
             dim,
             channels=settings.get("num_channels", int, 3),
-            patch=(rows, columns),
-            grid=(height // max(rows, 1), width // max(columns, 1)),
+            patch=patch,
+            grid=(size[0] // max(patch[0], 1), size[1] // max(patch[1], 1)),
             registers=len(weights.ours["embedding.registers"]),
             resample=family.resample,
         ),
         stack=StackParts(
-            attention=[
-                partial(
-                    MultiHeadAttention,
-                    dim,
-                    heads,
-                    dropout=settings.get("attention_probs_dropout_prob", float, 0.0),
-                )
-            ]
-            * settings.get("num_hidden_layers", int),
-            feed_forward=[_feed_forward(family, settings, dim)] * settings.get("num_hidden_layers", int),
-            residual=partial(family.residual, dim, dropout=settings.get("hidden_dropout_prob", float, 0.0), norm=norm),
+            attention=[partial(MultiHeadAttention, dim, heads, dropout=attention_dropout)] * layers,
+            feed_forward=[_feed_forward(family, settings, dim)] * layers,
+            residual=partial(family.residual, dim, dropout=dropout, norm=norm),
             positions=NoPositions,
             final_norm=partial(norm, dim),
         ),
-        dropout=settings.get("hidden_dropout_prob", float, 0.0),
+        dropout=dropout,
         head=nn.Identity if has_head else NoHead,
         tied_output=False,
         output_bias=has_head,

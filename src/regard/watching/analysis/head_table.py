@@ -187,11 +187,8 @@ class _OfTheSame(PerQuery):
     """S - T."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        sequences = range(tile.flat_heads.start // self.heads, (tile.flat_heads.stop - 1) // self.heads + 1)
-        tokens = self.tokens[sequences.start : sequences.stop]
-        if len(sequences) > 1:  # heads of one sequence share its row
-            of_head = torch.arange(tile.flat_heads.start, tile.flat_heads.stop, device=tokens.device) // self.heads
-            tokens = self.tokens[of_head]
+        of_heads = [head // self.heads for head in tile.flat_heads]
+        tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]

@@ -14,9 +14,9 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 69_170
-MOST_LINES_OF_THE_LIBRARY = 46_960  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 61_300
+MOST_LINES = 70_130
+MOST_LINES_OF_THE_LIBRARY = 47_730  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 61_640
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 21, 101
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from regard.cli.progress import telling
-from regard.files.untrusted import check_tensors
-from regard.tasks.runs.foreign_folders import family_of
+from regard.tasks.runs.foreign_folders import check_weights, family_of, size_of_weights
 from regard.tasks.telling import Tell
 
 LARGE = 50_000_000
@@ -24,13 +23,10 @@ def reading(folder: Path | None) -> Iterator[Tell]:
     """
     line = ""
     if folder is not None:
-        files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-        size = sum(path.stat().st_size for path in files)
+        size = size_of_weights(folder)
         line = f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB"
         if size >= LARGE and not sys.stderr.isatty():
-            for path in files:
-                if path.suffix == ".safetensors":
-                    check_tensors(path)
+            check_weights(folder)
             print(line, file=sys.stderr, flush=True)
     with telling(first=line) as tell, warnings.catch_warnings(record=True) as told:
         yield tell

@@ -80,8 +80,8 @@ def _transformer(
     tied = weights.output("target_embedding")
     parts = TransformerParts(
         dim=settings.get("d_model", int),
-        encoder=stack(settings, "encoder", block, positions, embedding_norm),
-        decoder=stack(settings, "decoder", block, positions, embedding_norm),
+        encoder=side_parts(settings, "encoder", block, positions, embedding_norm),
+        decoder=side_parts(settings, "decoder", block, positions, embedding_norm),
         embedding_scale=None if settings.get("scale_embedding", bool, False) else 1.0,
         dropout=settings.get("dropout", float, 0.1),
         shared_embeddings=shared,
@@ -94,7 +94,7 @@ def _transformer(
     return weights.build(lambda: Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size))
 
 
-def stack(
+def side_parts(
     settings: Settings,
     side: str,
     block: type[PreNorm] | type[PostNorm],

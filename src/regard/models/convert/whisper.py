@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from regard.models.audio_frames import AudioFrames
-from regard.models.convert.bart import move_layers, stack
+from regard.models.convert.bart import move_layers, side_parts
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
 from regard.models.parts import TransformerParts
@@ -26,8 +26,8 @@ def whisper(settings: Settings, weights: Weights) -> Transformer:
     parts = TransformerParts(
         dim=dim,
         source=partial(AudioFrames, settings.get("num_mel_bins", int, 80), dim),
-        encoder=stack(settings, "encoder", PreNorm, positions["encoder"]),
-        decoder=stack(settings, "decoder", PreNorm, positions["decoder"]),
+        encoder=side_parts(settings, "encoder", PreNorm, positions["encoder"]),
+        decoder=side_parts(settings, "decoder", PreNorm, positions["decoder"]),
         embedding_scale=1.0,
         dropout=settings.get("dropout", float, 0.0),
         tied_output=weights.output("target_embedding"),

@@ -162,6 +162,17 @@ def test_evaluation_of_a_masked_model_scores_in_batches_and_prints_as_it_goes(
     assert f"tokens masked one at a time: {singly}" in err
 
 
+def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports before it may take longer than ten seconds."""
+    seconds, log = [0.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    with progress.telling(log, first="reading") as tell:
+        for at in (60.0, 69.0, 71.0, 72.0):
+            seconds[0] = at
+            tell("bytes", int(at), None)
+    assert log.getvalue() == "bytes: 71\n"
+
+
 def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:
     """The output layer reads the masked places alone; here it reads all of them."""
     import torch

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from regard import watching as watching
     from regard.call.biases.alibi import ALiBi as ALiBi
     from regard.call.biases.base import Bias as Bias
+    from regard.call.biases.disentangled import Disentangled as Disentangled
     from regard.call.biases.shaw import Shaw as Shaw
     from regard.call.biases.t5 import T5Bias as T5Bias
     from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
@@ -100,6 +101,7 @@ else:
             "regard.maps.sources.summary": ("Summarize",),
             "regard.call.biases.alibi": ("ALiBi",),
             "regard.call.biases.base": ("Bias",),
+            "regard.call.biases.disentangled": ("Disentangled",),
             "regard.call.biases.shaw": ("Shaw",),
             "regard.call.biases.t5": ("T5Bias",),
             "regard.call.biases.transformer_xl": ("TransformerXL",),

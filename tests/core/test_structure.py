@@ -14,9 +14,9 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 70_950
-MOST_LINES_OF_THE_LIBRARY = 48_715  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 62_200
+MOST_LINES = 71_910
+MOST_LINES_OF_THE_LIBRARY = 49_485  # without the toolkit: tasks/ and cli/
+MOST_LINES_OF_TESTS = 62_940
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 21, 102
 

@@ -74,12 +74,12 @@ class DecoderOnly(OneStack):
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self.run(tokens, causal(), None, "decoder"), loss)
+        return self.read_out(self.run(self.embed(tokens), causal(), None, "decoder"), loss)
 
     def attend(self, tokens: Integer[Tensor, "B T"]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self.run(tokens, causal(), maps.__setitem__, "decoder")
+        self.run(self.embed(tokens), causal(), maps.__setitem__, "decoder")
         return maps
 
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> DecoderOnlyState:

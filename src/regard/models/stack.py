@@ -98,11 +98,13 @@ class SelfAttentionLayer(nn.Module):
 
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention[number]()
+        self.self_attention: Any = parts.attention[number]()
         self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
-    def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Mask | None, bias: Bias | Tensor | None, record: RecordMap | None, name: str
+    ) -> Tensor:
         around_attention, around_network = self.residuals
         x = around_attention(
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
@@ -110,7 +112,7 @@ class SelfAttentionLayer(nn.Module):
         return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
-        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | None, offset: int | Tensor
+        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | Tensor | None, offset: int | Tensor
     ) -> tuple[Tensor, MixerCache]:
         """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
         caches: list[MixerCache] = []
@@ -130,7 +132,7 @@ def recorded_attention(
     name: str,
     *inputs: Tensor,
     mask: Mask | None,
-    bias: Bias | None = None,
+    bias: Bias | Tensor | None = None,
 ) -> Tensor:
     """Run an attention module; if there is a record, call it with the name and the map."""
     attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
@@ -160,6 +162,6 @@ def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
     return min(valid.tolist()) >= sequences.shape[1]
 
 
-def shared_bias(relative: nn.Module | None) -> Bias | None:
-    """The bias shared by all layers of a stack, from its module."""
+def shared_bias(relative: nn.Module | None) -> Bias | Tensor | None:
+    """The bias shared by all layers of a stack, or the vectors of their biases, from its module."""
     return None if relative is None else relative()

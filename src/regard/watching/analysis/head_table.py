@@ -185,12 +185,15 @@ class _OfTheSame(PerQuery):
     """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
 
     tokens: Tensor
-    """(flat_heads, S)."""
+    """(batch, S)."""
+    heads: int
+    """H."""
     offset: int
     """S - T."""
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
+        of_heads = [head // self.heads for head in tile.flat_heads]
+        tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
@@ -203,9 +206,9 @@ class _OfTheSame(PerQuery):
 def _repeats(weights: AttentionMap, tokens: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Weights (batch..., H, T) on keys after an equal token, or on it, with a mask of the queries with such keys."""
     queries, keys = weights.shape[-2:]
-    of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    answers = ask(weights.source, _OfTheSame(of_flat_heads, keys - queries))
-    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
+    rows = tokens.reshape(-1, keys)
+    answers = ask(weights.source, _OfTheSame(rows, weights.leading[-1], keys - queries))
+    first = torch.stack([_first_place(row) for row in rows]).view(tokens.shape)
     places = torch.arange(queries, device=tokens.device) + keys - queries
     for name, answer, apart in zip(("induction", "duplicate"), answers, (2, 1), strict=True):
         counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)

@@ -14,7 +14,7 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 71_910
+MOST_LINES = 71_930
 MOST_LINES_OF_THE_LIBRARY = 49_485  # without the toolkit: tasks/ and cli/
 MOST_LINES_OF_TESTS = 62_940
 LONGEST_FILE = 420

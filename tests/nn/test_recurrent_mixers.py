@@ -14,7 +14,7 @@ from regard.nn.recurrent_mixers import RecurrentMixer
 
 DIM, LENGTH = 16, 70
 LAYERS: dict[str, Any] = {
-    "gated delta": lambda: GatedDeltaNet(DIM, 2, num_value_heads=4, key_dim=6, value_dim=5),
+    "gated_delta": lambda: GatedDeltaNet(DIM, 2, num_value_heads=4, key_dim=6, value_dim=5),
     "mamba2": lambda: Mamba2(DIM, 4, state_dim=6, groups=2),
     "lightning": lambda: LightningAttention(DIM, 4, layer=1, num_layers=3),
 }
@@ -87,7 +87,7 @@ def test_autocast_and_more_batch_dimensions() -> None:
 
 
 def test_bad_arguments() -> None:
-    attend = LAYERS["gated delta"]()
+    attend = LAYERS["gated_delta"]()
     x = torch.randn(1, 5, DIM)
     with pytest.raises(ArgumentError, match="its mask may be causal and hide padding, got"):
         attend(x, mask=regard.causal() & regard.window(2))

@@ -78,6 +78,7 @@ AnyEvidence = Evidence | KnownEvidence
 
 
 def joined_prints(before: "Prints | None", new: "Prints | None") -> "Prints | None":
+    """Those of a call whose keys follow those of earlier calls."""
     if before is None or new is None:
         return new
     keys = torch.cat([before.keys, new.keys], 1)

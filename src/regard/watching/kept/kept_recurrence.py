@@ -95,6 +95,8 @@ class KeptRecurrence(LinearRecurrent):
 
 
 def recurrence_of(parts: list[Factored[Tensor]], shared: Shared) -> Recurrence:
+    """The recurrence of consecutive positions, with the queries of the last ones."""
+
     def of(name: str, missing: float = 0.0) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
         some = next((x for x in found if x is not None), None)

@@ -16,7 +16,7 @@ from tests.core import house
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
 MOST_LINES = 71_930
 MOST_LINES_OF_THE_LIBRARY = 49_485  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 62_940
+MOST_LINES_OF_TESTS = 62_990
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 21, 102
 

@@ -61,13 +61,10 @@ class Recurrence:
         return self.key.shape[1] - self.query.shape[1]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that it holds."""
         found = (self.query, self.key, self.log_decay, self.beta, *(self.removal or ()))
         return [one for one in found if one is not None]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Recurrence":
-        """The recurrence with each tensor changed."""
-
         def of(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else change(tensor)
 
@@ -76,7 +73,6 @@ class Recurrence:
         return replace(self, query=query, key=key, log_decay=of(self.log_decay), beta=of(self.beta), removal=pair)
 
     def chunked(self) -> "Chunks":
-        """The factors of its chunks."""
         return _chunks(self)
 
     def __str__(self) -> str:
@@ -110,12 +106,10 @@ class Chunks:
 
     @property
     def size(self) -> int:
-        """C."""
         return self.local.shape[-1]
 
     @property
     def count(self) -> int:
-        """n."""
         return self.local.shape[1]
 
     def product(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -289,12 +283,10 @@ def _after(logs: Tensor) -> Tensor:
 
 
 def _down(pairs: Tensor) -> Tensor:
-    """The matrix one row further down, under a row of zeros."""
     return torch.nn.functional.pad(pairs[..., :-1, :], (0, 0, 1, 0))
 
 
 def _in_chunks(x: Tensor, size: int, fill: int) -> Tensor:
-    """(N, S, E) as (N, n, size, E), with zeros behind the last position."""
     return torch.nn.functional.pad(x, (0, 0, 0, fill)).unflatten(1, (-1, size))
 
 

@@ -102,7 +102,6 @@ class RecurrentState:
 
 
 MixerCache = KeyValue | RecurrentState
-"""The cache of one layer of self-attention."""
 
 
 def _first(buffer: Tensor, length: int) -> Tensor:

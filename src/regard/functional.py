@@ -365,7 +365,8 @@ def map_of(
     call, _ = make_call(
         query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
     )  # fmt: skip
-    call = _settled(call if is_recorded() else _without_gradient(call))
+    # A given log-sum-exp gets its graph where the map is read.
+    call = _settled(call if is_recorded() or lse is not None else _without_gradient(call))
     if lse is None:
         with without_autocast(query):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))

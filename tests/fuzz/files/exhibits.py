@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,9 @@ def command_line(*arguments: str | Path) -> str:
         mock.patch.object(sys, "argv", ["regard", *map(str, arguments)]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(told),
+        warnings.catch_warnings(),
     ):
+        warnings.simplefilter("always")  # a line on standard error, as in a process of its own
         try:
             program.main()
         except SystemExit as end:

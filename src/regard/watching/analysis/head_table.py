@@ -1,7 +1,8 @@
 """Statistics of each head: distance, entropy and positions of its attention."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.source import Piece
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
-from regard.maps.statistics.tiles import ask
+from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
@@ -107,17 +108,61 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     return table([name for name, _ in ours], rows, tuple(dict.fromkeys(rest)))
 
 
+class QueryValues(NamedTuple):
+    """A number for each query of a map, and the queries that count in its mean."""
+
+    values: Tensor
+    """(batch..., H, T)."""
+    counted: Tensor
+    """Of the same shape, or one that broadcasts to it."""
+
+    def mean(self) -> Tensor:
+        """The mean over the counted queries and the batch, (H,); NaN without any."""
+        return _mean(*self)
+
+
+OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
+BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
+"""The names of `query_values`."""
+
+
+@torch.no_grad()
+def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
+    """The numbers of `head_table` before their means, for the chosen names; "top_weight" is each query's largest weight.
+
+    Args:
+        weights: a map (batch..., H, T, S), with weights.
+        tokens: the ids of the tokens, (batch..., S) or (S,), or None. Without tokens that fit, "induction" and
+            "duplicate" count no query.
+        names: of `BY_QUERY`.
+    """
+    source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
+    # The largest weight marks the queries with keys. A loop over rows makes it with the entropy, in one pass.
+    wanted = {"top_weight": Largest()} | ({"entropy": Entropy()} if "entropy" in names else {})
+    if "distance" in names:
+        wanted["distance"] = Distance(offset)
+    answers = zip(wanted, ask_all(source, list(wanted.values())), strict=True)
+    found = {name: source.laid_out(answer) for name, (answer, *_) in answers}
+    live = _live(weights) if source.has_signs else found["top_weight"] > 0
+    values = {name: QueryValues(one, live) for name, one in found.items()}
+    values |= _of_positions(weights, live, [name for name in OF_POSITIONS if name in names])
+    if not set(names).isdisjoint(OF_TOKENS):
+        values |= _of_tokens(weights, tokens, live)
+    return {name: values[name] for name in BY_QUERY if name in names}
+
+
 def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
+    if weights.source.has_blocks:
+        names = [name for name in BY_QUERY[:-1] if tokens is not None or name not in OF_TOKENS]
+        return {name: one.mean() for name, one in query_values(weights, tokens, names).items()}
     live = _live(weights)
     numbers = {}
     if weights.source.keeps(Distance(keys - queries)):
         numbers["distance"] = _mean(weights.distance(), live)
     if weights.source.keeps(Entropy()):
         numbers["entropy"] = _mean(weights.entropy(), live)
-    if not weights.source.has_blocks:
-        return numbers or weights.source.refuse("distance() or entropy()")
-    return numbers | patterns(weights, tokens, live)
+    return numbers or weights.source.refuse("distance() or entropy()")
 
 
 @torch.no_grad()
@@ -129,22 +174,9 @@ def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict
         tokens: the ids of the tokens, (batch..., S) or (S,), or None. Other shapes give NaN.
         live: the queries with a key, (batch..., H, T).
     """
-    queries, keys = weights.shape[-2:]
-    places = torch.arange(queries, device=weights.device) + keys - queries
-    numbers = {
-        "self": _at(weights, places, live),
-        "previous": _at(weights, places - 1, live),
-        "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
-    }
-    if tokens is None:
-        return numbers
-    if not _fits(tokens, weights):
-        unknown = numbers["self"].new_full((weights.shape[-3],), torch.nan)
-        return numbers | {"induction": unknown, "duplicate": unknown}
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
-    return numbers | {
-        name: _mean(found, live & counts[..., None, :]) for name, found, counts in _repeats(weights, tokens)
-    }
+    found = _of_positions(weights, live, OF_POSITIONS)
+    found |= _of_tokens(weights, tokens, live) if tokens is not None else {}
+    return {name: one.mean() for name, one in found.items()}
 
 
 def _live(weights: AttentionMap) -> Tensor:
@@ -164,12 +196,30 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
 
-def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
-    """The mean weight of one key for each query, over the queries with that key."""
-    inside = (keys >= 0) & (keys < weights.shape[-1])
-    return _mean(
-        weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
-    )
+def _of_positions(weights: AttentionMap, live: Tensor, names: Sequence[str]) -> dict[str, QueryValues]:
+    """The weights of each query on one key, read together."""
+    queries, keys = weights.shape[-2:]
+    if not names:
+        return {}
+    rows = torch.arange(queries, device=weights.device)
+    places = rows + keys - queries
+    of_names = {"self": places, "previous": places - 1, "first": torch.zeros_like(places)}
+    read = torch.stack([of_names[name] for name in names])
+    inside = (read >= 0) & (read < keys)
+    values = weights.at(rows.repeat(len(names)), read.clamp(0, keys - 1).flatten())
+    parts = zip(names, values.unflatten(-1, (len(names), queries)).unbind(-2), inside, strict=True)
+    return {
+        name: QueryValues(value, live & there & (places > 0 if name == "first" else there))
+        for name, value, there in parts
+    }
+
+
+def _of_tokens(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict[str, QueryValues]:
+    if tokens is None or not _fits(tokens, weights):
+        nothing = weights.source.laid_out(ask(weights.source, Largest())[0]) * 0
+        return {name: QueryValues(nothing, torch.zeros_like(live)) for name in OF_TOKENS}
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], weights.shape[-1])
+    return {name: QueryValues(one, live & counts[..., None, :]) for name, one, counts in _repeats(weights, tokens)}
 
 
 # -- repeated tokens -------------------------------------------------------------------------------------

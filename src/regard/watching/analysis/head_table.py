@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.source import Piece
+from regard.maps.sources.source import Piece, Statistic
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
@@ -128,7 +128,7 @@ BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 
 @torch.no_grad()
 def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
-    """The numbers of `head_table` before their means, for the chosen names; "top_weight" is each query's largest weight.
+    """The numbers of `head_table` before their means, for the chosen names; "top_weight" is the largest weight.
 
     Args:
         weights: a map (batch..., H, T, S), with weights.
@@ -138,7 +138,9 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
     """
     source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
     # The largest weight marks the queries with keys. A loop over rows makes it with the entropy, in one pass.
-    wanted = {"top_weight": Largest()} | ({"entropy": Entropy()} if "entropy" in names else {})
+    wanted: dict[str, Statistic] = {"top_weight": Largest()}
+    if "entropy" in names:
+        wanted["entropy"] = Entropy()
     if "distance" in names:
         wanted["distance"] = Distance(offset)
     answers = zip(wanted, ask_all(source, list(wanted.values())), strict=True)

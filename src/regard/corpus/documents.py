@@ -160,7 +160,12 @@ def documents_of(table: Any, *, text: str, id: str, source: str = "", first: int
 
 def _is_text(kind: Any) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_null(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    )
 
 
 def _of_lines(path: Path, text: str, id: str) -> Iterator[Document]:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,12 +26,15 @@ from regard.corpus.reading import measured, own_function
 from regard.corpus.tables import heads_table, write_parquet
 from regard.corpus.totals import totals_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.telling import Tell
 from regard.tasks.training.distributed.devices import find_device, join_ranks
 from regard.tasks.training.distributed.ranks import Ranks
 
 AHEAD = 2
 """Shards that wait for each worker, so that none is idle."""
+START = "forkserver" if sys.platform == "linux" else "spawn"
+"""How workers start: forked from a process that has imported torch and computed nothing, where that is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,16 @@ class Progress:
     first_error: str = ""
     _begun: float = 0.0
     _before: int = 0
+
+    def counts(self) -> list[Any]:
+        """The counts, for another process."""
+        return [self.documents, self.tokens, self.rows, self.errors, self.first_error]
+
+    def take(self, of_ranks: list[list[Any]]) -> None:
+        """Have the counts of all ranks together."""
+        *counts, first = zip(*of_ranks, strict=True)
+        self.documents, self.tokens, self.rows, self.errors = map(sum, counts)
+        self.first_error = next(filter(None, first), "")
 
     def begin(self) -> None:
         """Count the time from now on."""
@@ -118,7 +132,7 @@ def measure_corpus(job: CorpusJob, tell: Tell) -> Progress:
     _agree(ranks, holds.__enter__ if ranks.rank == 0 else None)
     try:
         _work(job, folder, ranks, files, corpus, progress, settings, 1 if device.type != "cpu" else None)
-        ranks.gather(lambda: None)
+        progress.take(ranks.gather(progress.counts))
         if ranks.rank == 0:
             folder.merge(corpus.shards, statistics=_told(settings), most=job.examples)
         ranks.gather(lambda: None)
@@ -154,12 +168,12 @@ def _work(
     settings: dict[str, Any], usual: int | None,
 ) -> None:  # fmt: skip
     is_finished = folder.success.exists()
-    found = [folder.done(number) for number in range(corpus.shards)]
-    for record in found:
+    found = {number: folder.done(number) for number in ranks.share_out(range(corpus.shards))}
+    for record in found.values():
         if record is not None:
             progress.add(record)
     progress.begin()
-    todo = {n for n, record in enumerate(found) if record is None and n % ranks.world_size == ranks.rank}
+    todo = {number for number, record in found.items() if record is None}
     if not todo or is_finished:
         return
     of_shards = shards(files, text=job.measure.text, id=job.measure.id, size=job.shard_documents)
@@ -199,8 +213,10 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: str) -> ShardRecord:
 
 
 def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: str, workers: int) -> Iterator[ShardRecord]:
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker)
+    before, context = set(multiprocessing.active_children()), multiprocessing.get_context(START)
+    if START == "forkserver":
+        context.set_forkserver_preload([__name__, *["transformers"] * is_huggingface(Path(job.measure.model))])
+    pool = ProcessPoolExecutor(workers, context, _begin_worker)
     running: set[Future[ShardRecord]] = set()
     try:
         for shard in left:

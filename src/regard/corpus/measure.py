@@ -33,7 +33,7 @@ class Measure:
             Of the keys: received, the largest share of all attention that one key gets; top_keys, the keys that get
             most. One's own, "module:function": a function of the map (H, T, S) and the tokens (S,) that returns a
             number for each head (H,), or one for each query (H, T), of which the mean is taken; such as the mass under
-            a mask, `lambda weights, tokens: weights.mass(regard.sliding_window(8))`.
+            a mask, `lambda weights, tokens: weights.mass(regard.window(8))`.
         text: the column of the texts.
         id: the column of the ids, texts or whole numbers. Without it, ids are the numbers of the rows.
         layers: the layers to measure, from 0, or from -1 backwards; all unless given.

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from regard.corpus.documents import Document, checked, documents_in, input_files, shards
+from regard.corpus.documents import Document, check_corpus, documents_in, input_files, shards
 from regard.errors import ArgumentError, DataError
 from tests.corpus.conftest import documents, write_jsonl
 
@@ -84,7 +84,7 @@ def test_shards_begin_anew_with_each_file(tmp_path: Path) -> None:
     files = [save(tmp_path / "a.parquet", ROWS[:300]), write_jsonl(tmp_path / "b.jsonl", ROWS[300:421])]
     found = list(shards(files, **NAMES, size=100))
     assert [(one.number, len(one.documents)) for one in found] == [(0, 100), (1, 100), (2, 100), (3, 100), (4, 21)]
-    corpus = checked(files, **NAMES, size=100)
+    corpus = check_corpus(files, **NAMES, size=100)
     assert (corpus.shards, corpus.documents) == (5, 421)
     assert [one.id for shard in found for one in shard.documents] == [row["id"] for row in ROWS[:421]]
 
@@ -92,8 +92,8 @@ def test_shards_begin_anew_with_each_file(tmp_path: Path) -> None:
 def test_an_id_twice_is_refused_with_both_places(tmp_path: Path) -> None:
     files = [save(tmp_path / "a.parquet", ROWS[:300]), save(tmp_path / "b.jsonl", [*ROWS[400:410], ROWS[5]])]
     with pytest.raises(ArgumentError, match=r'"d5" is document 6 of .*a.parquet and document 11 of .*b.jsonl'):
-        checked(files, **NAMES, size=100)
-    assert checked(files, text="text", id="", size=100).documents == 311
+        check_corpus(files, **NAMES, size=100)
+    assert check_corpus(files, text="text", id="", size=100).documents == 311
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "stream.arrow", "file.arrow", "x.jsonl.gz"])
@@ -101,19 +101,19 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / name)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     with pytest.raises(DataError, match=r"damaged one|more gzip data"):
-        checked([path], **NAMES, size=100)
+        check_corpus([path], **NAMES, size=100)
 
 
 def test_mixed_schemas_and_absent_columns_are_refused(tmp_path: Path) -> None:
     good, numbers = save(tmp_path / "a.parquet"), tmp_path / "b.parquet"
     parquet.write_table(pa.table({"id": ["x"], "text": [1.5]}), numbers)
     with pytest.raises(ArgumentError, match=r"b.parquet: the column 'text' has double, expected texts"):
-        checked([good, numbers], **NAMES, size=100)
+        check_corpus([good, numbers], **NAMES, size=100)
     with pytest.raises(ArgumentError, match=r"a.parquet: there is no column 'body' of texts, only id"):
-        checked([good], text="body", id="id", size=100)
+        check_corpus([good], text="body", id="id", size=100)
     lines = write_jsonl(tmp_path / "c.jsonl", ROWS)
     with pytest.raises(ArgumentError, match=r'c.jsonl:1: expected {"body": text}, got {"id": str, "text": str}'):
-        checked([lines], text="body", id="id", size=100)
+        check_corpus([lines], text="body", id="id", size=100)
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(DataError, match="there is no document in"):
-        checked([tmp_path / "empty.txt"], **NAMES, size=100)
+        check_corpus([tmp_path / "empty.txt"], **NAMES, size=100)

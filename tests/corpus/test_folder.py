@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,7 @@ def test_totals_are_sums_over_the_rows(stats: Path) -> None:
         "SELECT histogram FROM 'stats/totals/*.parquet' WHERE statistic = 'distance' AND layer = 1 AND head = 0", stats
     )
     bounds = [-np.inf, *EDGES, np.inf]
-    assert histogram == [
-        sum(low <= one < high for one in values) for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
+    assert histogram == [sum(low <= one < high for one in values) for low, high in pairwise(bounds)]
 
 
 def test_totals_of_other_heads_are_added_too(gpt2: Path) -> None:
@@ -191,11 +190,12 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "0"))
     assert status == 2
     assert (
-        said == "regard: 1 documents could not be measured, and 0 are allowed; the first: d7: there is no token in it\n"
+        said
+        == "regard: 1 documents could not be measure_documents, and 0 are allowed; the first: d7: there is no token in it\n"
     )
     assert call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "2", "--resume"))[0] == 0
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "1", "--resume"))
-    assert (status, "2 documents could not be measured, and 1 are allowed" in said) == (2, True)
+    assert (status, "2 documents could not be measure_documents, and 1 are allowed" in said) == (2, True)
 
 
 # -- refusals --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import tyro
 from regard.cli.loading import loading, speaks
 from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first
-from regard.corpus.measure import USUAL_STATISTICS, Measure, arrow_library
+from regard.corpus.settings import USUAL_STATISTICS, MeasureSettings, arrow_library
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
@@ -66,9 +66,9 @@ class MeasureCommand(Command):
     device: Device = "auto"
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> MeasureSettings:
         """The settings of a table of documents."""
-        return self.part(Measure, model=str(self.model))
+        return self.part(MeasureSettings, model=str(self.model))
 
     def check(self) -> None:
         refuse_first(
@@ -97,5 +97,7 @@ class MeasureCommand(Command):
         if not speaks():
             return
         print(self.out)
-        failed = f"; {found.errors:,} could not be measured, the first: {found.first_error}" if found.errors else ""
+        failed = (
+            f"; {found.errors:,} could not be measure_documents, the first: {found.first_error}" if found.errors else ""
+        )
         print(f"{found.documents:,} documents, {found.tokens:,} tokens, {found.rows:,} rows{failed}", file=sys.stderr)

@@ -131,10 +131,7 @@ def _file_faults(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        said = " ".join(str(error).split())
-        raise DataError(
-            f"{path}: expected a whole {kind} file, got a damaged one ({said:.200}); copy it again"
-        ) from None
+        raise DataError(f"{path}: expected a whole {kind} file, got a damaged one; copy it again") from error
 
 
 def documents_of(table: Any, *, text: str, id: str, source: str = "", first: int = 0) -> Iterator[Document]:
@@ -216,7 +213,7 @@ def shards(files: Sequence[Path], *, text: str, id: str, size: int) -> Iterator[
             number += 1
 
 
-class Corpus(NamedTuple):
+class CheckedCorpus(NamedTuple):
     """Checked files: what they hold."""
 
     files: list[dict[str, Any]]
@@ -225,7 +222,7 @@ class Corpus(NamedTuple):
     documents: int
 
 
-def checked(files: Sequence[Path], *, text: str, id: str, size: int) -> Corpus:
+def check_corpus(files: Sequence[Path], *, text: str, id: str, size: int) -> CheckedCorpus:
     """Read all ids once, before the work, in eight bytes of memory each.
 
     Raises:
@@ -250,7 +247,7 @@ def checked(files: Sequence[Path], *, text: str, id: str, size: int) -> Corpus:
     ordered = np.sort(np.frombuffer(hashes, np.uint64))
     if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
         _refuse_twice(files, int(twice[0]).to_bytes(8, "little"), text, id)
-    return Corpus(about, count, len(hashes))
+    return CheckedCorpus(about, count, len(hashes))
 
 
 def _refuse_twice(files: Sequence[Path], twice: bytes, text: str, id: str) -> None:

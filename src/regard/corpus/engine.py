@@ -1,6 +1,5 @@
 """Measure a corpus into a folder: in this process, in workers of this machine, and on the ranks of torchrun."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -17,12 +16,12 @@ from typing import Any
 
 import torch
 
-from regard.corpus.documents import Corpus, Shard, checked, input_files, shards
+from regard.corpus.documents import CheckedCorpus, Shard, check_corpus, input_files, shards
 from regard.corpus.examples import Examples
 from regard.corpus.folder import ShardRecord, StatisticsFolder
 from regard.corpus.identity import identity
-from regard.corpus.measure import Measure
-from regard.corpus.reading import measured, own_function
+from regard.corpus.reading import measure_documents, own_function
+from regard.corpus.settings import MeasureSettings
 from regard.corpus.tables import heads_table, write_parquet
 from regard.corpus.totals import totals_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
@@ -41,7 +40,7 @@ START = "forkserver" if sys.platform == "linux" else "spawn"
 class CorpusJob:
     """A corpus to measure, and the folder for its statistics."""
 
-    measure: Measure
+    measure: MeasureSettings
     data: tuple[str, ...]
     out: Path
     resume: bool = False
@@ -53,7 +52,7 @@ class CorpusJob:
 
 
 @dataclass(slots=True)
-class Progress:
+class WorkDone:
     """Counts of the documents so far."""
 
     total: int
@@ -94,7 +93,7 @@ class Progress:
         self.first_error = self.first_error or record.first_error
         if self.most_errors is not None and self.errors > self.most_errors:
             raise DataError(
-                f"{self.errors:,} documents could not be measured, and {self.most_errors:,} are allowed; the first: "
+                f"{self.errors:,} documents could not be measure_documents, and {self.most_errors:,} are allowed; the first: "
                 f"{self.first_error}"
             )
         done = self.documents - self._before
@@ -104,7 +103,7 @@ class Progress:
             self.tell(told, self.documents, self.total)
 
 
-def measure_corpus(job: CorpusJob, tell: Tell) -> Progress:
+def measure_corpus(job: CorpusJob, tell: Tell) -> WorkDone:
     """Measure every document of a corpus; return the counts.
 
     The bytes of the files are the same on any number of workers and ranks, and after any interruption. On several ranks
@@ -125,9 +124,9 @@ def measure_corpus(job: CorpusJob, tell: Tell) -> Progress:
         if ":" in name:
             own_function(name)
     files = input_files(job.data)
-    corpus = checked(files, text=measure.text, id=measure.id, size=job.shard_documents)
+    corpus = check_corpus(files, text=measure.text, id=measure.id, size=job.shard_documents)
     settings = identity(measure, corpus, shard_documents=job.shard_documents, examples=job.examples)
-    progress = Progress(corpus.documents, tell, job.max_errors)
+    progress = WorkDone(corpus.documents, tell, job.max_errors)
     holds = folder.open(settings, resume=job.resume)
     _agree(ranks, holds.__enter__ if ranks.rank == 0 else None)
     try:
@@ -164,7 +163,7 @@ def _told(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _work(
-    job: CorpusJob, folder: StatisticsFolder, ranks: Ranks, files: list[Path], corpus: Corpus, progress: Progress,
+    job: CorpusJob, folder: StatisticsFolder, ranks: Ranks, files: list[Path], corpus: CheckedCorpus, progress: WorkDone,
     settings: dict[str, Any], usual: int | None,
 ) -> None:  # fmt: skip
     is_finished = folder.success.exists()
@@ -179,7 +178,7 @@ def _work(
     of_shards = shards(files, text=job.measure.text, id=job.measure.id, size=job.shard_documents)
     left = (shard for shard in of_shards if shard.number in todo)
     workers = job.workers or usual or (1 if ranks.world_size > 1 else cores())
-    told = json.dumps(_told(settings))
+    told = _told(settings)
     if workers == 1 or len(todo) == 1:
         for shard in left:
             progress.add(measure_shard(job, shard, told))
@@ -193,18 +192,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_shard(job: CorpusJob, shard: Shard, settings: str) -> ShardRecord:
+def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> ShardRecord:
     """Measure a shard and write its files; in the process of a worker too.
 
     Raises:
         RegardError: the fault is not that of one document.
     """
-    folder, told, examples = StatisticsFolder(job.out), json.loads(settings), Examples(job.examples)
-    found = list(measured(job.measure, shard.documents, examples))
+    folder, examples = StatisticsFolder(job.out), Examples(job.examples)
+    found = list(measure_documents(job.measure, shard.documents, examples))
     table = heads_table(job.measure, found)
-    write_parquet(folder.part(shard.number), table, told)
-    write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), told)
-    write_parquet(folder.beside(shard.number, "examples"), examples.table(), told)
+    write_parquet(folder.part(shard.number), table, settings)
+    write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), settings)
+    write_parquet(folder.beside(shard.number, "examples"), examples.table(), settings)
     errors = [f"{one.id}: {one.error}" for one in found if one.error is not None]
     tokens = sum(one.n_tokens or 0 for one in found)
     record = ShardRecord(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
@@ -212,7 +211,7 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: str) -> ShardRecord:
     return record
 
 
-def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: str, workers: int) -> Iterator[ShardRecord]:
+def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any], workers: int) -> Iterator[ShardRecord]:
     before, context = set(multiprocessing.active_children()), multiprocessing.get_context(START)
     if START == "forkserver":
         context.set_forkserver_preload([__name__, *["transformers"] * is_huggingface(Path(job.measure.model))])

@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
 there; tokens: the text around the query, from position `start` on; keys, key_tokens, weights: the keys that it attends
 to most, from the largest weight down."""
 
-Place = tuple[int, int, str]
+HeadPlace = tuple[int, int, str]
 """Layer, head, statistic."""
 Axes = tuple[AxisLabels, AxisLabels]
 """The labels of queries and keys."""
@@ -39,7 +39,7 @@ class Examples:
     """The `most` strongest documents of each head and statistic so far; of equal ones the earliest."""
 
     most: int
-    _of: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)
+    _of: dict[HeadPlace, list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(
         self, id: str, part: LayerNumbers, by_query: Mapping[str, QueryValues], weights: AttentionMap, axes: Axes
@@ -69,7 +69,7 @@ class Examples:
 
     def _stronger(
         self, part: LayerNumbers, name: str, values: QueryValues
-    ) -> Iterable[tuple[Place, int, int, float, float]]:
+    ) -> Iterable[tuple[HeadPlace, int, int, float, float]]:
         means = QueryMeans.of(values)
         for row, head in enumerate(part.heads.tolist()):
             place, value = (part.layer, head, name), means.means[row]
@@ -77,7 +77,7 @@ class Examples:
             if value == value and (len(kept) < self.most or value > kept[-1]["value"]):
                 yield place, row, means.places[row], value, means.largest[row]
 
-    def _take(self, place: Place, one: dict[str, Any]) -> None:
+    def _take(self, place: HeadPlace, one: dict[str, Any]) -> None:
         kept = self._of.setdefault(place, [])
         at = next((n for n, other in enumerate(kept) if one["value"] > other["value"]), len(kept))
         kept.insert(at, one)

@@ -82,9 +82,10 @@ class StatisticsFolder:
         before, now = _flat(parse_toml((self.path / SETTINGS_FILE).read_bytes())), _flat(settings)
         for name in sorted({*before, *now}):
             if before.get(name) != now.get(name):
+                theirs, ours = (f"{one.get(name)!s:.80}" for one in (before, now))
                 raise ArgumentError(
-                    f"{self.path} was begun with {name} {before.get(name)!s:.80}, and this has {now.get(name)!s:.80}: go on "
-                    "with the same, or name another folder (--out)"
+                    f"{self.path} was begun with {name} {theirs}, and this has {ours}: go on with the same, or name "
+                    "another folder (--out)"
                 )
 
     # -- shards --------------------------------------------------------------------------------------------

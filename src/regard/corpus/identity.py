@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from regard.corpus.documents import Corpus
-from regard.corpus.measure import Measure
+from regard.corpus.documents import CheckedCorpus
+from regard.corpus.settings import MeasureSettings
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.training.distributed.devices import find_device
 
@@ -20,7 +20,7 @@ PACKAGES = ("regard", "torch", "transformers", "tokenizers", "numpy", "numba", "
 WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
-def identity(measure: Measure, corpus: Corpus, *, shard_documents: int, examples: int) -> dict[str, Any]:
+def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents: int, examples: int) -> dict[str, Any]:
     """The settings of a folder of statistics, for run.toml; without `files` they are in each Parquet file too.
 
     Raises:

@@ -1,25 +1,13 @@
 """`Measure`: from a table of documents to a table of statistics, with a row for each head of each document."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from os import PathLike, fspath
+from dataclasses import dataclass
 from typing import Any
 
-from regard.errors import ArgumentError, MissingExtraError
-
-MEANS = ("entropy", "distance", "self", "previous", "first", "induction", "duplicate", "top_weight")
-"""The statistics that are means over queries, as in `regard.watching.head_table`."""
-OF_KEYS = ("received", "top_keys")
-"""Those of the attention that each key receives."""
-NAMED_STATISTICS = (*MEANS, *OF_KEYS)
-USUAL_STATISTICS = ("entropy", "distance", "first", "previous", "induction")
-
-Own = Callable[[Any, Any], Any]
-"""(weights, tokens) -> a number for each head (H,), or for each query (H, T), whose mean is taken."""
+from regard.corpus.settings import MeasureSettings, arrow_library
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(MeasureSettings):
     """The statistics of every head on every document of a table, for `map_batches` of an engine or by itself.
 
     It holds names and numbers alone, so that it can be pickled. The model is loaded in the process of the first call,
@@ -50,39 +38,6 @@ class Measure:
     ('entropy', 'top_keys')
     """
 
-    model: str | PathLike[str]
-    statistics: Sequence[str] = USUAL_STATISTICS
-    _: KW_ONLY
-    text: str = "text"
-    id: str = "id"
-    layers: Sequence[int] = ()
-    heads: Sequence[int] = ()
-    max_tokens: int | None = None
-    keys: int = 8
-    threads: int = 1
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "model", fspath(self.model))
-        for name in ("statistics", "layers", "heads"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str | int) else tuple(given))
-        if not self.statistics or len(set(self.statistics)) < len(self.statistics):
-            raise ArgumentError(f"statistics must be one or more, each once; got {list(self.statistics)}")
-        for name in self.statistics:
-            if name not in NAMED_STATISTICS and not all(name.partition(":")):
-                known = ", ".join(NAMED_STATISTICS)
-                raise ArgumentError(f"statistics must be of {known}, or module:function; got {name!r}")
-        for name, least in (("max_tokens", 2), ("keys", 1), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ArgumentError(f"{name} must be at least {least}, got {value}")
-
-    @property
-    def numbers(self) -> list[str]:
-        """The statistics that are a number for each head."""
-        return [name for name in self.statistics if name != "top_keys"]
-
     def __call__(self, table: Any) -> Any:
         """Measure the documents of a `pyarrow.Table`.
 
@@ -102,20 +57,6 @@ class Measure:
         """
         arrow_library()
         from regard.corpus.documents import documents_of
-        from regard.corpus.reading import measured
         from regard.corpus.tables import heads_table
 
-        return heads_table(self, list(measured(self, documents_of(table, text=self.text, id=self.id))))
-
-
-def arrow_library() -> Any:
-    """The package `pyarrow`.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtraError("pyarrow", extra="measure") from None
-    return pyarrow
+        return heads_table(self, list(measure_documents(self, documents_of(table, text=self.text, id=self.id))))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard.corpus.documents import Document
 from regard.corpus.examples import Examples
-from regard.corpus.measure import MEANS, Measure, Own
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
+from regard.corpus.settings import MEANS, MeasureSettings, Own
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
@@ -46,8 +46,8 @@ class ReadsTokens(Protocol):
         ...
 
 
-def measured(
-    measure: Measure, documents: Iterable[Document], examples: Examples | None = None
+def measure_documents(
+    measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
 ) -> Iterator[MeasuredDocument]:
     """The statistics of documents, in order; the strongest of them go to `examples` too."""
     model = model_of(measure)
@@ -56,7 +56,7 @@ def measured(
             yield _measured(measure, model, one, examples)
 
 
-def model_of(measure: Measure) -> ReadsTokens:
+def model_of(measure: MeasureSettings) -> ReadsTokens:
     """The model, which is loaded once in a process, and again if its files change."""
     folder = Path(measure.model)
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
@@ -82,7 +82,9 @@ def _on_threads(count: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _measured(measure: Measure, model: ReadsTokens, document: Document, examples: Examples | None) -> MeasuredDocument:
+def _measured(
+    measure: MeasureSettings, model: ReadsTokens, document: Document, examples: Examples | None
+) -> MeasuredDocument:
     if document.text is None:
         return MeasuredDocument(document.id, None, [], document.error)
     count = None
@@ -101,7 +103,7 @@ def _measured(measure: Measure, model: ReadsTokens, document: Document, examples
 
 
 def _of_layers(
-    measure: Measure, attention: TextMaps, ids: list[int], name: str, examples: Examples | None
+    measure: MeasureSettings, attention: TextMaps, ids: list[int], name: str, examples: Examples | None
 ) -> list[LayerNumbers]:
     chosen, tokens, layers = Choice(measure.layers, measure.heads).of(attention), torch.tensor(ids), []
     numbers = {path: number for number, path in enumerate(attention.maps)}
@@ -117,7 +119,7 @@ def _of_layers(
 
 
 def _numbers(
-    measure: Measure, weights: AttentionMap, tokens: Tensor
+    measure: MeasureSettings, weights: AttentionMap, tokens: Tensor
 ) -> tuple[Any, Mapping[str, QueryValues], list[list[int]] | None]:
     """Numbers (H, statistics) of a map (H, T, S), the values by query behind them, and the keys that get most."""
     by_query = query_values(weights, tokens, [name for name in MEANS if name in measure.statistics])

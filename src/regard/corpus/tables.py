@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from regard.corpus.measure import Measure
 from regard.corpus.measured_document import MeasuredDocument
+from regard.corpus.settings import MeasureSettings
 from regard.files.atomic import file_errors, replacing
 
 ROW_GROUP_BYTES = 2**26
@@ -19,7 +19,7 @@ METADATA = b"regard"
 """The key of Parquet's metadata with the settings, as JSON."""
 
 
-def heads_schema(measure: Measure) -> Any:
+def heads_schema(measure: MeasureSettings) -> Any:
     """The columns of `heads/`."""
     keys = [("top_keys", pa.list_(pa.int32()))] if "top_keys" in measure.statistics else []
     return pa.schema(
@@ -30,7 +30,7 @@ def heads_schema(measure: Measure) -> Any:
     )  # fmt: skip
 
 
-def heads_table(measure: Measure, documents: Sequence[MeasuredDocument]) -> Any:
+def heads_table(measure: MeasureSettings, documents: Sequence[MeasuredDocument]) -> Any:
     """A row for each head of each document; one row for a document with an error."""
     schema = heads_schema(measure)
     rows = [max(1, sum(len(part.heads) for part in one.layers)) for one in documents]

@@ -1,4 +1,4 @@
-"""`Translate` and `Score`: tables of texts in, the same tables with a column more out, as `Measure` works."""
+"""`Translate` and `ScoreText`: tables of texts in, the same tables with a column more out, as `Measure` works."""
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from regard.corpus.measure import arrow_library
+from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
 
 
@@ -59,8 +59,8 @@ class Translate:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """Score the texts of a table under a language model: columns log_probability (nats) and tokens are added.
+class ScoreText:
+    """ScoreText the texts of a table under a language model: columns log_probability (nats) and tokens are added.
 
     Each text is read by itself, so that its score has the same bits in any table.
 
@@ -69,7 +69,7 @@ class Score:
         text: the column of the texts.
         device: auto, cpu, cuda, cuda:N or mps.
 
-    >>> Score("runs/book").text
+    >>> ScoreText("runs/book").text
     'text'
     """
 

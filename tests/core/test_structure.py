@@ -15,7 +15,7 @@ from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
 MOST_LINES = 70_880
-MOST_LINES_OF_THE_LIBRARY = 46_990  # without the toolkit: tasks/, corpus/ and cli/
+MOST_LINES_OF_THE_LIBRARY = 47_000  # without the toolkit: tasks/, corpus/ and cli/
 MOST_LINES_OF_TESTS = 62_100
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 22, 109

@@ -190,12 +190,11 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "0"))
     assert status == 2
     assert (
-        said
-        == "regard: 1 documents could not be measure_documents, and 0 are allowed; the first: d7: there is no token in it\n"
+        said == "regard: 1 documents could not be measured, and 0 are allowed; the first: d7: there is no token in it\n"
     )
     assert call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "2", "--resume"))[0] == 0
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "1", "--resume"))
-    assert (status, "2 documents could not be measure_documents, and 1 are allowed" in said) == (2, True)
+    assert (status, "2 documents could not be measured, and 1 are allowed" in said) == (2, True)
 
 
 # -- refusals --------------------------------------------------------------------------------------------

@@ -97,7 +97,5 @@ class MeasureCommand(Command):
         if not speaks():
             return
         print(self.out)
-        failed = (
-            f"; {found.errors:,} could not be measure_documents, the first: {found.first_error}" if found.errors else ""
-        )
+        failed = f"; {found.errors:,} could not be measured, the first: {found.first_error}" if found.errors else ""
         print(f"{found.documents:,} documents, {found.tokens:,} tokens, {found.rows:,} rows{failed}", file=sys.stderr)

@@ -93,7 +93,7 @@ class WorkDone:
         self.first_error = self.first_error or record.first_error
         if self.most_errors is not None and self.errors > self.most_errors:
             raise DataError(
-                f"{self.errors:,} documents could not be measure_documents, and {self.most_errors:,} are allowed; the first: "
+                f"{self.errors:,} documents could not be measured, and {self.most_errors:,} are allowed; the first: "
                 f"{self.first_error}"
             )
         done = self.documents - self._before
@@ -163,8 +163,8 @@ def _told(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _work(
-    job: CorpusJob, folder: StatisticsFolder, ranks: Ranks, files: list[Path], corpus: CheckedCorpus, progress: WorkDone,
-    settings: dict[str, Any], usual: int | None,
+    job: CorpusJob, folder: StatisticsFolder, ranks: Ranks, files: list[Path], corpus: CheckedCorpus,
+    progress: WorkDone, settings: dict[str, Any], usual: int | None,
 ) -> None:  # fmt: skip
     is_finished = folder.success.exists()
     found = {number: folder.done(number) for number in ranks.share_out(range(corpus.shards))}

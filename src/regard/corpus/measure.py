@@ -57,6 +57,7 @@ class Measure(MeasureSettings):
         """
         arrow_library()
         from regard.corpus.documents import documents_of
+        from regard.corpus.reading import measure_documents
         from regard.corpus.tables import heads_table
 
         return heads_table(self, list(measure_documents(self, documents_of(table, text=self.text, id=self.id))))

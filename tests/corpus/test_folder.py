@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from pyarrow import parquet
 
 from regard.corpus import Measure
+from regard.corpus.settings import USUAL_STATISTICS
 from regard.corpus.totals import BINS, EDGES, merged_totals, totals_of
 from regard.files import atomic
 from regard.files.locks import locked
@@ -245,3 +247,19 @@ def test_torchrun_itself(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) ->
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert bytes_of(tmp_path / "out") == bytes_of(stats)
+
+
+def test_the_queries_of_the_page_run_on_the_files(stats: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "corpus.md").read_text(encoding="utf-8")
+    queries = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
+    answers = [query(one, stats) for one in queries]
+    assert len(answers[0]) == 4
+    assert [row[2] for row in answers[0]] == sorted((row[2] for row in answers[0]), reverse=True)
+    assert len(answers[1]) == 4
+    assert len(answers[3]) == 4
+    assert all(text.split()[-1] for *_, text, _ in answers[3])
+    assert sum(count for _, count in answers[4]) == 2
+    assert f"{BINS} bins" in page
+    for path in (stats / "heads", stats / "examples"):
+        for column in parquet.read_table(path).column_names:
+            assert f"`{column}`" in page or column in USUAL_STATISTICS, column

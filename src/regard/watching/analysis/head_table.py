@@ -1,6 +1,6 @@
 """Statistics of each head: distance, entropy and positions of its attention."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,13 +143,16 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
         wanted["entropy"] = Entropy()
     if "distance" in names:
         wanted["distance"] = Distance(offset)
-    answers = zip(wanted, ask_all(source, list(wanted.values())), strict=True)
-    found = {name: source.laid_out(answer) for name, (answer, *_) in answers}
+    if not set(names).isdisjoint(OF_TOKENS) and tokens is not None and _fits(tokens, weights):
+        wanted["tokens"] = _OfTheSame.of(weights, tokens)
+    answers = dict(zip(wanted, ask_all(source, list(wanted.values())), strict=True))
+    same = answers.pop("tokens", None)
+    found = {name: source.laid_out(answer) for name, (answer, *_) in answers.items()}
     live = _live(weights) if source.has_signs else found["top_weight"] > 0
     values = {name: QueryValues(one, live) for name, one in found.items()}
     values |= _of_positions(weights, live, [name for name in OF_POSITIONS if name in names])
     if not set(names).isdisjoint(OF_TOKENS):
-        values |= _of_tokens(weights, tokens, live)
+        values |= _of_tokens(weights, tokens, live, same)
     return {name: values[name] for name in BY_QUERY if name in names}
 
 
@@ -177,7 +180,7 @@ def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict
         live: the queries with a key, (batch..., H, T).
     """
     found = _of_positions(weights, live, OF_POSITIONS)
-    found |= _of_tokens(weights, tokens, live) if tokens is not None else {}
+    found |= _of_tokens(weights, tokens, live, None) if tokens is not None else {}
     return {name: one.mean() for name, one in found.items()}
 
 
@@ -216,12 +219,23 @@ def _of_positions(weights: AttentionMap, live: Tensor, names: Sequence[str]) -> 
     }
 
 
-def _of_tokens(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict[str, QueryValues]:
+def _of_tokens(
+    weights: AttentionMap, tokens: Tensor | None, live: Tensor, answers: tuple[Tensor, ...] | None
+) -> dict[str, QueryValues]:
+    """The weights on keys after an equal token, and on it; `answers` are those of `_OfTheSame` if it was asked."""
+    queries, keys = weights.shape[-2:]
     if tokens is None or not _fits(tokens, weights):
         nothing = weights.source.laid_out(ask(weights.source, Largest())[0]) * 0
         return {name: QueryValues(nothing, torch.zeros_like(live)) for name in OF_TOKENS}
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], weights.shape[-1])
-    return {name: QueryValues(one, live & counts[..., None, :]) for name, one, counts in _repeats(weights, tokens)}
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+    found = ask(weights.source, _OfTheSame.of(weights, tokens)) if answers is None else answers
+    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
+    places = torch.arange(queries, device=tokens.device) + keys - queries
+    values = {}
+    for name, answer, apart in zip(OF_TOKENS, found, (2, 1), strict=True):
+        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
+        values[name] = QueryValues(weights.source.laid_out(answer), live & counts[..., None, :])
+    return values
 
 
 # -- repeated tokens -------------------------------------------------------------------------------------
@@ -232,31 +246,33 @@ class _OfTheSame(PerQuery):
     """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
 
     tokens: Tensor
-    """(flat_heads, S)."""
+    """(B, S), with B sequences of equally many heads."""
+    heads: int
     offset: int
     """S - T."""
 
+    @classmethod
+    def of(cls, weights: AttentionMap, tokens: Tensor) -> "_OfTheSame":
+        """For a map (batch..., H, T, S), and tokens (batch..., S) or (S,)."""
+        queries, keys = weights.shape[-2:]
+        tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+        return cls(tokens.reshape(-1, keys), weights.leading[-1], keys - queries)
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        tokens = self.tokens[tile.flat_heads.start : tile.flat_heads.stop]
+        sequences = torch.arange(tile.flat_heads.start, tile.flat_heads.stop) // self.heads
+        # Heads of one sequence share the comparison of its tokens.
+        sequences = sequences[:1] if sequences[0] == sequences[-1] else sequences
+        tokens = self.tokens[sequences.to(self.tokens.device)]
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
         same &= (keys >= 0) & (rows[:, None] >= 0)
         earlier = keys[1:] < rows[:, None]
-        after, on = (piece.weights.where(one & earlier, 0.0).sum(-1) for one in (same[..., :-1], same[..., 1:]))
+        number = piece.weights.dtype
+        after, on = (
+            torch.linalg.vecdot(piece.weights, (one & earlier).to(number)) for one in (same[..., :-1], same[..., 1:])
+        )
         return after, on
-
-
-def _repeats(weights: AttentionMap, tokens: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Weights (batch..., H, T) on keys after an equal token, or on it, with a mask of the queries with such keys."""
-    queries, keys = weights.shape[-2:]
-    of_flat_heads = tokens.unsqueeze(-2).expand(*weights.leading, keys).reshape(-1, keys)
-    answers = ask(weights.source, _OfTheSame(of_flat_heads, keys - queries))
-    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
-    places = torch.arange(queries, device=tokens.device) + keys - queries
-    for name, answer, apart in zip(("induction", "duplicate"), answers, (2, 1), strict=True):
-        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
-        yield name, weights.source.laid_out(answer), counts
 
 
 def _first_place(tokens: Tensor) -> Tensor:

@@ -183,9 +183,12 @@ def test_a_full_disk_loses_nothing(
     monkeypatch.setattr(atomic, "to_disk", full)
     status, _, said = call(*command(gpt2, docs, out))
     assert (status, "No space left on device" in said, said.count("\n")) == (2, True, 1)
-    assert 0 < len(list((out / "_done").iterdir())) < SHARDS
+    finished = [out / "heads" / f"part-{path.stem}.parquet" for path in (out / "_done").iterdir()]
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    assert 0 < len(before) < SHARDS
     assert call(*command(gpt2, docs, out, "--resume"))[0] == 0
     assert bytes_of(out) == bytes_of(stats)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:

@@ -73,7 +73,7 @@ class Examples:
         means = QueryMeans.of(values)
         for row, head in enumerate(part.heads.tolist()):
             place, value = (part.layer, head, name), means.means[row]
-            kept = self._of.get(place, ())
+            kept = self._of.get(place, [])
             if value == value and (len(kept) < self.most or value > kept[-1]["value"]):
                 yield place, row, means.places[row], value, means.largest[row]
 
@@ -87,7 +87,7 @@ class Examples:
         """Take in the examples of a later shard."""
         for one in table.to_pylist():
             place = (one.pop("layer"), one.pop("head"), one.pop("statistic"))
-            kept = self._of.get(place, ())
+            kept = self._of.get(place, [])
             if len(kept) < self.most or one["value"] > kept[-1]["value"]:
                 self._take(place, one)
 

@@ -53,7 +53,8 @@ def measure_documents(
     model = model_of(measure)
     for one in documents:
         with _on_threads(measure.threads):
-            yield _measured(measure, model, one, examples)
+            found = _measured(measure, model, one, examples)
+        yield found
 
 
 def model_of(measure: MeasureSettings) -> ReadsTokens:
@@ -105,7 +106,8 @@ def _measured(
 def _of_layers(
     measure: MeasureSettings, attention: TextMaps, ids: list[int], name: str, examples: Examples | None
 ) -> list[LayerNumbers]:
-    chosen, tokens, layers = Choice(measure.layers, measure.heads).of(attention), torch.tensor(ids), []
+    chosen, tokens = Choice(measure.layers, measure.heads).of(attention), torch.tensor(ids)
+    layers, strong = [], []
     numbers = {path: number for number, path in enumerate(attention.maps)}
     for path, given in chosen.maps.items():
         ((_, weights),) = named({path: given})
@@ -113,8 +115,10 @@ def _of_layers(
         count = attention.maps[path].shape[0]
         heads = np.array([head % count for head in measure.heads] or range(count), np.int32)
         layers.append(LayerNumbers(numbers[path], heads, of_heads, keys))
-        if examples is not None:
-            examples.add(name, layers[-1], by_query, weights, attention.labels(path))
+        strong.append((layers[-1], by_query, weights, attention.labels(path)))
+    if examples is not None:  # when all layers have been measured: a document with an error is no example
+        for one in strong:
+            examples.add(name, *one)
     return layers
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.corpus import Measure
+from regard.corpus import Measure, ScoreText, Translate
 from regard.corpus.settings import MEANS, NAMED_STATISTICS
 from regard.errors import ArgumentError, NotSeenError
 from regard.watching.analysis.head_table import BY_QUERY
@@ -156,6 +156,21 @@ def test_an_own_function_is_a_statistic(gpt2: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(ArgumentError, match="my_statistics:absent is no function"):
         Measure(gpt2, "my_statistics:absent", device="cpu")(table_of("cat"))
     sys.modules.pop("my_statistics")
+
+
+@pytest.mark.parametrize("kind", [Measure, ScoreText, Translate])
+def test_an_engine_may_derive_a_class(kind: Any) -> None:
+    """As Ray does, which gives each object a pool of threads."""
+
+    class OfAnEngine(kind):
+        def __init__(self, *args: Any) -> None:
+            self.pool = "a pool"
+            super().__init__(*args)
+
+    made = OfAnEngine("gpt2")
+    assert (made.pool, made.model) == ("a pool", "gpt2")
+    with pytest.raises(AttributeError):
+        kind("gpt2").text = "other"
 
 
 @pytest.mark.parametrize(

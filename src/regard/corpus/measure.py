@@ -6,7 +6,7 @@ from typing import Any
 from regard.corpus.settings import MeasureSettings, arrow_library
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measure(MeasureSettings):
     """The statistics of every head on every document of a table, for `map_batches` of an engine or by itself.
 

@@ -19,7 +19,8 @@ Own = Callable[[Any, Any], Any]
 """(weights, tokens) -> a number for each head (H,), or for each query (H, T), whose mean is taken."""
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: Ray derives a class from a callable's, and gives its objects an attribute.
+@dataclass(frozen=True)
 class MeasureSettings:
     """The settings of `Measure`, which has their meanings."""
 

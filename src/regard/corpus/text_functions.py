@@ -11,7 +11,7 @@ from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Translate:
     """Translate the sentences of a table: a column of translations is added, and a column `error`.
 
@@ -58,7 +58,7 @@ class Translate:
         return _with(table, {self.into: (column for column, _ in found), "error": (error for _, error in found)})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScoreText:
     """ScoreText the texts of a table under a language model: columns log_probability (nats) and tokens are added.
 

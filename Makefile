@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile 
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
+.PHONY: help install demo test docs docs-serve light consumers notebooks soak faults fuzz gpu interpret fake-gpu compat package lint format bench browser clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -152,7 +152,19 @@ $(NODE_STAMP): package.json package-lock.json
 	npm ci --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=60000
 	@touch $@
 
-lint: $(STAMP)  ## ruff (lint and format) and mypy --strict
+# A chapter runs again when its code has changed; a warning is an error. The site needs no network.
+docs: $(STAMP)  ## Run the chapters of the book, build the site into build/docs/html and look at it
+	OMP_NUM_THREADS=2 $(BIN)/python -m sphinx -q -W --keep-going -d build/docs/trees -b html docs build/docs/html
+	SITE=build/docs/html $(BIN)/python -m pytest -n 0 tests/book/test_site.py
+	@echo "build/docs/html/index.html"
+
+PORT ?= 8000
+
+docs-serve: docs  ## Build the site and show it at http://127.0.0.1:8000 (PORT=...)
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/html $(PORT)
+
+lint: $(STAMP)  ## ruff (lint and format), codespell and mypy --strict
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -282,7 +282,7 @@ def test_view_writes_where_it_is_told(call: Call, monkeypatch: pytest.MonkeyPatc
         return model, tuple(one.text for one in inputs)
 
     monkeypatch.setattr(view_command, "task_of", lambda run: None)
-    monkeypatch.setattr(view_command.ViewCommand, "_model", lambda command: command.device)
+    monkeypatch.setattr(view_command.ViewCommand, "_model", lambda command, tell: command.device)
     monkeypatch.setattr(pictures, "look_at", look)
     monkeypatch.setattr(view_command, "task_name_of", lambda run: "translation")
     monkeypatch.setattr(pictures, "save_pictures", save)

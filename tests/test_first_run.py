@@ -8,6 +8,7 @@ import subprocess
 import time
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regard.cli import progress
 from regard.cli.commands import COMMANDS
 from regard.cli.help import EXAMPLES
 from regard.cli.train import TRAINERS
+from regard.tasks.config import make_schedule
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.registry import TASKS
 from regard.tasks.runs import choose_checkpoint as choosing
@@ -77,15 +79,28 @@ def _no_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_of_a_few_steps_works_and_says_that_the_rate_never_rises(folder: Path, task: str) -> None:
+def test_a_run_of_a_few_steps_works_and_its_rate_rises_and_falls(folder: Path, task: str) -> None:
     err = (folder / f"{task}.err").read_text()
-    said = re.findall(
-        r"^the learning rate rises for ([\d,]+) steps to 0.001, and training ends after 5, at (\S+):", err, re.M
-    )
-    assert said == [("1,000", "5e-06") if task == "translation" else ("100", "5e-05")]
+    assert "the learning rate rises" not in err
     assert "Using" not in err
     assert Checkpoints(folder / task).position("last").step == 5
-    assert "the learning rate rises" in (folder / task / "train.log").read_text()
+    config = RunFolder(folder / task).read_config(task, TASKS[task].config)
+    rate = make_schedule(config)
+    longest = 1_000 if task == "translation" else 100
+    assert [rate(step) <= rate(1) == config.learning_rate for step in range(1, 6)] == [True] * 5
+    for steps, warmup in ((30, 3), (950, 95), (100_000, longest)):
+        assert replace(config, fit=replace(config.fit, steps=steps)).warmup == warmup
+
+
+def test_a_warm_up_longer_than_its_run_is_said(folder: Path, tmp_path: Path) -> None:
+    command = ("train", "--data", str(folder / "pairs.tsv"), "--out", str(tmp_path / "run"), "--steps", "2")
+    status, _, err = typed(*command, "--warmup-steps", "1000", "--device", "cpu", *TINY["translation"])
+    assert status == 0
+    said = re.findall(
+        r"^the learning rate rises for ([\d,]+) steps to 0.001, and training ends after 2, at (\S+):", err, re.M
+    )
+    assert said == [("1,000", "2e-06")]
+    assert "the learning rate rises" in (tmp_path / "run/train.log").read_text()
 
 
 def test_epochs_are_passes_over_the_data(folder: Path, tmp_path: Path) -> None:
@@ -145,6 +160,17 @@ def test_evaluation_of_a_masked_model_scores_in_batches_and_prints_as_it_goes(
     assert len(passes) < sum(passes) / 4
     assert "blocks of tokens filled in: " in err
     assert f"tokens masked one at a time: {singly}" in err
+
+
+def test_a_log_counts_from_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports before it may take longer than ten seconds."""
+    seconds, log = [0.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    with progress.telling(log, first="reading") as tell:
+        for at in (60.0, 69.0, 71.0, 72.0):
+            seconds[0] = at
+            tell("bytes", int(at), None)
+    assert log.getvalue() == "bytes: 71\n"
 
 
 def test_the_loss_at_the_masks_is_that_of_all_logits(folder: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from regard import watching as watching
     from regard.call.biases.alibi import ALiBi as ALiBi
     from regard.call.biases.base import Bias as Bias
+    from regard.call.biases.disentangled import Disentangled as Disentangled
     from regard.call.biases.shaw import Shaw as Shaw
     from regard.call.biases.t5 import T5Bias as T5Bias
     from regard.call.biases.transformer_xl import TransformerXL as TransformerXL
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     from regard.maps.sources.summary import Summarize as Summarize
     from regard.maps.statistics.divergence import divergence as divergence
     from regard.maps.strictness import strict_maps as strict_maps
+    from regard.nn.linear_attention import Recurred as Recurred
+    from regard.nn.linear_attention import linear_attention as linear_attention
     from regard.views.html.page import page as page
     from regard.views.widget.view import view as view
     from regard.watching.handed_back import KeepKeys as KeepKeys
@@ -88,6 +91,7 @@ else:
             "regard.edits.editing": ("edit",),
             "regard.errors": ("RegardError",),
             "regard.functional": ("Attended", "attention", "explain", "map_of"),
+            "regard.nn.linear_attention": ("Recurred", "linear_attention"),
             "regard.watching.handed_back": ("KeepKeys", "KeepTokens"),
             "regard.watching.on_attention": ("on_attention",),
             "regard.watching.watch": ("watch",),
@@ -97,6 +101,7 @@ else:
             "regard.maps.sources.summary": ("Summarize",),
             "regard.call.biases.alibi": ("ALiBi",),
             "regard.call.biases.base": ("Bias",),
+            "regard.call.biases.disentangled": ("Disentangled",),
             "regard.call.biases.shaw": ("Shaw",),
             "regard.call.biases.t5": ("T5Bias",),
             "regard.call.biases.transformer_xl": ("TransformerXL",),

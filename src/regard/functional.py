@@ -31,6 +31,8 @@ from regard.tensors.tensor_tree import tensors_mapped
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor] | type[Score] | str
 AnyNormalization = Normalization | type[Normalization] | str
+RECURRENT: set[object] = set()
+"""`linear_attention`, once it is loaded: a watch looks for it here."""
 TOLERANCE = 0.05
 """The tolerance of a row sum with a given log-sum-exp; half precision leaves some per cent where scores are large."""
 
@@ -191,9 +193,8 @@ def run_call(
         output = restore(output, call.sizes)
     if not return_weights:
         return output
-    if not at.is_recorded and not at.is_compiling and needs_gradient(tensors_of_call(call)):
-        # The row state has no graph here. With a graph for the scores alone, gradients would be wrong.
-        call = tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
+    if not at.is_recorded and not at.is_compiling:
+        call = _without_gradient(call)
     factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
     weights = AttentionMap(CallSource(factors, call.sizes.leading, reader(chosen, call)))
     return Attended(output, weights.with_values(value) if keep_values else weights)
@@ -206,6 +207,13 @@ def _settled(call: Call) -> Call:
     from regard.kernels.held import settled
 
     return settled(call)
+
+
+def _without_gradient(call: Call) -> Call:
+    """The call where none is recorded: the row state has no graph, and one for the scores alone would be wrong."""
+    if not needs_gradient(tensors_of_call(call)):
+        return call
+    return tensors_mapped(call, lambda t: t.detach() if t.requires_grad else t)
 
 
 def make_call(
@@ -357,7 +365,7 @@ def map_of(
     call, _ = make_call(
         query, key, key, score=score, normalization=normalization, mask=mask, bias=bias, dropout=0.0
     )  # fmt: skip
-    call = _settled(call)
+    call = _settled(call if is_recorded() else _without_gradient(call))
     if lse is None:
         with without_autocast(query):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))

@@ -17,7 +17,7 @@ KEYS = [("id", "ascending"), ("layer", "ascending"), ("head", "ascending")]
 
 @pytest.fixture(scope="module")
 def cluster() -> Any:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -255,7 +255,7 @@ def test_the_process_ends_well(run: Path) -> None:
     "parts",
     [
         {"layers": "sliding", "window": 4}, {"rotary_fraction": 0.5}, {"no_positions_every": 2}, {"qk_norm": True},
-        {"gate": "head"}, {"sink": True},
+        {"gate": "head"}, {"sink": True}, {"layers": "1 mamba2, 1 full"},
     ],
     ids=str,
 )  # fmt: skip

@@ -268,6 +268,7 @@ def test_findings_of_padding() -> None:
     assert [(one.reason, one.severity, one.path) for one in found] == [("padding", "warning", "1")]
     found = seen.audit(padding=keep)
     assert [(one.reason, one.severity, one.path) for one in found] == [("padding", "error", "1")]
+    assert "leave out for nn.MultiheadAttention" in found[0].says  # whose True hides a key
     with pytest.raises(regard.RegardError, match="bool tensor"):
         seen.audit(padding=keep.long())
 

@@ -82,17 +82,43 @@ TRANSLATORS = {
         {**T5_LIKE, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "initializer_factor": 0.45},
     ),
 }  # fmt: skip
+WHISPER = Foreign(
+    "WhisperForConditionalGeneration", "WhisperConfig",
+    {
+        "vocab_size": VOCAB, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 19, "decoder_ffn_dim": 17, "num_mel_bins": 5,
+        "max_source_positions": 6, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": END,
+        "eos_token_id": END, "decoder_start_token_id": 2, "begin_suppress_tokens": None,
+    },
+)  # fmt: skip
 
 BERT_LIKE = {
     "vocab_size": VOCAB, "hidden_size": 12, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 3,
     "max_position_embeddings": 29, "pad_token_id": PAD,
 }  # fmt: skip
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
+
+
+def deberta(**more: Any) -> Foreign:
+    """Three terms and heads of 12 dimensions: the factor is 1/6, which their float32 has exactly."""
+    both = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "hidden_size": 24, "num_attention_heads": 2}
+    return Foreign("DebertaV2ForMaskedLM", "DebertaV2Config", {**BERT_LIKE, **both, **more})
+
+
 ENCODERS = {
     "bert": BERT,
     "roberta": Foreign("RobertaForMaskedLM", "RobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": Foreign(
         "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}
+    ),
+    "deberta-v2": deberta(type_vocab_size=2, max_relative_positions=7),
+    "deberta-v2, version 3": deberta(
+        share_att_key=True,
+        position_buckets=4,
+        norm_rel_ebd="layer_norm",
+        position_biased_input=False,
+        legacy=False,
+        max_position_embeddings=512,
     ),
     "modernbert": Foreign(
         "ModernBertForMaskedLM",
@@ -190,6 +216,9 @@ MODERN_DECODERS = {
         "DeepseekV2", **DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=3.0
     ),
     "deepseek_v3": modern("DeepseekV3", **DEEPSEEK),
+    "deepseek_v3, halves": modern("DeepseekV3", **DEEPSEEK, rope_interleave=False),
+    "deepseek_v3, biases": modern("DeepseekV3", **DEEPSEEK, attention_bias=True),
+    "deepseek_v2, biases": modern("DeepseekV2", **{**DEEPSEEK, "q_lora_rank": None}, attention_bias=True),
     "deepseek_v3, scaled": modern(
         "DeepseekV3", **DEEPSEEK,
         rope_parameters={

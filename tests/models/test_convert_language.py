@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.errors import RunFolderError
 from regard.models.convert import Pretrained, from_huggingface
 from regard.tasks.training.output_loss import output_cross_entropy
-from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, MODERN_DECODERS, VOCAB, llama, save
+from tests.models.foreign_models import END, GPT2, LANGUAGE_MODELS, MODERN_DECODERS, VOCAB, Foreign, llama, save
 
 LENGTH = 15
 
@@ -144,6 +144,10 @@ def test_variants_that_are_not_read_are_named(tmp_path: Path) -> None:
 
     mixed = {"layer_types": ["full_attention", "linear_attention"] * 2}
     refused("mixed", MODERN_DECODERS["qwen3"], "layer 1 is of the kind 'linear_attention'", **mixed)
+    both = {"use_bidirectional_attention": True}
+    refused("both", MODERN_DECODERS["gemma3"], "no decoder with use_bidirectional_attention", **both)
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    refused("mxfp4", MODERN_DECODERS["gpt_oss"], r"quantized \('mxfp4'\).*dequantize them", **quantized)
     refused("scaled", GPT2, "scale_attn_by_inverse_layer_idx", scale_attn_by_inverse_layer_idx=True)
     refused("rope", llama(), "'proportional'.*llama3", rope_parameters={"rope_type": "proportional"})
     refused("factor", llama(), "no factor", rope_parameters={"rope_type": "linear"})
@@ -166,3 +170,27 @@ def test_variants_that_are_not_read_are_named(tmp_path: Path) -> None:
         rope_parameters=long | {"short_factor": [1, "2"]},
     )
     refused("number", llama(), "short_factor must be a list, got 1", rope_parameters=long | {"short_factor": 1})
+
+
+def test_the_text_part_of_a_model_of_images_is_read(tmp_path: Path) -> None:
+    """Also from a config.json without the sizes that Gemma's own folders leave out, under both of its prefixes."""
+    text = {**MODERN_DECODERS["gemma3"].settings, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    sight = {"hidden_size": 12, "intermediate_size": 9, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sight |= {"image_size": 8, "patch_size": 4}
+    config = {"text_config": text, "vision_config": sight, "mm_tokens_per_image": 4, "image_token_index": 30}
+    theirs = Foreign("Gemma3ForConditionalGeneration", "Gemma3Config", config).build()
+    folder, tokens = save(theirs, tmp_path), torch.randint(2, 30, (2, 9))
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    for name in ("num_attention_heads", "num_key_value_heads", "head_dim"):
+        del values["text_config"][name]
+    path.write_text(json.dumps(values))
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens, token_type_ids=torch.zeros_like(tokens)).logits
+    for _ in range(2):
+        read = from_huggingface(folder)
+        torch.testing.assert_close(read.model(tokens), expected, atol=1e-4, rtol=0)
+        assert read[1:] == ("gemma3", 2, (END,), 0, ())
+        tensors = load_file(folder / "model.safetensors")
+        newer = {n.replace("language_model.model.", "model.language_model."): t for n, t in tensors.items()}
+        save_file(newer, folder / "model.safetensors")

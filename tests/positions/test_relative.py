@@ -119,7 +119,16 @@ def transformer_xl(offset: int | None = None) -> Case:
     return Case(regard.TransformerXL(u, v, r, first=-10, offset=offset), (u, v, r), by_hand)
 
 
-CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, transformer_xl]
+def disentangled(offset: int | None = None) -> Case:
+    """With k = 4, distances up to 2 have rows of their own, and one row takes all from 3 to 31."""
+    keys, queries = normal(HEADS, 8, DIM), normal(HEADS, 8, DIM)
+    by_hand = pair_by_pair(
+        lambda h, d, q, k: (q @ keys[h, 4 + clip(-d, 3)] + k @ queries[h, 4 + clip(-d, 3)]) / math.sqrt(DIM), offset
+    )
+    return Case(regard.Disentangled(keys, queries, None, 32, offset), (keys, queries), by_hand)
+
+
+CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, transformer_xl, disentangled]
 
 
 def vectors(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +190,7 @@ def test_the_map_is_the_same_however_it_is_read(backend: str, case: Any) -> None
     same(weights[1][2:4] @ x, whole[1, 2:4] @ x)
 
 
-@pytest.mark.parametrize("case", [learned_alibi, t5, shaw, transformer_xl], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("case", [learned_alibi, t5, shaw, transformer_xl, disentangled], ids=lambda c: c.__name__)
 def test_gradients_are_the_finite_differences_and_can_be_differentiated_again(case: Any) -> None:
     case = case()
     q, k, v = normal(1, HEADS, 2, DIM), normal(1, GROUPS, 3, DIM), normal(1, GROUPS, 3, 1)

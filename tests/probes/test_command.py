@@ -85,9 +85,7 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     FAMILIES["llama"].build().save_pretrained(tmp_path)
     status, out, err = check(str(tmp_path))
     assert (status, out) == (0, ""), out
-    reading, said = err.splitlines()
-    assert reading == f"reading {tmp_path}: llama, 0 MB"
-    assert said.startswith("LlamaForCausalLM: no findings; tried: ")
+    assert err.startswith("LlamaForCausalLM: no findings; tried: ")
     command = [sys.executable, "-m", "regard", "check", str(tmp_path), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", err), "nothing of transformers comes before it"
@@ -103,8 +101,8 @@ def test_a_folder_of_hugging_face(check: Call, monkeypatch: pytest.MonkeyPatch, 
     assert "error: the model: what stands in the padding" in out
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     status, out, err = check(str(tmp_path))
-    assert (status, out, err.count("\n")) == (2, "", 2)
-    assert "model.safetensors cannot be read" in err.splitlines()[-1]
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "model.safetensors cannot be read" in err
 
 
 def test_a_folder_of_a_run(check: Call, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.cli.main import run_command
 from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.models import DecoderOnly, DecoderOnlyConfig, EncoderOnlyConfig
 from regard.tasks import (
@@ -72,6 +73,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(tmp_path_factory.mktemp("short"), tokenizer="bpe", vocab_size=260)
     train_language_model(config)
     return config.out
+
+
+def test_a_hybrid_trains_writes_and_is_drawn_by_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    sizes = "--model.dim 16 --model.num-heads 2 --model.feed-forward-dim 16 --model.num-layers 4 --batch-tokens 128"
+    command = f"train language-model --data {text} --out {out} --tokenizer characters --block-length 32 {sizes}"
+    layers = ["--model.layers", "mamba2, lightning, full, gated_delta"]
+    assert run_command([*command.split(), "--steps", "2", "--device", "cpu", *layers]) == 0
+    assert run_command(["generate", str(out), "3 and", "--max-tokens", "4"]) == 0
+    # The last layer, of which a picture is drawn, has signs; the page has shares of sizes in the place of these.
+    assert run_command(["view", str(out), "3 and 4", "--out", str(tmp_path / "seen")]) == 0
+    assert (tmp_path / "seen" / "attention.png").stat().st_size > 1000
+    assert "decoder.3 (shares of sizes)" in (tmp_path / "seen" / "attention.html").read_text(encoding="utf-8")
+    assert "3 and" in capsys.readouterr().out
 
 
 # -- text and training -------------------------------------------------------------------------------

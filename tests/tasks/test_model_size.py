@@ -52,6 +52,7 @@ SIZES: list[tuple[Callable[[Any], nn.Module], Any]] = [
     (partial(RNNSeq2Seq, **PAIR), RNNConfig(hidden_dim=6, decoder="luong", score="dot")),
     (partial(DecoderOnly, vocab_size=9), DecoderOnlyConfig(dim=8, num_layers=6, norm="rms", tied_output=False)),
     (partial(EncoderOnly, vocab_size=9), EncoderOnlyConfig(dim=8, num_layers=3, norm_position="post")),
+    (partial(DecoderOnly, vocab_size=9), DecoderOnlyConfig(dim=8, num_layers=9, layers="mamba2, 2 gated_delta, full")),
 ]
 
 

@@ -111,6 +111,16 @@ def test_a_run_goes_on_with_the_log_or_without(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(config.out, "attention")] == [4, 6]
 
 
+def test_layers_of_linear_attention_have_no_line(tmp_path: Path) -> None:
+    config = next_token(tmp_path, steps=2, validate_every=2, save_every=2, log_attention=True)
+    run_language_model(replace(config, model=replace(config.model, layers="gated_delta, full")))
+    (line,) = lines(config.out, "attention")
+    assert list(line["entropy"]) == list(line["largest_logit"]) == ["decoder.1"]
+    alone = replace(config, model=replace(config.model, layers="mamba2"), out=tmp_path / "alone")
+    with pytest.raises(ArgumentError, match="cannot be logged, because it has none"):
+        run_language_model(alone)
+
+
 def test_curves_for_tensorboard(tmp_path: Path) -> None:
     accumulator: Any = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard comes with the extras"

@@ -1,5 +1,6 @@
 """Folders of transformers at tiny size, one for each architecture, with what reads their inputs."""
 
+import warnings
 import wave
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ FRAMES = 50
 
 
 def _library() -> Any:
-    transformers = library()
+    with warnings.catch_warnings():  # `library` turns them off, for a process of its own
+        transformers = library()
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
@@ -51,13 +53,17 @@ def save_reader(key: str, folder: Path, config: Any) -> None:
         transformers.Wav2Vec2FeatureExtractor().save_pretrained(folder)
 
 
-def save_llava(folder: Path) -> Any:
-    """A model of images and texts, whose images have four patches."""
-    transformers = _library()
+def _words() -> Any:
+    """A tokenizer with a token for an image."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "<image>": 100, "a": 1, "cat": 2, "on": 3}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens(["<image>"])
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    return _library().PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+
+
+def save_llava(folder: Path) -> Any:
+    """A model of images and texts, whose images have four patches."""
+    transformers, fast = _library(), _words()
     config = tiny_config("llava")
     config.image_token_id = config.image_token_index = 100
     config.vision_config.image_size, config.vision_config.patch_size = 28, 14
@@ -70,6 +76,37 @@ def save_llava(folder: Path) -> Any:
         num_additional_image_tokens=1,
     ).save_pretrained(folder)  # fmt: skip
     return model
+
+
+def save_llava_next(folder: Path) -> Any:
+    """A model of tiles of 4 x 4 patches, padded, whose rows have a token at their end."""
+    transformers, config = _library(), tiny_config("llava_next")
+    config.image_token_id = config.image_token_index = 100
+    config.vision_config.image_size, config.vision_config.patch_size = 56, 14
+    config.image_grid_pinpoints = [[56, 112], [112, 56], [112, 112]]
+    model: Any = build(transformers.LlavaNextForConditionalGeneration, config)
+    model.save_pretrained(folder)
+    size = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    transformers.LlavaNextProcessor(
+        transformers.LlavaNextImageProcessorPil(**size, image_grid_pinpoints=config.image_grid_pinpoints), _words(),
+        patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    ).save_pretrained(folder)  # fmt: skip
+    return model
+
+
+def save_idefics3(folder: Path) -> Any:
+    """A model of tiles of four tokens, the whole image last."""
+    transformers, config = _library(), tiny_config("idefics3")
+    config.image_token_id = 100
+    model: Any = build(transformers.Idefics3ForConditionalGeneration, config)
+    model.save_pretrained(folder)
+    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 256}, max_image_size={"longest_edge": 128})
+    transformers.Idefics3Processor(images, _words(), image_seq_len=4).save_pretrained(folder)
+    return model
+
+
+OF_BOTH = {"llava": save_llava, "llava_next": save_llava_next, "idefics3": save_idefics3}
+"""Models of images and texts."""
 
 
 def byte_level_tokenizer(folder: Path) -> None:

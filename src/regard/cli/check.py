@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.progress import telling
-from regard.cli.shared import Command, Device, say_model
+from regard.cli.reading import reading
+from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.telling import Tell
 
 if TYPE_CHECKING:
     from regard.watching.checks.targets import Target
@@ -42,14 +43,14 @@ class CheckCommand(Command):
             raise ArgumentError(f"{self.model!r} is no folder; give a folder of a model, or module:function")
 
     def work(self) -> None:
-        foreign = is_huggingface(Path(self.model))
-        if foreign:
-            say_model(Path(self.model))
-        with loading(*["transformers"] * foreign):
-            from regard.tasks.training.distributed.devices import find_device
-            from regard.watching.checks.check_model import check
+        folder = Path(self.model)
+        foreign = is_huggingface(folder)
+        with reading(folder if foreign else None) as tell:
+            with loading(*["transformers"] * foreign):
+                from regard.tasks.training.distributed.devices import find_device
+                from regard.watching.checks.check_model import check
 
-        target = _target(self.model)
+            target = _target(self.model, tell)
         checked = check(target.model.to(find_device(self.device)), target.batch, causal=self.causal)
         for finding in checked.findings if self.info else checked.faults:
             print(finding)
@@ -58,7 +59,7 @@ class CheckCommand(Command):
             raise SystemExit(1)
 
 
-def _target(words: str) -> "Target":
+def _target(words: str, tell: Tell) -> "Target":
     from regard.watching.checks.targets import Target, of_function
 
     folder = Path(words)
@@ -68,5 +69,4 @@ def _target(words: str) -> "Target":
         return Target(task_of(folder).load(folder).model)
     from regard.huggingface.load_folder import load_folder
 
-    with telling() as tell:
-        return Target(load_folder(folder, tell).model)
+    return Target(load_folder(folder, tell).model)

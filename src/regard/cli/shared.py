@@ -13,7 +13,6 @@ import tyro
 from regard.errors import ArgumentError
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.registry import task_name_of
-from regard.tasks.runs.foreign_folders import family_of
 from regard.tasks.text.gate import DataFormat
 from regard.tasks.text.lines import BadLines, Reader, StrPath
 from regard.tasks.text.pairs import Pair, read_pairs
@@ -165,12 +164,6 @@ def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
     """
     if out is not None and out.exists() and not out.is_dir():
         raise ArgumentError(f"{flag}: {out} is a file; name a folder")
-
-
-def say_model(folder: Path) -> None:
-    """Say on standard error which downloaded model is read, before torch and transformers are loaded."""
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-    print(f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB", file=sys.stderr, flush=True)
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.progress import telling
-from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say_model
+from regard.cli.reading import reading
+from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.foreign_folders import family_of, is_huggingface
+from regard.tasks.telling import Tell
 from regard.tasks.viewing.view_input import ViewInput
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ class ViewCommand(Command):
 
     def work(self) -> None:
         asked, foreign = self._asked(), is_huggingface(self.run)
-        if foreign:
-            say_model(self.run)
-        with loading("matplotlib", *["transformers"] * foreign):
-            from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
-            from regard.tasks.viewing.choice import Choice
+        with reading(self.run if foreign else None) as tell:
+            with loading("matplotlib", *["transformers"] * foreign):
+                from regard.tasks.pictures.save import PictureFiles, look_at, panel, save_pictures
+                from regard.tasks.viewing.choice import Choice
 
-        files = None if self.terminal else PictureFiles.at(self.out or self.run)
-        seen = look_at(self._model(), asked, _say, choice=Choice(self.layers, self.heads))
+            files = None if self.terminal else PictureFiles.at(self.out or self.run)
+            model = self._model(tell)
+        seen = look_at(model, asked, _say, choice=Choice(self.layers, self.heads))
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
@@ -102,14 +103,13 @@ class ViewCommand(Command):
         for path in save_pictures(seen, files, title=title, scale=self.scale):
             print(path)
 
-    def _model(self) -> "Attends":
+    def _model(self, tell: Tell) -> "Attends":
         from regard.tasks.viewing.foreign_model import ForeignModel
         from regard.tasks.viewing.own_model import OwnModel
 
         if not is_huggingface(self.run):
             return OwnModel(task_of(self.run).load(self.run, device=self.device), sequence=self.sequence)
-        with telling() as tell:
-            return ForeignModel(self.run, device=self.device, sequence=self.sequence, tell=tell)
+        return ForeignModel(self.run, device=self.device, sequence=self.sequence, tell=tell)
 
     def _asked(self) -> list[ViewInput]:
         from regard.tasks.viewing.inputs import read_ids, read_text

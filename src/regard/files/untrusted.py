@@ -79,6 +79,25 @@ def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterat
         yield file
 
 
+def check_tensors(path: str | os.PathLike[str]) -> None:
+    """Check the header of a safetensors file, without torch.
+
+    Raises:
+        DataError: the file is damaged or cut short.
+        OSError: it cannot be opened.
+        MissingExtraError: safetensors is not installed.
+    """
+    try:
+        import safetensors
+    except ImportError:
+        raise MissingExtraError("safetensors", extra="text") from None
+    try:
+        with safetensors.safe_open(os.fspath(path), framework="np"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path} is not a whole safetensors file ({error})") from None
+
+
 def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The tensors of a file of `torch.save`, by `torch.load(weights_only=True)`, which runs no code of it.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
+    from regard.models.audio_frames import AudioFrames as AudioFrames
     from regard.models.config import DecoderOnlyConfig as DecoderOnlyConfig
     from regard.models.config import EncoderOnlyConfig as EncoderOnlyConfig
     from regard.models.config import RNNConfig as RNNConfig
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from regard.models.decoder_only import DecoderOnly as DecoderOnly
     from regard.models.encoder_only import EncoderOnly as EncoderOnly
     from regard.models.ensemble import Ensemble as Ensemble
+    from regard.models.patches import Patches as Patches
     from regard.models.protocol import Seq2Seq as Seq2Seq
     from regard.models.protocol import Step as Step
     from regard.models.rnn import RNNSeq2Seq as RNNSeq2Seq
@@ -23,10 +25,12 @@ else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
         {
+            "regard.models.audio_frames": ("AudioFrames",),
             "regard.models.config": ("DecoderOnlyConfig", "EncoderOnlyConfig", "RNNConfig", "TransformerConfig"),
             "regard.models.decoder_only": ("DecoderOnly",),
             "regard.models.encoder_only": ("EncoderOnly",),
             "regard.models.ensemble": ("Ensemble",),
+            "regard.models.patches": ("Patches",),
             "regard.models.protocol": ("Seq2Seq", "Step"),
             "regard.models.rnn": ("RNNSeq2Seq",),
             "regard.models.sizes": ("DECODER_ONLY_SIZES", "ENCODER_ONLY_SIZES", "TRANSFORMER_SIZES"),

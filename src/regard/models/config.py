@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
-from regard.models.layer_pattern import read_layers
+from regard.models.layer_pattern import RECURRENT, read_layers
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.tensors.ranges import require_above
 
@@ -118,7 +118,9 @@ class OneStackConfig(StackConfig):
     tied_output: bool = True
     """The output layer is the embedding."""
     layers: str = "full"
-    """The kinds of the layers, a pattern that repeats: "5 sliding, 1 full" (Gemma 3, arXiv:2503.19786)."""
+    """The kinds of the layers, a pattern that repeats: "5 sliding, 1 full" (Gemma 3, arXiv:2503.19786), or with linear
+    attention "3 gated_delta, 1 full" (Qwen3-Next); its kinds are gated_delta, mamba2 and lightning.
+    """
     window: int | None = None
     """The keys that a sliding layer attends to, the query's own included; in an encoder, on both sides of it."""
     rotary_fraction: float = 1.0
@@ -169,6 +171,10 @@ class EncoderOnlyConfig(OneStackConfig):
 
     def __post_init__(self) -> None:
         OneStackConfig.__post_init__(self)
+        if recurrent := [kind for kind in read_layers(self.layers) if kind in RECURRENT]:
+            raise ArgumentError(
+                f"{recurrent[0]} layers read from left to right, and an encoder reads both ways; got {self.layers!r}"
+            )
         if self.window is not None and self.window % 2 == 0:
             raise ArgumentError(
                 f"the window of an encoder has the query in its middle: it must be odd, got {self.window}"

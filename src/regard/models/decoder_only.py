@@ -7,7 +7,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from regard.call.masks.base import Mask
-from regard.call.masks.basic import causal, padding
+from regard.call.masks.basic import causal, lengths, padding
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import DecoderOnlyConfig
@@ -16,15 +16,16 @@ from regard.models.one_stack_parts import one_stack_parts
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, Step
 from regard.models.stack import shared_bias
-from regard.nn import KeyValue
+from regard.nn.cache import MixerCache
+from regard.nn.recurrent_mixers import RecurrentMixer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderOnlyState:
     """The decoding state; N sequences are the first dimension."""
 
-    caches: tuple[KeyValue | None, ...]
-    """Keys and values of the text so far, one entry per layer."""
+    caches: tuple[MixerCache | None, ...]
+    """Keys and values of the text so far, or the state of a recurrence, one entry per layer."""
     position: int | Integer[Tensor, " N"]
     """The position of the next token; a single integer if all prompts have the same length."""
     padding: Integer[Tensor, " N"] | None
@@ -73,12 +74,12 @@ class DecoderOnly(OneStack):
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self.run(tokens, causal(), None, "decoder"), loss)
+        return self.read_out(self.run(self.embed(tokens), causal(), None, "decoder"), loss)
 
     def attend(self, tokens: Integer[Tensor, "B T"]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self.run(tokens, causal(), maps.__setitem__, "decoder")
+        self.run(self.embed(tokens), causal(), maps.__setitem__, "decoder")
         return maps
 
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> DecoderOnlyState:
@@ -94,10 +95,14 @@ class DecoderOnly(OneStack):
         width, source_lengths = source.shape[1], source_lengths.long()
         if len(source_lengths) and not 0 <= int(source_lengths.min()) <= int(source_lengths.max()) <= width:
             raise ArgumentError(f"every text needs 0 to {width} tokens, as the batch is wide; got {source_lengths}")
-        caches: tuple[KeyValue | None, ...] = (None,) * len(self.layers)
+        is_whole = bool((source_lengths == width).all())
+        caches: tuple[MixerCache | None, ...] = (None,) * len(self.layers)
         if width:
-            caches, _ = self._extend(source, caches, causal(), 0)
-        if bool((source_lengths == width).all()):
+            # (A state would remember padding, which no later query of attention sees.)
+            has_states = any(isinstance(layer.self_attention, RecurrentMixer) for layer in self.each_layer())
+            mask = causal() & lengths(source_lengths) if has_states and not is_whole else causal()
+            caches, _ = self._extend(source, caches, mask, 0)
+        if is_whole:
             return DecoderOnlyState(caches, width, None)
         # The padding moves before the tokens: a window then counts positions and keys alike.
         first = width - source_lengths
@@ -119,8 +124,8 @@ class DecoderOnly(OneStack):
         return DecoderOnlyState(caches, state.position[index], state.padding[index])
 
     def _extend(
-        self, tokens: Tensor, caches: tuple[KeyValue | None, ...], mask: Mask, offset: int | Tensor
-    ) -> tuple[tuple[KeyValue, ...], Tensor]:
+        self, tokens: Tensor, caches: tuple[MixerCache | None, ...], mask: Mask, offset: int | Tensor
+    ) -> tuple[tuple[MixerCache, ...], Tensor]:
         """Read tokens after those of the caches: the longer caches, and the output of the last layer."""
         x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):

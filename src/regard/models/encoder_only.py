@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Shaped
 from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
@@ -10,7 +10,7 @@ from regard.models.config import EncoderOnlyConfig
 from regard.models.one_stack import OneStack
 from regard.models.one_stack_parts import one_stack_parts
 from regard.models.parts import OneStackParts
-from regard.models.protocol import OutputLoss
+from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import NORMS, padding_mask
 
 
@@ -39,8 +39,8 @@ class EncoderOnly(OneStack):
 
     def forward(
         self,
-        tokens: Integer[Tensor, "B T"],
-        token_lengths: Integer[Tensor, " B"],
+        tokens: Shaped[Tensor, "B ..."],
+        token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
         *,
         loss: OutputLoss | None = None,
@@ -48,35 +48,41 @@ class EncoderOnly(OneStack):
         """Logits of the token at each position. Padding is never attended to.
 
         Args:
-            tokens: token ids.
-            token_lengths: the number of real tokens in each sequence.
+            tokens: token ids (B, T), or the input of another front end: images (B, C, height, width) for `Patches`.
+            token_lengths: the number of real tokens in each sequence; by default there is no padding.
             segments: the segment of each token, for a model with segments; by default the first.
             loss: called instead of the output layer, with the input of that layer and the layer.
 
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self.run(tokens, padding_mask(token_lengths, tokens), None, "encoder", segments), loss)
+        return self.read_out(self._last(tokens, token_lengths, segments), loss)
 
     def encode(
         self,
-        tokens: Integer[Tensor, "B T"],
-        token_lengths: Integer[Tensor, " B"],
+        tokens: Shaped[Tensor, "B ..."],
+        token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The vector of each token after the last layer; see `forward`."""
-        return self.final_norm(self.run(tokens, padding_mask(token_lengths, tokens), None, "encoder", segments))
+        return self.final_norm(self._last(tokens, token_lengths, segments))
 
     def attend(
         self,
-        tokens: Integer[Tensor, "B T"],
-        token_lengths: Integer[Tensor, " B"],
+        tokens: Shaped[Tensor, "B ..."],
+        token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
     ) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self.run(tokens, padding_mask(token_lengths, tokens, maps.__setitem__), maps.__setitem__, "encoder", segments)
+        self._last(tokens, token_lengths, segments, maps.__setitem__)
         return maps
+
+    def _last(
+        self, inputs: Tensor, valid: Tensor | None, segments: Tensor | None, record: RecordMap | None = None
+    ) -> Tensor:
+        x = self.embed(inputs, segments=segments)
+        return self.run(x, None if valid is None else padding_mask(valid, x, record), record, "encoder")
 
 
 class _Head(nn.Sequential):

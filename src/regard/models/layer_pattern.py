@@ -4,8 +4,10 @@ import re
 
 from regard.errors import ArgumentError
 
-KINDS = ("full", "sliding")
-"""Self-attention to every key that the mask allows, or to those in the window."""
+RECURRENT = ("gated_delta", "mamba2", "lightning")
+"""Linear attention, which reads from left to right: a gated delta net, Mamba-2, lightning attention."""
+KINDS = ("full", "sliding", *RECURRENT)
+"""Self-attention to every key that the mask allows, or to those in the window; and linear attention."""
 
 
 def read_layers(pattern: str) -> tuple[str, ...]:
@@ -25,7 +27,7 @@ def read_layers(pattern: str) -> tuple[str, ...]:
         read = re.fullmatch(r"\s*(?:([1-9][0-9]{0,3})\s+)?(\w+)\s*", part)
         if read is None or read[2] not in KINDS:
             raise ArgumentError(
-                f'layers are written like "5 sliding, 1 full", with the kinds {" and ".join(KINDS)}; got {pattern!r}'
+                f'layers are written like "5 sliding, 1 full", with the kinds {", ".join(KINDS)}; got {pattern!r}'
             )
         kinds += [read[2]] * int(read[1] or 1)
     return tuple(kinds)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Shaped
 from torch import Tensor, nn
 
 from regard.call.masks.base import Mask
@@ -38,7 +38,10 @@ class OneStack(nn.Module):
         super().__init__()
         require(parts, OneStackParts, "config", "a configuration of this model")
         require_sizes(vocab_size=vocab_size, num_layers=parts.stack.num_layers)
-        self.embedding = TokenEmbedding(vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
+        embedding = partial(
+            TokenEmbedding, vocab_size, parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale
+        )
+        self.embedding = cast(Any, (parts.inputs or embedding)())
         self.segments = nn.Embedding(parts.num_segments, parts.dim) if parts.num_segments else None
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length
@@ -57,13 +60,15 @@ class OneStack(nn.Module):
             self.output.weight = self.embedding.weight
 
     def embed(
-        self, tokens: Integer[Tensor, "B T"], offset: int | Tensor = 0, segments: Integer[Tensor, "B T"] | None = None
+        self,
+        inputs: Shaped[Tensor, "B ..."],
+        offset: int | Tensor = 0,
+        segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The input of the first layer. Without `segments`, all tokens belong to the first segment."""
-        tokens = tokens.long()
-        x = self.embedding(tokens)
+        x = self.embedding(inputs)
         if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments.long())
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments.long()))
         return self.dropout(self.embedding_norm(self.positions(x, offset=offset)))
 
     def read_out(self, x: Float[Tensor, "B T D"], loss: OutputLoss | None = None) -> Any:
@@ -73,14 +78,13 @@ class OneStack(nn.Module):
 
     def run(
         self,
-        tokens: Integer[Tensor, "B T"],
+        x: Float[Tensor, "B T D"],
         mask: Mask | None,
         record: RecordMap | None,
         name: str,
-        segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """The output of the last layer. The maps of the pass are named `name`.n."""
-        x, bias = self.embed(tokens, segments=segments), shared_bias(self.relative)
+        """The output of the last layer, from `embed`'s. The maps of the pass are named `name`.n."""
+        bias = shared_bias(self.relative)
         for number, layer in enumerate(self.layers):
             x = layer(x, mask, bias, record, f"{name}.{number}")
         return x

@@ -1,5 +1,6 @@
 """From the settings of a Transformer of one stack to its parts."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from regard.models.config import OneStackConfig
 from regard.models.layer_pattern import read_layers
 from regard.models.parts import MakeAttention, Maker, OneStackParts
 from regard.models.stack import attention_of, make_stack
+from regard.nn import GatedDeltaNet, LightningAttention, Mamba2
 
 WindowSide = Literal["left", "both"]
 """The keys of a window: before the query in a decoder, around it in an encoder."""
@@ -31,8 +33,19 @@ def one_stack_parts(
     )
 
 
+RECURRENT_LAYERS: dict[str, Callable[[OneStackConfig, int], MakeAttention]] = {
+    "gated_delta": lambda config, number: partial(GatedDeltaNet, config.dim, config.num_heads),
+    "mamba2": lambda config, number: partial(Mamba2, config.dim, config.num_heads),
+    "lightning": lambda config, number: partial(
+        LightningAttention, config.dim, config.num_heads, layer=number, num_layers=config.num_layers
+    ),
+}
+
+
 def _attention(config: OneStackConfig, side: WindowSide, number: int) -> MakeAttention:
     kinds = read_layers(config.layers)
+    if (recurrent := RECURRENT_LAYERS.get(kinds[number % len(kinds)])) is not None:
+        return recurrent(config, number)
     parts: dict[str, Any] = {"sink": config.sink, "gate": None if config.gate == "none" else config.gate}
     if config.qk_norm:
         parts["qk_norm"] = partial(nn.RMSNorm, eps=1e-6)

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.nn import LatentAttention, MultiHeadAttention
+from regard.nn import DisentangledAttention, LatentAttention, MultiHeadAttention
+from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
-MakeAttention = Callable[[], MultiHeadAttention | LatentAttention]
-"""A function that makes the attention of one layer. Attention to a source needs the multi-head one."""
+MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | DisentangledAttention | RecurrentMixer]
+"""A function that makes the attention of one layer, or its linear attention. Attention to a source needs the multi-head
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class TransformerParts:
 
     dim: int
     """Width of the model; the paper's d_model."""
+    source: Maker | None = None
+    """Makes the module from sources to vectors (B, S, D), such as `AudioFrames`; by default tokens are embedded."""
     encoder: StackParts
     decoder: StackParts
     embedding_gain: float = 1.0
@@ -68,6 +73,8 @@ class OneStackParts:
     """The parts of a Transformer of one stack: decoder-only or encoder-only."""
 
     dim: int
+    inputs: Maker | None = None
+    """Makes the module from inputs to vectors (B, T, D), such as `Patches`; by default tokens are embedded."""
     stack: StackParts
     num_segments: int = 0
     """The segments, each with a learned vector added to the embeddings; 0 for none."""

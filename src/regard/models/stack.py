@@ -19,7 +19,6 @@ from regard.models.protocol import RecordMap
 from regard.nn import (
     FeedForward,
     GatedFeedForward,
-    KeyValue,
     LearnedPositions,
     MultiHeadAttention,
     NoPositions,
@@ -28,6 +27,8 @@ from regard.nn import (
     SinusoidalPositions,
 )
 from regard.nn.arguments import require_sizes
+from regard.nn.cache import MixerCache
+from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.tensors.guards import is_function_observed, is_recorded, may_be_kept
 
 Body = TypeVar("Body", bound=nn.Module)
@@ -86,7 +87,7 @@ def attention_of(config: StackConfig, **parts: Any) -> MakeAttention:
 
 def _smaller(make: Callable[[], Body], gain: float) -> Body:
     made = make()
-    last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention) else made.down)
+    last = cast(nn.Linear, made.out if isinstance(made, MultiHeadAttention | RecurrentMixer) else made.down)
     with torch.no_grad():
         last.weight.mul_(gain)
     return made
@@ -97,11 +98,13 @@ class SelfAttentionLayer(nn.Module):
 
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention[number]()
+        self.self_attention: Any = parts.attention[number]()
         self.feed_forward = parts.feed_forward[number]()
         self.residuals = nn.ModuleList([parts.residual() for _ in range(2)])
 
-    def forward(self, x: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Mask | None, bias: Bias | Tensor | None, record: RecordMap | None, name: str
+    ) -> Tensor:
         around_attention, around_network = self.residuals
         x = around_attention(
             x, lambda y: recorded_attention(self.self_attention, record, name, y, mask=mask, bias=bias)
@@ -109,13 +112,13 @@ class SelfAttentionLayer(nn.Module):
         return cast(Tensor, around_network(x, self.feed_forward))
 
     def extend(
-        self, x: Tensor, cache: KeyValue | None, mask: Mask, bias: Bias | None, offset: int | Tensor
-    ) -> tuple[Tensor, KeyValue]:
+        self, x: Tensor, cache: MixerCache | None, mask: Mask, bias: Bias | Tensor | None, offset: int | Tensor
+    ) -> tuple[Tensor, MixerCache]:
         """Read positions (N, T, D) after those of a cache; see `MultiHeadAttention.extend`."""
-        caches: list[KeyValue] = []
+        caches: list[MixerCache] = []
 
         def look_back(y: Tensor) -> Tensor:
-            output, longer = self.self_attention.extend(y, cache, mask=mask, bias=bias, offset=offset)
+            output, longer = cast(Any, self.self_attention).extend(y, cache, mask=mask, bias=bias, offset=offset)
             caches.append(longer)
             return output
 
@@ -129,7 +132,7 @@ def recorded_attention(
     name: str,
     *inputs: Tensor,
     mask: Mask | None,
-    bias: Bias | None = None,
+    bias: Bias | Tensor | None = None,
 ) -> Tensor:
     """Run an attention module; if there is a record, call it with the name and the map."""
     attended = attention(*inputs, mask=mask, bias=bias, return_weights=record is not None)
@@ -159,6 +162,6 @@ def _are_whole(valid: Tensor, sequences: Tensor) -> bool:
     return min(valid.tolist()) >= sequences.shape[1]
 
 
-def shared_bias(relative: nn.Module | None) -> Bias | None:
-    """The bias shared by all layers of a stack, from its module."""
+def shared_bias(relative: nn.Module | None) -> Bias | Tensor | None:
+    """The bias shared by all layers of a stack, or the vectors of their biases, from its module."""
     return None if relative is None else relative()

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Shaped
 from torch import Tensor, nn
 
 from regard.call.biases.base import Bias
@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, parts: StackParts, number: int) -> None:
         super().__init__()
-        self.self_attention = parts.attention[number]()
+        self.self_attention: Any = parts.attention[number]()
         cross = parts.attention[number]()
         require(cross, MultiHeadAttention, "the attention of a decoder with a source", "a MultiHeadAttention")
         self.cross_attention = cast(MultiHeadAttention, cross)
@@ -41,7 +41,13 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList([parts.residual() for _ in range(3)])
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Mask | None, bias: Bias | None, record: RecordMap | None, name: str
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        record: RecordMap | None,
+        name: str,
     ) -> Tensor:
         """(B, T, D) to (B, T, D); `mask` excludes the padding of the memory, `bias` is added in self-attention."""
         around_itself, around_source, around_network = self.residuals
@@ -59,7 +65,7 @@ class DecoderLayer(nn.Module):
         cache: KeyValue | None,
         memory: KeyValue,
         mask: Mask | None,
-        bias: Bias | None,
+        bias: Bias | Tensor | None,
         record: Callable[[AttentionMap], None] | None,
     ) -> tuple[Tensor, KeyValue]:
         """One position, with the cache of the positions before it; also returns the longer cache.
@@ -69,7 +75,7 @@ class DecoderLayer(nn.Module):
         caches: list[KeyValue] = []
 
         def look_back(y: Tensor) -> Tensor:
-            output, longer = self.self_attention.extend(y, cache, bias=bias)
+            output, longer = cast(Any, self.self_attention).extend(y, cache, bias=bias)
             caches.append(longer)
             return output
 
@@ -122,7 +128,7 @@ class Transformer(nn.Module):
 
     Args:
         config: sizes and names of parts, or the parts themselves.
-        source_vocab_size: number of source tokens.
+        source_vocab_size: number of source tokens; unused where the parts have a `source` of their own.
         target_vocab_size: number of target tokens, V.
 
     Raises:
@@ -153,7 +159,8 @@ class Transformer(nn.Module):
         self.config = config
         embedding = partial(TokenEmbedding, dim=parts.dim, gain=parts.embedding_gain, scale=parts.embedding_scale)
         self.target_embedding = embedding(target_vocab_size)
-        self.source_embedding = self.target_embedding if parts.shared_embeddings else embedding(source_vocab_size)
+        own = parts.source or partial(embedding, source_vocab_size)
+        self.source_embedding: Any = self.target_embedding if parts.shared_embeddings else own()
         self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
         self.max_length: int | None = cast(Any, self.source_positions).max_length
         self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
@@ -175,7 +182,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        source: Integer[Tensor, "B S"],
+        source: Shaped[Tensor, "B ..."],
         source_lengths: Integer[Tensor, " B"],
         target_input: Integer[Tensor, "B T"],
         *,
@@ -185,8 +192,9 @@ class Transformer(nn.Module):
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
         Args:
-            source: token ids. Padding is never attended to.
-            source_lengths: the number of source tokens in each sequence.
+            source: token ids (B, S), or the input of the parts' `source`: features (B, M, 2 S) for `AudioFrames`.
+                Padding is never attended to.
+            source_lengths: the number of source tokens in each sequence, at most S.
             target_input: the target shifted right; it starts with the begin token.
             loss: called instead of the output layer, with the input of that layer and the layer.
             record: called with the name and the map of each attention of the decoder; the maps carry gradients.
@@ -199,7 +207,10 @@ class Transformer(nn.Module):
         return self.output(x) if loss is None else loss(x, self.output)
 
     def encode(
-        self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"], record: RecordMap | None = None
+        self,
+        source: Shaped[Tensor, "B ..."],
+        source_lengths: Integer[Tensor, " B"],
+        record: RecordMap | None = None,
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         x = self.dropout(self.source_norm(self.source_positions(self.source_embedding(source))))
@@ -229,7 +240,7 @@ class Transformer(nn.Module):
 
     def attend(
         self,
-        source: Integer[Tensor, "B S"],
+        source: Shaped[Tensor, "B ..."],
         source_lengths: Integer[Tensor, " B"],
         target_input: Integer[Tensor, "B T"],
     ) -> dict[str, AttentionMap]:
@@ -244,7 +255,7 @@ class Transformer(nn.Module):
         """The names of the decoder's attention to the source, first layer first."""
         return [f"decoder.{number}.cross" for number in range(len(self.decoder))]
 
-    def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
+    def start(self, source: Shaped[Tensor, "B ..."], source_lengths: Integer[Tensor, " B"]) -> TransformerState:
         """Encode the source, and project its keys and values once for each decoder layer."""
         encoded = self.encode(source, source_lengths)
         memory = tuple(layer.cross_attention.project(encoded) for layer in self._decoder_layers())

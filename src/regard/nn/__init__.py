@@ -7,7 +7,10 @@ from regard.lazy import on_demand
 if TYPE_CHECKING:
     from regard.nn.additive import AdditiveAttention as AdditiveAttention
     from regard.nn.cache import KeyValue as KeyValue
+    from regard.nn.cache import RecurrentState as RecurrentState
     from regard.nn.differential import DifferentialAttention as DifferentialAttention
+    from regard.nn.disentangled import DisentangledAttention as DisentangledAttention
+    from regard.nn.disentangled import RelativeVectors as RelativeVectors
     from regard.nn.dropout import Dropout as Dropout
     from regard.nn.embeddings import LearnedPositions as LearnedPositions
     from regard.nn.embeddings import NoPositions as NoPositions
@@ -24,17 +27,23 @@ if TYPE_CHECKING:
     from regard.nn.mixture import SigmoidRouter as SigmoidRouter
     from regard.nn.mixture import SoftmaxRouter as SoftmaxRouter
     from regard.nn.multi_head import MultiHeadAttention as MultiHeadAttention
+    from regard.nn.recurrent_mixers import GatedDeltaNet as GatedDeltaNet
+    from regard.nn.recurrent_mixers import LightningAttention as LightningAttention
+    from regard.nn.recurrent_mixers import Mamba2 as Mamba2
     from regard.nn.residual import InnerPostNorm as InnerPostNorm
+    from regard.nn.residual import LayerScale as LayerScale
     from regard.nn.residual import PostNorm as PostNorm
     from regard.nn.residual import PreNorm as PreNorm
     from regard.nn.residual import SandwichNorm as SandwichNorm
+    from regard.nn.short_convolution import ShortConvolution as ShortConvolution
 else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
         {
             "regard.nn.additive": ("AdditiveAttention",),
-            "regard.nn.cache": ("KeyValue",),
+            "regard.nn.cache": ("KeyValue", "RecurrentState"),
             "regard.nn.differential": ("DifferentialAttention",),
+            "regard.nn.disentangled": ("DisentangledAttention", "RelativeVectors"),
             "regard.nn.dropout": ("Dropout",),
             "regard.nn.embeddings": (
                 "LearnedPositions",
@@ -50,6 +59,8 @@ else:
             "regard.nn.latent": ("LatentAttention",),
             "regard.nn.mixture": ("MixtureOfExperts", "SigmoidRouter", "SoftmaxRouter"),
             "regard.nn.multi_head": ("MultiHeadAttention",),
-            "regard.nn.residual": ("InnerPostNorm", "PostNorm", "PreNorm", "SandwichNorm"),
+            "regard.nn.recurrent_mixers": ("GatedDeltaNet", "LightningAttention", "Mamba2"),
+            "regard.nn.residual": ("InnerPostNorm", "LayerScale", "PostNorm", "PreNorm", "SandwichNorm"),
+            "regard.nn.short_convolution": ("ShortConvolution",),
         },
     )

@@ -1,4 +1,4 @@
-"""Projected keys and values: a state passed into attention and returned."""
+"""Projected keys and values, and states of recurrences: passed into attention and returned."""
 
 from dataclasses import dataclass
 
@@ -75,6 +75,34 @@ class KeyValue:
     def reorder(self, index: Int[Tensor, " N"]) -> "KeyValue":
         """Rows `index` of the first batch dimension, in that order, in new buffers."""
         return KeyValue(self.key_buffer.index_select(0, index), self.value_buffer.index_select(0, index), self.length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentState:
+    """The state of a linear recurrence after `length` positions. Its size does not grow with them.
+
+    >>> state = RecurrentState(torch.zeros(2, 4, 8, 8), torch.zeros(2, 3, 96), 5)
+    >>> state.reorder(torch.tensor([1, 1, 0])).state.shape
+    torch.Size([3, 4, 8, 8])
+    """
+
+    state: Float[Tensor, "*batch H D E"]
+    inputs: Float[Tensor, "*batch K C"]
+    """The last inputs of the short convolution; of no positions without one."""
+    length: int
+    """The positions that were read, with padding."""
+
+    def shift(self, places: Int[Tensor, " N"]) -> "RecurrentState":
+        """The same state: padding has left no trace in it, on whichever side it was."""
+        return self
+
+    def reorder(self, index: Int[Tensor, " N"]) -> "RecurrentState":
+        """Rows `index` of the first batch dimension, in that order."""
+        return RecurrentState(self.state.index_select(0, index), self.inputs.index_select(0, index), self.length)
+
+
+MixerCache = KeyValue | RecurrentState
+"""The cache of one layer of self-attention."""
 
 
 def _first(buffer: Tensor, length: int) -> Tensor:

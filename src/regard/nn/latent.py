@@ -35,6 +35,7 @@ class LatentAttention(nn.Module):
         query_latent_dim: the width of the latent of the queries; by default queries are projected directly.
         scale: of the scores; by default $1 / \sqrt{head\_dim + rotary.dim}$.
         norm: makes the norms of the latents.
+        bias: whether the projections into the latents and the last one have biases.
 
     Raises:
         ArgumentError: a size is below 1.
@@ -64,6 +65,7 @@ class LatentAttention(nn.Module):
         query_latent_dim: int | None = None,
         scale: float | None = None,
         norm: HeadNorm = nn.RMSNorm,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         value_dim = head_dim if value_dim is None else value_dim
@@ -78,20 +80,22 @@ class LatentAttention(nn.Module):
             self.query = nn.Linear(dim, width, bias=False)
         else:
             require_sizes(query_latent_dim=query_latent_dim)
-            down = nn.Linear(dim, query_latent_dim, bias=False)
+            down = nn.Linear(dim, query_latent_dim, bias=bias)
             self.query = nn.Sequential(down, norm(query_latent_dim), nn.Linear(query_latent_dim, width, bias=False))
-        self.latent = nn.Linear(dim, latent_dim + rotary.dim, bias=False)
+        self.latent = nn.Linear(dim, latent_dim + rotary.dim, bias=bias)
         self.latent_norm = norm(latent_dim)
         self.key = nn.Parameter(torch.empty(num_heads, head_dim, latent_dim))
         self.value = nn.Parameter(torch.empty(num_heads, value_dim, latent_dim))
-        self.out = nn.Linear(num_heads * value_dim, dim, bias=False)
+        self.out = nn.Linear(num_heads * value_dim, dim, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform for each matrix; those of the heads count as one."""
+        """Glorot uniform for each matrix, and zero biases; the matrices of the heads count as one."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for heads in (self.key, self.value):
             nn.init.xavier_uniform_(heads.detach().flatten(0, 1))
 

@@ -24,7 +24,7 @@ from regard.nn.packed_heads import split_heads
 
 
 class MultiHeadAttention(nn.Module):
-    r"""$\mathrm{MHA}(x, y) = W_o\,[O_1; \dots; O_H]$ with $O_h = \mathrm{attention}(W_q^h x, W_k^h y, W_v^h y)$.
+    r"""$\mathrm{MHA}(x, y) = W_o\,[O_1; \ldots; O_H]$ with $O_h = \mathrm{attention}(W_q^h x, W_k^h y, W_v^h y)$.
 
     Args:
         dim: width of the query input and of the output.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.nn.arguments import require_sizes
@@ -29,7 +30,6 @@ class PreNorm(_OneNorm):
 
     Source: Xiong et al. 2020 (arXiv:2002.04745), figure 1b. It needs one more norm after the last layer of the stack.
 
-    >>> import torch
     >>> PreNorm(4)(torch.ones(1, 4), lambda x: x)
     tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
     """
@@ -40,21 +40,37 @@ class PreNorm(_OneNorm):
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
+class LayerScale(nn.Module):
+    r"""$\lambda \odot x$ with a learned vector: the `after` of a `SandwichNorm`.
+
+    Source: Touvron et al. 2021 (arXiv:2103.17239), equation 4.
+
+    >>> LayerScale(2)(torch.ones(1, 2))
+    tensor([[1., 1.]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class SandwichNorm(_OneNorm):
-    r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$.
+    r"""$x + \mathrm{drop}(\mathrm{norm}_2(f(\mathrm{norm}_1(x))))$, where another module may take the place of norm_2.
 
     Source: Ding et al. 2021 (arXiv:2105.13290), figure 3b, there "Sandwich-LN"; Gemma 2 (arXiv:2408.00118), table 1.
 
-    >>> import torch
     >>> SandwichNorm(4)(torch.ones(1, 4), lambda x: x)
     tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
     """
 
     needs_final_norm = True
 
-    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
+    def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm, after: Norm | None = None) -> None:
         super().__init__(dim, dropout=dropout, norm=norm)
-        self.after = norm(dim)
+        self.after = (after or norm)(dim)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.dropout.add(x, self.after(sublayer(self.norm(x))))
@@ -65,7 +81,6 @@ class InnerPostNorm(_OneNorm):
 
     Source: Liu et al. 2021 (arXiv:2111.09883), section 3.2; OLMo 2 (arXiv:2501.00656), section 3.3.
 
-    >>> import torch
     >>> InnerPostNorm(4)(torch.ones(1, 4), lambda x: x)
     tensor([[1., 1., 1., 1.]], grad_fn=<AddBackward0>)
     """
@@ -81,7 +96,6 @@ class PostNorm(_OneNorm):
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
 
-    >>> import torch
     >>> PostNorm(4)(torch.arange(4.0)[None], lambda x: x).sum().abs() < 1e-5
     tensor(True)
     """

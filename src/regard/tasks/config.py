@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import ModelConfig
@@ -18,6 +18,8 @@ from regard.tensors.ranges import require_above, require_at_least
 class TrainingConfig(ABC):
     """The settings that runs of all tasks have: where a run goes, how long and how fast it learns, on what device."""
 
+    longest_warmup: ClassVar[int] = 1_000
+
     out: Path
     """The folder to make for the run."""
 
@@ -27,8 +29,8 @@ class TrainingConfig(ABC):
     """Tokens of a batch (of all ranks together), source and target, with the padding."""
     learning_rate: float = 1e-3
     """The highest learning rate."""
-    warmup_steps: int = 1_000
-    """Steps in which the learning rate rises to its highest."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises to its highest: a tenth of the run, and at most 1,000, unless given."""
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "inverse-square-root"
     """How the learning rate falls afterwards."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -72,9 +74,16 @@ class TrainingConfig(ABC):
         require_at_least(1, batch_tokens=self.batch_tokens, threads=1 if self.threads is None else self.threads)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
         require_at_least(0, qk_clip=self.qk_clip)
-        require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup_steps)
+        require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")
+
+    @property
+    def warmup(self) -> int:
+        """The steps of the warm-up, for as many steps as the run has."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return min(self.longest_warmup, max(self.fit.steps // 10, 1))
 
     @property
     def tokenizers_from(self) -> Path | None:
@@ -93,6 +102,6 @@ def make_schedule(config: TrainingConfig) -> Schedule:
         case "constant":
             return constant(config.learning_rate)
         case "cosine":
-            return cosine(config.learning_rate, config.warmup_steps, config.fit.steps)
+            return cosine(config.learning_rate, config.warmup, config.fit.steps)
         case "inverse-square-root":
-            return inverse_square_root(config.learning_rate, config.warmup_steps)
+            return inverse_square_root(config.learning_rate, config.warmup)

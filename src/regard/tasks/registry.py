@@ -116,8 +116,8 @@ def task_name_of(folder: Path) -> str:
     if is_huggingface(folder):
         if (family := family_of(folder)) in READERS:
             raise RunFolderError(
-                f"{folder} holds a {family} model, which neither translates nor writes: `regard view` and `regard "
-                "check` take it, and in Python regard.models.convert"
+                f"{folder} holds a {family} model, which neither translates nor continues a text: `regard view` and "
+                "`regard check` take it, and in Python regard.models.convert"
             )
         return LANGUAGE_MODEL if writes_text(folder) else TRANSLATION
     name = RunFolder(folder).task()

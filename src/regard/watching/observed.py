@@ -20,7 +20,7 @@ from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
-from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, undisturbed, with_graph
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
@@ -195,7 +195,9 @@ class Record(Interceptor):
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
 
-    def _place(self, path: str, index: int, evidence: Evidence | None, when: Moment, *, may_wait: bool) -> int | None:
+    def _place(
+        self, path: str, index: int, evidence: AnyEvidence | None, when: Moment, *, may_wait: bool
+    ) -> int | None:
         try:
             later = evidence.later() if may_wait and evidence is not None else None
             if later is not None and self.sequences.wait(path, index, later, when):

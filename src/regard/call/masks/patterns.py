@@ -155,8 +155,8 @@ class Window(Mask):
         return Window(self.before, self.after, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = key - query - _bound(self.offset)
-        return (distance >= -self.before) & (distance <= self.after)
+        place = query + _bound(self.offset)  # small tensors alone have integers: distances would be T x S of them
+        return (key >= place - self.before) & (key <= place + self.after)
 
     def depends_on(self) -> frozenset[str]:
         return frozenset({"query", "key"})
@@ -232,7 +232,7 @@ class Strided(Mask):
         return Strided(self.stride, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query + _bound(self.offset) - key) % self.stride == 0
+        return (query + _bound(self.offset)) % self.stride == key % self.stride
 
     def depends_on(self) -> frozenset[str]:
         return frozenset({"query", "key"})

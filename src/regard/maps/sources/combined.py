@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import UNNAMED, Dimensions, Rows
-from regard.maps.sources.derived import SameShapeSource
+from regard.maps.sources.derived import SameShapeSource, SizeSource
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source, Statistic, take_rows
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
@@ -246,6 +246,14 @@ def row_sums(source: Source) -> Tensor:
     """sum_j P_ij, (batch..., H, T)."""
     ones = torch.ones(1, source.keys, 1, dtype=source.dtype, device=source.device)
     return source.laid_out(ask(source, st.Product(ones))[0][..., 0])
+
+
+def shares_of_sizes(source: Source) -> Source:
+    """|P_ij| / sum_j |P_ij|: rows of weights with signs as shares of a whole; 0 for a row of zeros."""
+    sizes = SizeSource(source)
+    ones = torch.ones(1, source.keys, 1, dtype=source.dtype, device=source.device)
+    sums = ask(sizes, st.Product(ones))[0]
+    return ScaledSource(sizes, (sums > 0) / torch.where(sums > 0, sums, 1.0))
 
 
 def side_by_side(sources: Sequence[Source], layout: tuple[int, ...]) -> Source:

@@ -299,6 +299,18 @@ class PositiveSource(SameShapeSource):
         return lambda rows, columns: Piece(inner(rows, columns).weights.clamp_min(0.0))
 
 
+@dataclass(frozen=True, eq=False)
+class SizeSource(PositiveSource):
+    """The sizes of a source's weights: |weight|."""
+
+    def __str__(self) -> str:
+        return f"the sizes of {self.of}"
+
+    def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
+        inner = self.of.part(flat_heads, scratch)
+        return lambda rows, columns: Piece(inner(rows, columns).weights.abs())
+
+
 def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
     """The positive part of P times dL/dP, as a mean over heads if the map has any. See `AttentionMap.relevance`."""
     positive = PositiveSource(source.attribution(grad_output))

@@ -93,6 +93,8 @@ class SummarySource(NamedSource):
     @classmethod
     def of(cls, source: Source, what: Summarize) -> "SummarySource":
         named = what.statistics(source.queries, source.keys)
+        if source.has_signs:
+            named = {name: one for name, one in named.items() if not one.reads_shares} or named
         asked = list(dict.fromkeys(named.values()))
         answers = dict(zip(asked, map(_small, ask_all(source, asked)), strict=True))
         return cls(tuple(source.shape), source.dtype, what, named, source.dimensions, answers)

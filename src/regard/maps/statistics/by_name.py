@@ -15,6 +15,7 @@ from regard.maps.statistics.definitions import TopKeys
 from regard.maps.statistics.pooling import Grid
 
 How = Literal["mean", "sum", "max"]
+Of = Literal["value", "size"]
 Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
@@ -60,6 +61,17 @@ def by_name(
     }
     check_names(names, "summary()")
     return {name: makers[name]() for name in names}
+
+
+def is_by_value(of: str) -> bool:
+    """Whether weights are read as they are, and not by their sizes.
+
+    Raises:
+        ArgumentError: `of` is neither "value" nor "size".
+    """
+    if of not in ("value", "size"):
+        raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
+    return of == "value"
 
 
 def as_summary(source: Source, named: Mapping[str, Statistic], answers: Answers) -> Summary:

@@ -7,10 +7,23 @@ from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.errors import ArgumentError, ShapeError
+from regard.maps.sources.combined import shares_of_sizes
+from regard.maps.sources.derived import SizeSource
 from regard.maps.sources.logits import largest_score, log_sum_exp
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.by_name import USUAL, How, Summary, as_summary, by_name, pooled, top_p_count, top_weights
+from regard.maps.statistics.by_name import (
+    USUAL,
+    How,
+    Of,
+    Summary,
+    as_summary,
+    by_name,
+    is_by_value,
+    pooled,
+    top_p_count,
+    top_weights,
+)
 from regard.maps.statistics.definitions import TopKeys
 from regard.maps.statistics.mass import kept_mass
 from regard.maps.statistics.pooling import Grid
@@ -50,9 +63,10 @@ class MapStatistics(MapWeights):
         sums = self._say(st.Received())
         return sums if reduce == "sum" else sums / self.shape[-2]
 
-    def entropy(self) -> Tensor:
+    def entropy(self, of: Of = "value") -> Tensor:
         r"""The spread of each query's attention: $-\sum_j P_{ij} \ln P_{ij}$ in nats, (batch..., H, T).
 
+        For weights with signs, `of="size"` is that of the shares $|P_{ij}| / \sum_j |P_{ij}|$; it goes by tiles.
         In [0, ln S] for rows that sum to 1, with 0 ln 0 = 0; exactly 0 for rows with no key. If weights do not sum to
         1 (with a sink, sigmoid, or kernels without normalisation) it is the same sum. One fused call for softmax of dot
         products.
@@ -62,7 +76,8 @@ class MapStatistics(MapWeights):
         >>> regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights.entropy()
         tensor([0.0000, 0.6931, 1.0986])
         """
-        return self._say(st.Entropy())
+        source = self.source if is_by_value(of) else shares_of_sizes(self.source)
+        return self.source.laid_out(ask(source, st.Entropy())[0])
 
     def participation_ratio(self) -> Tensor:
         r"""The effective number of keys of each query: $(\sum_j P_{ij})^2 / \sum_j P_{ij}^2$, (batch..., H, T).
@@ -144,10 +159,11 @@ class MapStatistics(MapWeights):
         """
         return self._say(st.ArgLargest())
 
-    def top_keys(self, k: int) -> TopKeys:
+    def top_keys(self, k: int, of: Of = "value") -> TopKeys:
         """The k largest weights of each query and their keys, (batch..., H, T, k) each, from the largest down. Tiles.
 
-        With fewer than k keys of some weight, the rest is 0 with the index -1. The values carry gradients.
+        With `of="size"` they are the largest in absolute value. With fewer than k keys of some weight, the rest is 0
+        with the index -1. The values carry gradients.
 
         Raises:
             ArgumentError: k is not in [1, S].
@@ -160,7 +176,12 @@ class MapStatistics(MapWeights):
             [1],
             [2]]))
         """
-        return TopKeys(*map(self.source.laid_out, ask(self.source, top_weights(k, self.shape[-1]))))
+        return TopKeys(
+            *map(
+                self.source.laid_out,
+                ask(self.source if is_by_value(of) else SizeSource(self.source), top_weights(k, self.shape[-1])),
+            )
+        )
 
     def top_p_count(self, p: float) -> Tensor:
         r"""The smallest number of keys with the share p of each query's attention: (batch..., H, T), int64. Tiles.

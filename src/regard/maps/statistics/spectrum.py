@@ -26,7 +26,7 @@ POWERS = 3
 
 @displayed
 class Spectrum(NamedTuple):
-    r"""Singular values $\hat\sigma_1 \ge \dots \ge \hat\sigma_k$, and bounds of their errors."""
+    r"""Singular values $\hat\sigma_1 \ge \ldots \ge \hat\sigma_k$, and bounds of their errors."""
 
     values: Tensor
     """(batch..., H, k). Up to rounding, never too large."""

@@ -18,12 +18,15 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import BERT, ROBERTA, bert
-from regard.models.convert.decoders import DECODERS, decoder
+from regard.models.convert.deberta import deberta
+from regard.models.convert.decoders import DECODERS, decoder, gemma3
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
 from regard.models.convert.modernbert import modernbert
 from regard.models.convert.t5 import t5
+from regard.models.convert.vit import DINOV2, DINOV2_REGISTERS, VIT, vision
 from regard.models.convert.weights import Weights
+from regard.models.convert.whisper import whisper
 
 ReadFamily = Callable[[Settings, Weights], nn.Module]
 
@@ -56,8 +59,14 @@ FAMILIES: dict[str, Family] = {
         "RMSNorm before each sublayer; no biases; scores not scaled; one relative bias for all layers of a stack; "
         "plain feed-forward, or gated (version 1.1)",
     ),
+    "whisper": Family(
+        whisper,
+        "Transformer",
+        "two convolutions over a spectrogram; learned positions, the norm before each sublayer; no bias of keys",
+    ),
     "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
     **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
+    "gemma3": Family(gemma3, "DecoderOnly", "the text part of a Gemma 3 that reads images too"),
     "bert": Family(
         partial(bert, BERT),
         "EncoderOnly",
@@ -69,6 +78,22 @@ FAMILIES: dict[str, Family] = {
         modernbert,
         "EncoderOnly",
         "LayerNorm before each sublayer, rotary positions, gated feed-forward, a window in two of three layers",
+    ),
+    "deberta-v2": Family(
+        deberta,
+        "EncoderOnly",
+        "BERT with disentangled attention: content to position and position to content, distances in logarithmic steps "
+        "(DeBERTa-v2 and v3)",
+    ),
+    "vit": Family(
+        partial(vision, VIT),
+        "EncoderOnly",
+        "patches of an image and a token of the class, LayerNorm before each sublayer, the classes if the folder has "
+        "them",
+    ),
+    "dinov2": Family(partial(vision, DINOV2), "EncoderOnly", "ViT with LayerScale; plain feed-forward, or gated"),
+    "dinov2_with_registers": Family(
+        partial(vision, DINOV2_REGISTERS), "EncoderOnly", "DINOv2 with tokens that are no patch"
     ),
 }
 """From the `model_type` of config.json."""
@@ -107,6 +132,11 @@ def from_huggingface(folder: Path | str) -> Pretrained:
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise RunFolderError(f"{settings.source}: model_type is {reprlib.repr(family)}; regard reads {known}")
+    if quantized := settings.part("quantization_config"):
+        raise RunFolderError(
+            f"{settings.source}: the weights are quantized ({quantized.get('quant_method')!r:.80}), and regard reads "
+            "none of that: have transformers dequantize them, and save them in bfloat16"
+        )
     weights = Weights(read_tensors(folder), folder)
     try:
         model = FAMILIES[family].read(settings, weights)
@@ -122,7 +152,7 @@ def _tokens(
     folder: Path, settings: Settings, vocab_size: int
 ) -> tuple[int | None, tuple[int, ...], int | None, tuple[int, ...]]:
     path = folder / "generation_config.json"
-    values = dict(settings.values) | (
+    values = {**settings.part("text_config"), **settings.values} | (
         {name: value for name, value in read_object(path).items() if value is not None} if path.is_file() else {}
     )
 

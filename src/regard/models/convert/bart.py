@@ -75,15 +75,13 @@ def _transformer(
     shared = settings.get("share_encoder_decoder_embeddings", bool, True) and not weights.differ(
         "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     )
-    _move(settings, weights, shared)
+    _move_embeddings(weights, shared)
+    move_layers(settings, weights, block)
     tied = weights.output("target_embedding")
-    if block.needs_final_norm:
-        for side in ("encoder", "decoder"):
-            weights.move(f"{side}.layer_norm", f"{side}_norm")
     parts = TransformerParts(
         dim=settings.get("d_model", int),
-        encoder=_stack(settings, "encoder", block, positions, embedding_norm),
-        decoder=_stack(settings, "decoder", block, positions, embedding_norm),
+        encoder=side_parts(settings, "encoder", block, positions, embedding_norm),
+        decoder=side_parts(settings, "decoder", block, positions, embedding_norm),
         embedding_scale=None if settings.get("scale_embedding", bool, False) else 1.0,
         dropout=settings.get("dropout", float, 0.1),
         shared_embeddings=shared,
@@ -96,9 +94,14 @@ def _transformer(
     return weights.build(lambda: Transformer(parts, source_vocab_size=vocab_size, target_vocab_size=target_vocab_size))
 
 
-def _stack(
-    settings: Settings, side: str, block: type[PreNorm] | type[PostNorm], positions: Maker, embedding_norm: Maker
+def side_parts(
+    settings: Settings,
+    side: str,
+    block: type[PreNorm] | type[PostNorm],
+    positions: Maker,
+    embedding_norm: Maker = nn.Identity,
 ) -> StackParts:
+    """The parts of the encoder or of the decoder."""
     dim, heads = settings.get("d_model", int), settings.get(f"{side}_attention_heads", int)
     attention = partial(MultiHeadAttention, dim, heads, dropout=settings.get("attention_dropout", float, 0.0))
     return StackParts(
@@ -120,7 +123,7 @@ def _stack(
     )
 
 
-def _move(settings: Settings, weights: Weights, shared: bool) -> None:
+def _move_embeddings(weights: Weights, shared: bool) -> None:
     if shared:
         both = weights.take_any(
             "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"
@@ -132,7 +135,13 @@ def _move(settings: Settings, weights: Weights, shared: bool) -> None:
         weights.drop("shared.weight")
     if "final_logits_bias" in weights:
         weights.ours["output.bias"] = weights.take("final_logits_bias").flatten()
+
+
+def move_layers(settings: Settings, weights: Weights, block: type[PreNorm] | type[PostNorm]) -> None:
+    """Move the layers of both sides, and the norms after them."""
     for side in ("encoder", "decoder"):
+        if block.needs_final_norm:
+            weights.move(f"{side}.layer_norm", f"{side}_norm")
         for number in range(settings.get(f"{side}_layers", int)):
             theirs, ours = f"{side}.layers.{number}", f"{side}.{number}"
             norms = ["self_attn_layer_norm", "final_layer_norm"]

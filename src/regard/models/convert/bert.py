@@ -43,7 +43,7 @@ class NoHead(nn.Module):
         Raises:
             ArgumentError: always.
         """
-        raise ArgumentError("this BERT came without a head for masked tokens: it answers encode(), not logits")
+        raise ArgumentError("this model came without a head: it answers encode(), not logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +118,30 @@ def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
     weights.move("embeddings.token_type_embeddings", "segments")
     weights.move("embeddings.LayerNorm", "embedding_norm")
     for number in range(settings.get("num_hidden_layers", int)):
-        theirs, ours = f"encoder.layer.{number}", f"layers.{number}"
         projections = ("self.query", "self.key", "self.value", "output.dense")
-        weights.attention(f"{theirs}.attention", f"{ours}.self_attention", projections)
-        weights.move(f"{theirs}.attention.output.LayerNorm", f"{ours}.residuals.0.norm")
-        weights.move(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.up")
-        weights.move(f"{theirs}.output.dense", f"{ours}.feed_forward.down")
-        weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
+        weights.attention(f"encoder.layer.{number}.attention", f"layers.{number}.self_attention", projections)
+        move_around_attention(weights, number)
+    return move_head(weights, names.head, names.dense, names.norm)
+
+
+def move_around_attention(weights: Weights, number: int) -> None:
+    """Move the feed-forward network and the norms of a layer."""
+    theirs, ours = f"encoder.layer.{number}", f"layers.{number}"
+    weights.move(f"{theirs}.attention.output.LayerNorm", f"{ours}.residuals.0.norm")
+    weights.move(f"{theirs}.intermediate.dense", f"{ours}.feed_forward.up")
+    weights.move(f"{theirs}.output.dense", f"{ours}.feed_forward.down")
+    weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
+
+
+def move_head(weights: Weights, head: str, dense: str, norm: str) -> bool:
+    """Move the head for masked tokens, whose output layer is the embedding. Returns whether there is one."""
     weights.ours["output.weight"] = weights.ours["embedding.weight"]
-    if f"{names.head}.bias" not in weights:
+    if f"{head}.bias" not in weights:
         return False
-    weights.move(f"{names.head}.{names.dense}", "head.linear")
-    weights.move(f"{names.head}.{names.norm}", "head.norm")
-    weights.ours["output.bias"] = weights.take_any(f"{names.head}.bias", f"{names.head}.decoder.bias")
-    tied = f"{names.head}.decoder.weight"
+    weights.move(f"{head}.{dense}", "head.linear")
+    weights.move(f"{head}.{norm}", "head.norm")
+    weights.ours["output.bias"] = weights.take_any(f"{head}.bias", f"{head}.decoder.bias")
+    tied = f"{head}.decoder.weight"
     if tied in weights and not torch.equal(weights.take(tied), weights.ours["embedding.weight"]):
         raise RunFolderError(f"{weights.source} has an output layer of its own ({tied}); regard reads a tied one")
     return True

@@ -97,8 +97,6 @@ class LatentReader:
 
     def read(self, settings: Settings, weights: Weights, place: Place, norm: HeadNorm) -> MakeAttention:
         """Move the weights of a layer, and return the maker of its attention."""
-        if settings.get("attention_bias", bool, False):
-            raise RunFolderError(f"{settings.source}: regard reads no latent attention with attention_bias")
         assert place.rotary is not None
         theirs, ours = f"{place.layer}.self_attn", f"{place.layer}.self_attention"
         head_dim, value_dim = settings.get("qk_nope_head_dim", int), settings.get("v_head_dim", int)
@@ -127,4 +125,5 @@ class LatentReader:
             query_latent_dim=query_dim,
             scale=(head_dim + place.rotary.dim) ** -0.5 * latent_scale(settings),
             norm=norm,
+            bias=settings.get("attention_bias", bool, False),
         )

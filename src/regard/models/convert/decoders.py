@@ -90,6 +90,10 @@ _INNER: dict[str, Any] = {
     "attention": MultiHeadReader(qk_norm=AcrossHeads),
     "eps": 1e-5,
 }
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+}  # fmt: skip
+"""The sizes that Gemma's own folders leave out."""
 _DEEPSEEK: dict[str, Any] = {
     "count": ("n_routed_experts", "num_local_experts"),
     "is_mixture": lambda settings, number: number >= settings.get("first_k_dense_replace", int, 0),
@@ -152,8 +156,7 @@ DECODERS: dict[str, DecoderFamily] = {
         feed_forward=Experts(softmax_router(False), ("num_experts", "num_local_experts"), is_mixture=_qwen_mixture),
     ),
     "gpt_oss": DecoderFamily(
-        "a learned sink for each head, a window in every second layer, experts with a clamped gate; weights in MXFP4 "
-        "are refused",
+        "a learned sink for each head, a window in every second layer, experts with a clamped gate",
         kind=_every(2), eps=1e-5, feed_forward=StackedExperts(), rope=Rope(base=150_000.0),
     ),
     "deepseek_v2": DecoderFamily(
@@ -170,6 +173,8 @@ DECODERS: dict[str, DecoderFamily] = {
 
 def decoder(family: DecoderFamily, settings: Settings, weights: Weights) -> DecoderOnly:
     """A model of one of these families."""
+    if settings.get("use_bidirectional_attention", bool, False):
+        raise RunFolderError(f"{settings.source}: regard reads no decoder with use_bidirectional_attention")
     weights.strip_prefix("model.")
     weights.drop("layers.*.self_attn.rotary_emb.inv_freq")  # computed, not learned
     weights.ours["embedding.weight"] = weights.take_any("embed_tokens.weight", "lm_head.weight")
@@ -201,6 +206,15 @@ def decoder(family: DecoderFamily, settings: Settings, weights: Weights) -> Deco
         logit_cap=settings.optional("final_logit_softcapping", float),
     )
     return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
+
+
+def gemma3(settings: Settings, weights: Weights) -> DecoderOnly:
+    """The text part of a Gemma 3 that reads images too."""
+    weights.strip_prefix("model.")
+    weights.strip_prefix("language_model.")
+    weights.drop("vision_tower.*", "multi_modal_projector.*")
+    values = {**GEMMA3_DEFAULTS, **settings.part("text_config")}
+    return decoder(DECODERS["gemma3_text"], Settings(values, settings.source), weights)
 
 
 def _place(family: DecoderFamily, settings: Settings, number: int) -> Place:

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.errors import RunFolderError
 from regard.models.convert.activations import ACTIVATIONS
 from regard.models.convert.folder import Settings
 from regard.models.convert.weights import Weights
@@ -110,8 +109,6 @@ class StackedExperts:
     def read(self, settings: Settings, weights: Weights, layer: str) -> Maker:
         """Move the weights of a layer, and return the maker of its network."""
         theirs, ours, count = f"{layer}.mlp", f"{layer}.feed_forward", settings.get("num_local_experts", int)
-        if f"{theirs}.experts.gate_up_proj_blocks" in weights:
-            raise RunFolderError(f"{weights.source} has its experts in MXFP4: have transformers save them in bfloat16")
         weights.move(f"{theirs}.router", f"{ours}.router.logits")
         parts: dict[str, Any] = {
             "gate_and_up.weight": weights.take(f"{theirs}.experts.gate_up_proj").mT,

@@ -34,7 +34,7 @@ class Rope:
         return Rotary(
             head_dim,
             base=rope.get("rope_theta", float),
-            layout=self.layout,
+            layout=self.layout if settings.get("rope_interleave", bool, True) else Half(),
             scaling=SCALINGS[name](rope, settings.get("max_position_embeddings", int, 2048)),
             fraction=rope.get("partial_rotary_factor", float, 1.0) if name != "default" or self.has_parts else 1.0,
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, StackConfig
@@ -16,6 +16,8 @@ from regard.tensors.ranges import require_at_least, require_share
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConfig(TrainingConfig):
     """The settings that both kinds of language model have: the text, and how it is cut."""
+
+    longest_warmup: ClassVar[int] = 100
 
     data: tuple[Path, ...]
     """The text: one file, or several that are read one after the other; may be packed (gzip, bzip2, xz, zstd, zip)."""
@@ -39,8 +41,8 @@ class TextConfig(TrainingConfig):
     """Tokens of a batch (of all ranks together), rounded down to whole blocks; at least one block."""
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=5_000))
     """When training stops, validates and saves."""
-    warmup_steps: int = 100
-    """Steps in which the learning rate rises to its highest."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises to its highest: a tenth of the run, and at most 100, unless given."""
     schedule: Literal["inverse-square-root", "cosine", "constant"] = "cosine"
     """How the learning rate falls afterwards."""
     weight_decay: float = 0.1

@@ -8,6 +8,8 @@ from regard.errors import ArgumentError, DataError
 from regard.files.atomic import file_errors
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.combined import shares_of_sizes
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.as_json import save_numbers
 from regard.tasks.viewing.choice import EVERYTHING, Choice
@@ -174,9 +176,11 @@ def _mean(weights: Any) -> Any:
 
 
 def page_example(sentence: str, attention: TextMaps, image: SeenImage | None = None) -> Example:
-    """Every map of a text."""
-    maps = {
-        name: Map(weights, *attention.labels(name), attention.alternatives(name))
-        for name, weights in attention.maps.items()
-    }
-    return Example(sentence, maps, show=attention.shown)
+    """Every map of a text. Of a linear recurrence, whose weights have signs, the sizes are shown as shares of a row."""
+    maps, names = dict[str, Map](), dict[str, str]()
+    for name, weights in attention.maps.items():
+        names[name], shown = name, weights
+        if isinstance(weights, AttentionMap) and isinstance(weights.source, LinearRecurrent):
+            names[name], shown = f"{name} (shares of sizes)", AttentionMap(shares_of_sizes(weights.source))
+        maps[names[name]] = Map(shown, *attention.labels(name), attention.alternatives(name))
+    return Example(sentence, maps, show=names[attention.shown])

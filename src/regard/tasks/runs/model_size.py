@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError
-from regard.models.config import RNNConfig, StackConfig
+from regard.models.config import OneStackConfig, RNNConfig, StackConfig
+from regard.models.layer_pattern import read_layers
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.training.distributed.devices import find_device
@@ -30,8 +31,9 @@ updates all else beside it, keeps two."""
 def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
     """The number of parameters of the model of these settings.
 
-    Nothing of those sizes is made: models of one and of two layers are made on the `meta` device, where they take no
-    memory. The layers of a stack have the same shapes from the second on: these models tell of all layers.
+    Nothing of those sizes is made: models of few layers are made on the `meta` device, where they take no memory. The
+    layers of a stack have the same shapes from the second on, or from one round of their pattern to the next: these
+    models tell of all layers.
 
     Raises:
         ArgumentError: the sizes are those of no model.
@@ -42,8 +44,9 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
     '600,000,000,816'
     """
     depths = {name: getattr(sizes, name) for name in sizes.depths}
-    deep = {name: depth for name, depth in depths.items() if depth > 2}
-    two = dict.fromkeys(deep, 2)
+    kinds = len(read_layers(sizes.layers)) if isinstance(sizes, OneStackConfig) else 1
+    deep = {name: depth for name, depth in depths.items() if depth > 2 * kinds}
+    two = {name: kinds + (depth - 1) % kinds + 1 for name, depth in deep.items()}
 
     def count(**layers: int) -> int:
         with torch.device("meta"):
@@ -51,7 +54,8 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
         return sum(parameter.numel() for parameter in model.parameters())
 
     few = count(**two)
-    return few + sum((depth - 2) * (few - count(**{**two, name: 1})) for name, depth in deep.items())
+    rounds = {name: (depth - two[name]) // kinds for name, depth in deep.items()}
+    return few + sum(more * (few - count(**{**two, name: two[name] - kinds})) for name, more in rounds.items())
 
 
 def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingConfig) -> None:

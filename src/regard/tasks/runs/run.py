@@ -219,11 +219,11 @@ def _in_steps(config: C, job: TrainingJob) -> C:
 
 def _never_reached(config: TrainingConfig) -> str | None:
     """The line for a training with its end before the learning rate is at its highest."""
-    if config.schedule == "constant" or config.fit.steps >= config.warmup_steps:
+    if config.schedule == "constant" or config.fit.steps >= config.warmup:
         return None
     steps, highest = config.fit.steps, make_schedule(config)(config.fit.steps)
     return (
-        f"the learning rate rises for {config.warmup_steps:,} steps to {config.learning_rate:g}, and training ends "
+        f"the learning rate rises for {config.warmup:,} steps to {config.learning_rate:g}, and training ends "
         f"after {steps:,}, at {highest:.3g}: lower --warmup-steps, or train longer"
     )
 

@@ -11,6 +11,7 @@ from regard.files.atomic import read_json
 from regard.models.convert import Pretrained, from_huggingface
 from regard.models.decoder_only import DecoderOnly
 from regard.models.transformer import Transformer
+from regard.nn import TokenEmbedding
 from regard.tasks.language_modelling.text_format import DownloadedFormat
 from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.pretrained import TokenizerFile, pretrained_tokenizers
@@ -66,8 +67,8 @@ def load_pretrained(folder: Path) -> Parts:
     """
     pretrained = from_huggingface(folder)
     model = pretrained.model
-    if not isinstance(model, Transformer):
-        raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not translate")
+    if not isinstance(model, Transformer) or not isinstance(model.source_embedding, TokenEmbedding):
+        raise RunFolderError(f"{folder} holds a {pretrained.family} model, which does not translate text")
     marks = _marks(pretrained, folder)
     tokenizers = pretrained_tokenizers(folder, marks, marks)
     embeddings = model.source_embedding, model.target_embedding

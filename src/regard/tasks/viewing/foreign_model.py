@@ -145,7 +145,7 @@ class ForeignModel:
             ids = inputs["input_ids"][0].tolist()
             places.texts.append(self._tokens.label_of_each(ids))
         image_processor = getattr(processor, "image_processor", processor)
-        image_places(places, inputs, self.model.config, image_processor, tile=self._sequence)
+        image_places(places, inputs, self.model.config, image_processor, image.size[::-1], tile=self._sequence)
         return inputs
 
     def _processed(self, processor: Any, **given: Any) -> dict[str, Any]:

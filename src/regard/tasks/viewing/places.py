@@ -1,8 +1,7 @@
 """The labels of the positions of an input: tokens, patches of an image, frames of a sound."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.tasks.pictures.token_maps import AxisLabels
+from regard.tasks.viewing.mosaic import Pixels, mosaic
 from regard.tasks.viewing.seen import SeenImage
 from regard.views.overlay import patch_grid
 
@@ -66,35 +66,59 @@ def _patches(count: int, size: tuple[int, int], patch: int | None, *, is_whole: 
     return None
 
 
-def image_places(places: InputLabels, inputs: Mapping[str, Any], config: Any, processor: Any, *, tile: int = 0) -> None:
+def image_places(
+    places: InputLabels, inputs: Mapping[str, Any], config: Any, processor: Any, size: tuple[int, int], *, tile: int = 0
+) -> None:
     """The size of the image that the model gets, its patches, and the tokens of a text that stand for patches.
 
-    Tiles are of one size: each is an image of its own, and `tile` is drawn.
+    Of an image of this height and width that is cut into tiles, all are drawn in their places if these are found;
+    another `tile` than the first is drawn alone.
     """
     pixels = inputs.get("pixel_values")
     vision = getattr(config, "vision_config", None) or config
     if isinstance(pixels, Tensor) and pixels.dim() >= 4:
         places.size = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     side = getattr(vision, "patch_size", None)
+    side = side[0] if isinstance(side, list | tuple) and len(set(side)) == 1 else side
     places.patch = side if isinstance(side, int) else None
-    seen = _pixels(inputs, processor, tile)
+    tiles = _tiles(inputs, processor)
     if "input_ids" not in inputs:
-        places.image = None if seen is None else SeenImage(seen)
+        places.image = None if tiles is None else SeenImage(tiles[tile if tile < len(tiles) else 0])
         return
     mark = next((one for name in ("image_token_id", "image_token_index")
                  if isinstance(one := getattr(config, name, None), int)), None)  # fmt: skip
     if mark is None or not places.texts:
         return
     at = [n for n, token in enumerate(inputs["input_ids"][0].tolist()) if token == mark]
-    tiles = prod(pixels.shape[:-3]) if places.size is not None and pixels is not None else 1
-    each = len(at) // tiles
-    own = places.of(each) if places.size is not None and at and each * tiles == len(at) else None
-    labels = [f"image {n}" for n in range(len(at))]
-    if own is not None and "[CLS]" not in own and seen is not None:
-        labels = [label if tiles == 1 else f"{n}: {label}" for n in range(tiles) for label in own]
-        places.image = SeenImage(seen, at[tile * each : (tile + 1) * each])
-    for place, label in zip(at, labels, strict=True):
+    labels = {place: f"image {n}" for n, place in enumerate(at)}
+    if tiles is not None and at:
+        labels |= _in_place(places, tiles, at, size) if len(tiles) > 1 and tile == 0 else {}
+        if places.image is None:
+            labels |= _of_tiles(places, tiles, at, tile)
+    for place, label in labels.items():
         places.texts[0][place] = label
+
+
+def _in_place(places: InputLabels, tiles: Pixels, at: Sequence[int], size: tuple[int, int]) -> dict[int, str]:
+    """All tiles of an image in their places."""
+    found = mosaic(tiles, size)
+    whole = None if found is None else found.keys(at, places.patch or tiles.shape[1])
+    if whole is None:
+        return {}
+    places.image = SeenImage(*whole)
+    columns = patch_grid(len(whole[1]), whole[0].shape[:2], extra=0).columns
+    return {place: f"{n // columns},{n % columns}" for n, place in enumerate(whole[1])}
+
+
+def _of_tiles(places: InputLabels, tiles: Pixels, at: Sequence[int], tile: int) -> dict[int, str]:
+    """One tile alone, where each has as many tokens."""
+    each, rest = divmod(len(at), len(tiles))
+    own = None if rest else places.of(each)
+    if own is None or "[CLS]" in own or tile >= len(tiles):
+        return {}
+    places.image = SeenImage(tiles[tile], at[tile * each : (tile + 1) * each])
+    labels = own if len(tiles) == 1 else [f"{n}: {label}" for n in range(len(tiles)) for label in own]
+    return dict(zip(at, labels, strict=True))
 
 
 def sound_places(places: InputLabels, inputs: Mapping[str, Any], rate: int, extractor: Any, config: Any) -> None:
@@ -112,14 +136,13 @@ def sound_places(places: InputLabels, inputs: Mapping[str, Any], rate: int, extr
         places.seconds = features.shape[axis] * hop / rate
 
 
-def _pixels(inputs: Mapping[str, Any], processor: Any, tile: int) -> Any:
-    """The image (height, width, 3) in 0..1 as the model got it, its colours set back; None if it is cut up."""
+def _tiles(inputs: Mapping[str, Any], processor: Any) -> Pixels | None:
+    """The tiles (N, height, width, 3) in 0..1 as the model got them, their colours set back; None if it is cut up."""
     pixels = inputs.get("pixel_values")
     if not isinstance(pixels, Tensor) or pixels.dim() < 4 or pixels.shape[-3] not in (1, 3):
         return None
-    tiles = pixels.reshape(-1, *pixels.shape[-3:])
-    image = tiles[tile if tile < len(tiles) else 0].permute(1, 2, 0).float().numpy()
+    tiles = pixels.reshape(-1, *pixels.shape[-3:]).permute(0, 2, 3, 1).float().numpy()
     if getattr(processor, "do_normalize", False):
-        image = image * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
-    image = image.repeat(3, -1) if image.shape[-1] == 1 else image
-    return image.clip(0.0, 1.0)
+        tiles = tiles * np.asarray(processor.image_std) + np.asarray(processor.image_mean)
+    tiles = tiles.repeat(3, -1) if tiles.shape[-1] == 1 else tiles
+    return tiles.clip(0.0, 1.0)

@@ -10,6 +10,8 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.combined import shares_of_sizes
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.source import Piece, Statistic
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
 from regard.maps.statistics.tiles import ask, ask_all
@@ -44,6 +46,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
         A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
+    Of linear attention, whose weights have signs, the columns are those of the shares $|P_{ij}| / \sum_j |P_{ij}|$.
     For maps with statistics only, the table has distance and entropy where recorded. One of "top_weight", "top_keys"
     and "participation_ratio" must be recorded too: it marks the queries with keys.
 
@@ -136,6 +139,8 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
             "duplicate" count no query.
         names: of `BY_QUERY`.
     """
+    if isinstance(weights.source, LinearRecurrent):
+        weights = AttentionMap(shares_of_sizes(weights.source))
     source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
     # The largest weight marks the queries with keys. A loop over rows makes it with the entropy, in one pass.
     wanted: dict[str, Statistic] = {"top_weight": Largest()}
@@ -246,8 +251,9 @@ class _OfTheSame(PerQuery):
     """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
 
     tokens: Tensor
-    """(B, S), with B sequences of equally many heads."""
+    """(batch, S)."""
     heads: int
+    """H."""
     offset: int
     """S - T."""
 
@@ -259,10 +265,8 @@ class _OfTheSame(PerQuery):
         return cls(tokens.reshape(-1, keys), weights.leading[-1], keys - queries)
 
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        sequences = torch.arange(tile.flat_heads.start, tile.flat_heads.stop) // self.heads
-        # Heads of one sequence share the comparison of its tokens.
-        sequences = sequences[:1] if sequences[0] == sequences[-1] else sequences
-        tokens = self.tokens[sequences.to(self.tokens.device)]
+        of_heads = [head // self.heads for head in tile.flat_heads]
+        tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
         rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
         keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]

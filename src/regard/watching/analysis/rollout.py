@@ -1,6 +1,7 @@
 """Attention rollout: how much the input tokens contribute to chosen tokens, through the layers whose maps there are."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
+from regard.maps.sources.combined import shares_of_sizes
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.hooks.module_names import Names
 from regard.watching.report import given_up
@@ -20,6 +22,7 @@ def rollout(
     residual: float = 0.5,
     heads: Sequence[float] | Tensor | None = None,
     skip: Names = (),
+    signs: Literal["size"] | None = None,
 ) -> Tensor:
     r"""Attention rollout towards chosen tokens: rows of $A_L \cdots A_2 A_1$, without a T x T matrix.
 
@@ -34,6 +37,8 @@ def rollout(
         heads: a weight for each head, divided by the sum of all; None for equal weights.
         skip: the modules of a watched model that it need not go through, as `names` of `regard.watch`. Without these it
             goes through every module that mixes positions; a list of maps is taken as all there are.
+        signs: the rule for maps with weights below 0, such as those of linear attention: "size" takes the shares
+            $|P_{ij}| / \sum_j |P_{ij}|$ in their place. Without a rule they are refused.
 
     Returns:
         (batch..., T) for one token, (batch..., N, T) for N tokens: the elements of a row are at least 0 and sum to 1.
@@ -55,7 +60,7 @@ def rollout(
     if not 0.0 <= residual <= 1.0:
         raise ArgumentError(f"residual must be in [0, 1], got {residual}")
     given_up(maps, skip, "rollout()")
-    layers = [one for _, one in named(maps)]
+    layers = [_without_signs(one) if signs == "size" else one for _, one in named(maps)]
     _check(layers)
     length, first = layers[0].shape[-1], layers[0]
     places = torch.as_tensor(tokens, device=first.device)
@@ -70,9 +75,17 @@ def rollout(
     return paths[..., 0] if places.dim() == 0 else paths.mT
 
 
+def _without_signs(weights: AttentionMap) -> AttentionMap:
+    has_signs = weights.source.has_blocks and weights.source.has_signs
+    return AttentionMap(shares_of_sizes(weights.source)) if has_signs else weights
+
+
 def _check(layers: list[AttentionMap]) -> None:
     if any(one.source.has_blocks and one.source.has_signs for one in layers):
-        raise ArgumentError("a rollout follows shares of attention, and some weights of these maps are below 0")
+        raise ArgumentError(
+            "a rollout follows shares of attention, and some weights of these maps are below 0: name the rule for "
+            'them, signs="size", or hand over the other maps'
+        )
     shapes = {(*one.shape[:-3], *one.shape[-2:]) for one in layers}
     if len(shapes) > 1 or layers[0].shape[-1] != layers[0].shape[-2]:
         raise ShapeError(

@@ -21,9 +21,9 @@ class Difference(NamedTuple):
     jensen_shannon: Tensor
     """(batch..., H, T), in nats, in [0, ln 2] for rows that sum to 1."""
     total_variation: Tensor
-    r"""(batch..., H, T): $\\frac12 \\sum_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
+    r"""(batch..., H, T): $\frac12 \sum_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
     largest: Tensor
-    r"""(batch..., H, T): $\\max_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
+    r"""(batch..., H, T): $\max_j |P_{ij} - Q_{ij}|$, in [0, 1]."""
 
 
 @torch.no_grad()

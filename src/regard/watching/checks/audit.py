@@ -19,6 +19,7 @@ NUMBERS = str.maketrans("", "", digits)
 """Deletes the index of a layer from a path: the modules of a stack differ in it alone."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
 """Patterns with a meaning only if query and key are of one sequence."""
+TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
 
 
 def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = None) -> list[Finding]:
@@ -65,15 +66,14 @@ def _of_call(
     elif mask.pattern == "inverted":
         yield Finding(
             "inverted mask", "error",
-            "each query sees only what comes after it: the causal mask is upside down (True means attend for "
-            "F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention)",
+            f"each query sees only what comes after it: the causal mask is upside down ({TRUE})",
             call.name, call.index, {} if facts.later is None else {"share": facts.later},
         )  # fmt: skip
     elif mask.pattern == "causal from the first key" and queries > 1 and not _is_empty_beyond(call, queries):
         yield Finding(
             "causal from the first key", "error",
-            f"{queries} queries and {keys} keys, and the causal mask aligns the first with the first: the last "
-            f"{keys - queries} keys are seen by nobody. is_causal does that; after a cache, align the last with the "
+            f"{queries} queries and {keys} keys, and the causal mask aligns the first with the first: no query "
+            f"sees the last {keys - queries} keys. is_causal does that; after a cache, align the last with the "
             "last",
             call.name, call.index, {"queries": queries, "keys": keys},
         )  # fmt: skip
@@ -83,7 +83,7 @@ def _of_call(
         yield Finding(
             "padding", "error",
             f"{facts.padding:.1%} of the weight is on padding, and the mask that arrived is {mask}: hand it the "
-            "padding mask, where True means attend",
+            f"padding mask, the right way up ({TRUE})",
             call.name, call.index, {"share": facts.padding},
         )  # fmt: skip
     if facts.no_key and mask.pattern != "inverted":
@@ -118,7 +118,7 @@ def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:
         return Finding(
             "no key", "info",
             f"{facts.no_key} of {facts.rows} rows have no key, all of them of padding: their weights are 0 here, and "
-            "nobody may use their output",
+            "their output means nothing",
             call.name, call.index, numbers,
         )  # fmt: skip
     return Finding(

@@ -1,18 +1,22 @@
-"""The global hooks behind each thread's stack of running modules, and the threads of open watches.
+"""The global hooks behind each thread's stack of running modules, the functions that are replaced beside the classes of
+a watched model, and the threads of open watches.
 
 The hooks are global because torch does not run an encoder layer with own hooks fused: it would be slower, and its
 output would differ in its last bits.
 """
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
+from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import forget_global_hook
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import (
@@ -150,11 +154,58 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
         thread.try_to(close, thread, frame)
 
 
+RECURRENCES = (
+    "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
+    "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update",
+)  # fmt: skip
+"""Functions of transformers that are linear recurrences: torch shows their parts, which say little."""
+_replaced: dict[tuple[str, str], tuple[Callable[..., Any], int]] = {}
+"""By Python module and name, the function that was there, and how many open watches replaced it."""
+
+
+def _replace(modules: Iterable[nn.Module]) -> list[tuple[str, str]]:
+    """Replace the recurrences beside the classes of these modules; return their places."""
+    homes = {kind.__module__ for module in modules for kind in type(module).__mro__}
+    found = [(home, name) for home in homes for name in RECURRENCES if hasattr(sys.modules.get(home), name)]
+    with _lock:
+        for home, name in found:
+            there: Any = sys.modules[home]
+            original, users = _replaced.get((home, name), (getattr(there, name), 0))
+            if not users:
+                setattr(there, name, _observing(original))
+            _replaced[home, name] = original, users + 1
+    return found
+
+
+def _put_back(places: Iterable[tuple[str, str]]) -> None:
+    """Put the functions back that no other open watch needs."""
+    with _lock:
+        for home, name in places:
+            original, users = _replaced.pop((home, name))
+            if users > 1:
+                _replaced[home, name] = original, users - 1
+            else:
+                setattr(sys.modules[home], name, original)
+
+
+def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def observing(*args: Any, **kwargs: Any) -> Any:
+        thread: ThreadState | None = None if is_compiling() else getattr(_local, "thread", None)
+        if thread is None or not thread.watches or thread.is_reading:
+            return original(*args, **kwargs)
+        from regard.watching.readers.recurrent_calls import observe_recurrence
+
+        return observe_recurrence(thread, original, args, kwargs)
+
+    return observing
+
+
 class OpenThreads:
-    """The threads of an open watch, and the mark to leave each."""
+    """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
 
     def __init__(self) -> None:
-        self._open: dict[ThreadState, int] = {}
+        self._open: dict[ThreadState, tuple[int, list[tuple[str, str]]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -167,7 +218,8 @@ class OpenThreads:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
-        self._open[thread] = thread.enter(watch)
+        places = _replace(watch.modules.values())
+        self._open[thread] = thread.enter(watch), places
         return thread
 
     def leave(self, watch: Interceptor) -> ThreadState:
@@ -175,10 +227,11 @@ class OpenThreads:
         generator may end in another thread than it began in."""
         thread = this_thread()
         if thread in self._open:
-            mark = self._open.pop(thread)
+            mark, places = self._open.pop(thread)
         else:
-            thread, mark = self._open.popitem()
+            thread, (mark, places) = self._open.popitem()
         thread.leave(watch, mark)
+        _put_back(places)
         _uninstall()
         return thread
 

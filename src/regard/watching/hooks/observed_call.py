@@ -10,7 +10,7 @@ from regard.call.shapes import Dimensions
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.source import Source
 from regard.maps.sources.values import CallValues
-from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
@@ -41,7 +41,7 @@ class Reading:
     """The weights themselves, if the model computed them."""
     softmax: Source | None = None
     """The softmax before the model's changes to the weights, if any."""
-    evidence: Evidence | None = None
+    evidence: AnyEvidence | None = None
     """The vectors that identify the next call of a generation."""
     dimensions: Dimensions | None = None
     """The names of the map's dimensions, as far as there is evidence; None for those of the call's documentation."""
@@ -63,6 +63,8 @@ class ObservedCall(ABC):
 
     is_editable: ClassVar[bool] = False
     """True if such a call can be edited before it runs."""
+    has_scores: ClassVar[bool] = True
+    """False for a recurrence, which has no keys that could be dropped."""
     how: str
     """The observed function or module, for the report."""
     origins: Origins | None = None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from regard.functional import RECURRENT
 from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 from regard.watching.hooks.observers import FUNCTIONS, of_operator
@@ -21,6 +22,12 @@ NATIVE = frozenset({
 })  # fmt: skip
 """The types of other functions: those of torch, of its tensors and of Python. A type lookup takes a tenth of the time
 of `isinstance` with the operator classes."""
+
+
+def _of_recurrence(*call: Any) -> Any:
+    from regard.watching.readers.recurrent_calls import observe_linear_attention  # with the first such call
+
+    return observe_linear_attention(*call)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -42,7 +49,7 @@ class FunctionMode(TorchFunctionMode):
                 self._compiled.append(((*args[:5], scale, *args[6:]), result[0]))
             return result
         thread = self._thread
-        observe = FUNCTIONS.get(func)
+        observe = _of_recurrence if func in RECURRENT else FUNCTIONS.get(func)
         if observe is None and type(func) in NATIVE and not thread.traces.alive and not thread.editors:
             # Most functions go this way: each line here is run some hundred times in a small model.
             return func(*args, **kwargs) if kwargs else func(*args)

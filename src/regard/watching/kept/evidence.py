@@ -62,6 +62,30 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KnownEvidence:
+    """Evidence whose fingerprints are made already."""
+
+    prints: "Prints | None"
+
+    def printed(self) -> "Prints | None":
+        return self.prints
+
+    def later(self) -> None:
+        """None: nothing waits."""
+
+
+AnyEvidence = Evidence | KnownEvidence
+
+
+def joined_prints(before: "Prints | None", new: "Prints | None") -> "Prints | None":
+    """Those of a call whose keys follow those of earlier calls."""
+    if before is None or new is None:
+        return new
+    keys = torch.cat([before.keys, new.keys], 1)
+    return Prints(new.queries, keys, new.memory, before.keys.shape[1] + new.filled)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prints:
     """The fingerprints of a call's queries (B, T, n) and keys (B, S, n), and the memory of the keys."""
 

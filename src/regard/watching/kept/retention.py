@@ -1,7 +1,7 @@
 """The rules of a watch for saving tensors, and its cache of masks."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class RetentionPolicy:
         """the values of each call are saved,"""
         self.gradients = GradientLog(self._keep_gradient) if gradients else None
         """and the gradients of its output."""
+        self.ended: dict[str, list[Any]] = {}
+        """The calls of each recurrence that may go on from their last state."""
         self._masks: dict[object, GivenMask] = {}
         self._marks: dict[object, Fingerprint] = {}
         """The masks in memory of parameters, as they were when they were read."""

@@ -92,7 +92,7 @@ class AttentionHook(Interceptor):
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         """Call the function, and prune by its result; raises FunctionError if it raised, or its result is unusable."""
-        if path is None or not self._wanted(path) or is_in_backward():
+        if path is None or not self._wanted(path) or is_in_backward() or not call.has_scores:
             return
         here = self._running.layer_around(path)
         try:

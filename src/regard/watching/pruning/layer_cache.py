@@ -122,6 +122,8 @@ def layer_cache(module: nn.Module, arguments: dict[str, Any], padding: Tensor | 
     if isinstance(cache, library.EncoderDecoderCache):
         cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
     layer: Any = cache.layers[number] if len(cache.layers) > number else None
+    if layer is not None and not hasattr(layer, "keys"):  # the state of a recurrence
+        return None
     is_full = layer is not None and layer.is_initialized and isinstance(layer.keys, Tensor) and layer.keys.dim() == 4
     before = (layer.keys, layer.values) if is_full else None
     length = 0 if before is None else before[0].shape[-2]

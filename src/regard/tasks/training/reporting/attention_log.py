@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.tasks.training.reporting.events import Callback, Event, HeadsMeasured, Started, Validated
 
 Attend = Callable[[], Iterable[Mapping[str, AttentionMap]]]
@@ -35,7 +36,7 @@ class AttentionLog:
         """Measure after a validation; at the start, check that the model has attention."""
         match event:
             case Started():
-                if not any(self._attend()):
+                if not any(map(_with_logits, self._attend())):
                     raise ArgumentError("the attention of this model cannot be logged, because it has none")
             case Validated():
                 found = head_statistics(self._attend(), event.step)
@@ -49,6 +50,8 @@ class AttentionLog:
 def head_statistics(passes: Iterable[Mapping[str, AttentionMap]], step: int = 0) -> HeadsMeasured:
     """Entropy, largest logit and share of the first key of each head, over all queries of several passes.
 
+    Layers of linear attention are left out: they have no logits, and weights below 0.
+
     >>> import regard
     >>> q = torch.zeros(1, 2, 2, 4)
     >>> found = head_statistics([{"layer": regard.map_of(q, q, mask=regard.causal())}])
@@ -59,7 +62,7 @@ def head_statistics(passes: Iterable[Mapping[str, AttentionMap]], step: int = 0)
     sinks: dict[str, list[Tensor]] = {}
     logits: dict[str, list[Tensor]] = {}
     for maps in passes:
-        for name, weights in maps.items():
+        for name, weights in _with_logits(maps).items():
             first = weights.block(range(weights.shape[-2]), range(1))[..., 0]
             for kept, numbers in ((entropies, weights.entropy()), (sinks, first), (logits, weights.max_logit())):
                 kept.setdefault(name, []).append(numbers.movedim(-2, 0).flatten(1))
@@ -69,3 +72,7 @@ def head_statistics(passes: Iterable[Mapping[str, AttentionMap]], step: int = 0)
         largest_logit={name: torch.cat(parts, 1).amax(1).tolist() for name, parts in logits.items()},
         sink_share={name: torch.cat(parts, 1).mean(1).tolist() for name, parts in sinks.items()},
     )
+
+
+def _with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
+    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearRecurrent)}

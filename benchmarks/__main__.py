@@ -25,6 +25,7 @@ CLAIMS = [
     "start",
     "attention_log",
     "view_folder",
+    "corpus",
     "consumers",
 ]
 

@@ -36,6 +36,7 @@ ROOMS = {
     "huggingface": ("lazy maps in the outputs of transformers models", "look"),
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
     "tasks": ("the toolkit: text, generation, training, runs, translation, language models, exports", "train"),
+    "corpus": ("the toolkit: a model over many documents, into tables", "train"),
     "cli": ("the toolkit: the command line", "train"),
 }
 """What each room is for, and the colour of its kind."""

@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
             "remember",
             "tune",
             "view",
+            "measure",
             "check",
             "export",
             "demo",

@@ -14,11 +14,11 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 71_930
-MOST_LINES_OF_THE_LIBRARY = 49_485  # without the toolkit: tasks/ and cli/
-MOST_LINES_OF_TESTS = 62_990
+MOST_LINES = 73_670
+MOST_LINES_OF_THE_LIBRARY = 49_565  # without the toolkit: tasks/, corpus/ and cli/
+MOST_LINES_OF_TESTS = 63_830
 LONGEST_FILE = 420
-MOST_ROOMS, MOST_ARROWS = 21, 102
+MOST_ROOMS, MOST_ARROWS = 22, 109
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"
@@ -38,6 +38,7 @@ FLOORS = [
     ["edits", "huggingface"],
     ["views"],
     ["tasks"],
+    ["corpus"],
     ["cli"],
     ["__main__"],
 ]
@@ -47,6 +48,7 @@ IMPORTS = house.imports(FILES)
 PUBLIC_PACKAGES = ("call.biases", "call.rotary", "call.scores", "edits", "huggingface", "views")
 ON_DEMAND = (
     "call.masks",
+    "corpus",
     "models",
     "nn",
     "tasks",
@@ -175,7 +177,7 @@ def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
 def test_the_house_keeps_within_its_budget_of_lines() -> None:
     of_source = house.lines(SOURCE)
     assert sum(of_source.values()) <= MOST_LINES
-    assert sum(house.lines(SOURCE, without=("tasks", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
+    assert sum(house.lines(SOURCE, without=("tasks", "corpus", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
     assert sum(house.lines(TESTS).values()) <= MOST_LINES_OF_TESTS
     assert {name: count for name, count in of_source.items() if count > LONGEST_FILE} == {}
 

@@ -17,6 +17,7 @@ from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
 from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
+from regard.cli.measure import MeasureCommand
 from regard.cli.remember import RememberCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
@@ -40,7 +41,7 @@ COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(RememberCommand, TuneCommand, ViewCommand, CheckCommand, ExportCommand, DemoCommand),
+        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, CheckCommand, ExportCommand, DemoCommand),
     )
 }
 """The commands other than `regard train`, by name."""

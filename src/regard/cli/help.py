@@ -71,6 +71,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard view vit-base --image cat.png",
         "regard view antiberty --tokens 2 5 6 7 3 --terminal",
     ),
+    "measure": (
+        "regard measure gpt2 --data 'shards/*.parquet' --out stats --max-tokens 512",
+        "regard measure gpt2 --data 'shards/*.parquet' --out stats --max-tokens 512 --resume",
+        "regard measure runs/book --data lines.txt --out stats --statistics entropy induction top_keys",
+    ),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
+from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.models.convert.folder import TellRead
@@ -43,6 +43,15 @@ class ForeignModel:
         self._takes = inspect.signature(self.model.forward).parameters
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the special tokens around it.
+
+        Raises:
+            ArgumentError: the folder has no tokenizer.
+            DataError: the tokenizer refuses the text.
+        """
+        return self._tokens.encode(text)
+
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
         """Use the model on an input, and look at all of its attention.
@@ -50,6 +59,7 @@ class ForeignModel:
         Raises:
             DataError: the model cannot read the input.
             ArgumentError: the input is of a kind that the model does not take.
+            NotSeenError: the model has no attention that can be read.
         """
         inputs, places = self._inputs(asked)
         written: list[int] = []
@@ -62,7 +72,7 @@ class ForeignModel:
             output = self._run(inputs)
         self._refuse_random(seen)
         if not seen.maps:
-            raise DataError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
+            raise NotSeenError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
         whole = dict(named(seen))
         maps = self._of_sequence(whole)
         crossing = self._crossing(seen, whole)
@@ -83,7 +93,7 @@ class ForeignModel:
             return self._sound(asked.audio, places), places
         if asked.image is not None:
             return self._image(asked, places), places
-        ids = list(asked.tokens) if asked.tokens is not None else self._tokens.encode(asked.text or "")
+        ids = list(asked.tokens) if asked.tokens is not None else self.encode(asked.text or "")
         if not ids:
             raise DataError("there is nothing to look at in an empty sentence")
         self._check(ids)

@@ -6,6 +6,8 @@ from regard.errors import ArgumentError
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.text.running_text import encode_text
+from regard.tasks.text.tokenizers import BOS
 from regard.tasks.translation.translator import Translator
 from regard.tasks.viewing.view_input import ViewInput
 
@@ -17,6 +19,18 @@ class OwnModel:
         if sequence != 0:
             raise ArgumentError(f"--sequence must be 0, got {sequence}: a run reads one sequence at a time")
         self.model: Any = model
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the begin mark.
+
+        Raises:
+            ArgumentError: the model is a translator, which reads no ids.
+        """
+        if isinstance(self.model, LanguageModel):
+            return self.model.language.prompt(text)
+        if isinstance(self.model, MaskedLanguageModel):
+            return [BOS, *encode_text(self.model.tokenizer, text)]
+        raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
 
     def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on a text or on tokens.

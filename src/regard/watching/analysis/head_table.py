@@ -1,7 +1,8 @@
 """Statistics of each head: distance, entropy and positions of its attention."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear_recurrent import LinearRecurrent
-from regard.maps.sources.source import Piece
+from regard.maps.sources.source import Piece, Statistic
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
-from regard.maps.statistics.tiles import ask
+from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
@@ -110,19 +111,68 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     return table([name for name, _ in ours], rows, tuple(dict.fromkeys(rest)))
 
 
-def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
-    queries, keys = weights.shape[-2:]
+class QueryValues(NamedTuple):
+    """A number for each query of a map, and the queries that count in its mean."""
+
+    values: Tensor
+    """(batch..., H, T)."""
+    counted: Tensor
+    """Of the same shape, or one that broadcasts to it."""
+
+    def mean(self) -> Tensor:
+        """The mean over the counted queries and the batch, (H,); NaN without any."""
+        return _mean(*self)
+
+
+OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
+BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
+"""The names of `query_values`."""
+
+
+@torch.no_grad()
+def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
+    """The numbers of `head_table` before their means, for the chosen names; "top_weight" is the largest weight.
+
+    Args:
+        weights: a map (batch..., H, T, S), with weights.
+        tokens: the ids of the tokens, (batch..., S) or (S,), or None. Without tokens that fit, "induction" and
+            "duplicate" count no query.
+        names: of `BY_QUERY`.
+    """
     if isinstance(weights.source, LinearRecurrent):
         weights = AttentionMap(shares_of_sizes(weights.source))
+    source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
+    # The largest weight marks the queries with keys. A loop over rows makes it with the entropy, in one pass.
+    wanted: dict[str, Statistic] = {"top_weight": Largest()}
+    if "entropy" in names:
+        wanted["entropy"] = Entropy()
+    if "distance" in names:
+        wanted["distance"] = Distance(offset)
+    if not set(names).isdisjoint(OF_TOKENS) and tokens is not None and _fits(tokens, weights):
+        wanted["tokens"] = _OfTheSame.of(weights, tokens)
+    answers = dict(zip(wanted, ask_all(source, list(wanted.values())), strict=True))
+    same = answers.pop("tokens", None)
+    found = {name: source.laid_out(answer) for name, (answer, *_) in answers.items()}
+    live = _live(weights) if source.has_signs else found["top_weight"] > 0
+    values = {name: QueryValues(one, live) for name, one in found.items()}
+    values |= _of_positions(weights, live, [name for name in OF_POSITIONS if name in names])
+    if not set(names).isdisjoint(OF_TOKENS):
+        values |= _of_tokens(weights, tokens, live, same)
+    return {name: values[name] for name in BY_QUERY if name in names}
+
+
+def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
+    queries, keys = weights.shape[-2:]
+    if weights.source.has_blocks:
+        names = [name for name in BY_QUERY[:-1] if tokens is not None or name not in OF_TOKENS]
+        return {name: one.mean() for name, one in query_values(weights, tokens, names).items()}
     live = _live(weights)
     numbers = {}
     if weights.source.keeps(Distance(keys - queries)):
         numbers["distance"] = _mean(weights.distance(), live)
     if weights.source.keeps(Entropy()):
         numbers["entropy"] = _mean(weights.entropy(), live)
-    if not weights.source.has_blocks:
-        return numbers or weights.source.refuse("distance() or entropy()")
-    return numbers | patterns(weights, tokens, live)
+    return numbers or weights.source.refuse("distance() or entropy()")
 
 
 @torch.no_grad()
@@ -134,22 +184,9 @@ def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict
         tokens: the ids of the tokens, (batch..., S) or (S,), or None. Other shapes give NaN.
         live: the queries with a key, (batch..., H, T).
     """
-    queries, keys = weights.shape[-2:]
-    places = torch.arange(queries, device=weights.device) + keys - queries
-    numbers = {
-        "self": _at(weights, places, live),
-        "previous": _at(weights, places - 1, live),
-        "first": _at(weights, torch.zeros_like(places), live & (places > 0)),
-    }
-    if tokens is None:
-        return numbers
-    if not _fits(tokens, weights):
-        unknown = numbers["self"].new_full((weights.shape[-3],), torch.nan)
-        return numbers | {"induction": unknown, "duplicate": unknown}
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
-    return numbers | {
-        name: _mean(found, live & counts[..., None, :]) for name, found, counts in _repeats(weights, tokens)
-    }
+    found = _of_positions(weights, live, OF_POSITIONS)
+    found |= _of_tokens(weights, tokens, live, None) if tokens is not None else {}
+    return {name: one.mean() for name, one in found.items()}
 
 
 def _live(weights: AttentionMap) -> Tensor:
@@ -169,12 +206,41 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
 
-def _at(weights: AttentionMap, keys: Tensor, live: Tensor) -> Tensor:
-    """The mean weight of one key for each query, over the queries with that key."""
-    inside = (keys >= 0) & (keys < weights.shape[-1])
-    return _mean(
-        weights.at(torch.arange(len(keys), device=keys.device), keys.clamp(0, weights.shape[-1] - 1)), live & inside
-    )
+def _of_positions(weights: AttentionMap, live: Tensor, names: Sequence[str]) -> dict[str, QueryValues]:
+    """The weights of each query on one key, read together."""
+    queries, keys = weights.shape[-2:]
+    if not names:
+        return {}
+    rows = torch.arange(queries, device=weights.device)
+    places = rows + keys - queries
+    of_names = {"self": places, "previous": places - 1, "first": torch.zeros_like(places)}
+    read = torch.stack([of_names[name] for name in names])
+    inside = (read >= 0) & (read < keys)
+    values = weights.at(rows.repeat(len(names)), read.clamp(0, keys - 1).flatten())
+    parts = zip(names, values.unflatten(-1, (len(names), queries)).unbind(-2), inside, strict=True)
+    return {
+        name: QueryValues(value, live & there & (places > 0 if name == "first" else there))
+        for name, value, there in parts
+    }
+
+
+def _of_tokens(
+    weights: AttentionMap, tokens: Tensor | None, live: Tensor, answers: tuple[Tensor, ...] | None
+) -> dict[str, QueryValues]:
+    """The weights on keys after an equal token, and on it; `answers` are those of `_OfTheSame` if it was asked."""
+    queries, keys = weights.shape[-2:]
+    if tokens is None or not _fits(tokens, weights):
+        nothing = weights.source.laid_out(ask(weights.source, Largest())[0]) * 0
+        return {name: QueryValues(nothing, torch.zeros_like(live)) for name in OF_TOKENS}
+    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+    found = ask(weights.source, _OfTheSame.of(weights, tokens)) if answers is None else answers
+    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
+    places = torch.arange(queries, device=tokens.device) + keys - queries
+    values = {}
+    for name, answer, apart in zip(OF_TOKENS, found, (2, 1), strict=True):
+        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
+        values[name] = QueryValues(weights.source.laid_out(answer), live & counts[..., None, :])
+    return values
 
 
 # -- repeated tokens -------------------------------------------------------------------------------------
@@ -191,6 +257,13 @@ class _OfTheSame(PerQuery):
     offset: int
     """S - T."""
 
+    @classmethod
+    def of(cls, weights: AttentionMap, tokens: Tensor) -> "_OfTheSame":
+        """For a map (batch..., H, T, S), and tokens (batch..., S) or (S,)."""
+        queries, keys = weights.shape[-2:]
+        tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
+        return cls(tokens.reshape(-1, keys), weights.leading[-1], keys - queries)
+
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         of_heads = [head // self.heads for head in tile.flat_heads]
         tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
@@ -199,20 +272,11 @@ class _OfTheSame(PerQuery):
         same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
         same &= (keys >= 0) & (rows[:, None] >= 0)
         earlier = keys[1:] < rows[:, None]
-        after, on = (piece.weights.where(one & earlier, 0.0).sum(-1) for one in (same[..., :-1], same[..., 1:]))
+        number = piece.weights.dtype
+        after, on = (
+            torch.linalg.vecdot(piece.weights, (one & earlier).to(number)) for one in (same[..., :-1], same[..., 1:])
+        )
         return after, on
-
-
-def _repeats(weights: AttentionMap, tokens: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Weights (batch..., H, T) on keys after an equal token, or on it, with a mask of the queries with such keys."""
-    queries, keys = weights.shape[-2:]
-    rows = tokens.reshape(-1, keys)
-    answers = ask(weights.source, _OfTheSame(rows, weights.leading[-1], keys - queries))
-    first = torch.stack([_first_place(row) for row in rows]).view(tokens.shape)
-    places = torch.arange(queries, device=tokens.device) + keys - queries
-    for name, answer, apart in zip(("induction", "duplicate"), answers, (2, 1), strict=True):
-        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
-        yield name, weights.source.laid_out(answer), counts
 
 
 def _first_place(tokens: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ LARGE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """From where on a difference is measured again, relative to the largest output; 1e-2 in other dtypes."""
 STAYS = 1e-6
 """The least fault in float64; many models still compute parts in float32 there."""
-Measure = Callable[[Subject], float]
+DifferenceMeasure = Callable[[Subject], float]
 
 
 def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before: int | None = None) -> float:
@@ -59,7 +59,7 @@ class Judge:
         self.subject = subject
         self._double: Subject | None = None
 
-    def beyond_rounding(self, measure: Measure, least: float | None = None) -> dict[str, float] | None:
+    def beyond_rounding(self, measure: DifferenceMeasure, least: float | None = None) -> dict[str, float] | None:
         """The measured difference, if it stays in float64, or None. NaN is always beyond rounding."""
         dtype = next((p.dtype for p in self.subject.model.parameters()), torch.float32)
         found = measure(self.subject)

@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.watching.analysis.mixing import measure_mixing
-from regard.watching.checks.differences import Judge, Measure, largest_difference, worst_of
+from regard.watching.checks.differences import DifferenceMeasure, Judge, largest_difference, worst_of
 from regard.watching.checks.finding import Finding, Reason, Severity
 from regard.watching.checks.subject import Outputs, Sample, Side, Subject
 from regard.watching.watch import Seen, watch
@@ -143,7 +143,7 @@ class Trials:
     def _future(self) -> None:
         """The last positions replaced, alone and under every other form of mask."""
         subject, rows = self.subject, self.subject.rows
-        ways: list[tuple[str, Measure]] = [("", _ahead([rows.long], "right"))]
+        ways: list[tuple[str, DifferenceMeasure]] = [("", _ahead([rows.long], "right"))]
         if rows.short is not None:
             ways += [(f", padded {side}", _ahead([rows.long, rows.short], side)) for side in subject.sides]
         ways += [(", in training", _in_training(ways[0][1]))] if not _mixes_in_training(subject.model) else []
@@ -238,7 +238,12 @@ class Trials:
             self.found.append(Finding("not checked", "info", said))
 
     def _unless_rounding(
-        self, reason: Reason, measure: Measure, says: str, least: float | None = None, severity: Severity = "error"
+        self,
+        reason: Reason,
+        measure: DifferenceMeasure,
+        says: str,
+        least: float | None = None,
+        severity: Severity = "error",
     ) -> bool:
         """Add a finding if a difference is more than rounding; return True then."""
         numbers = self.judge.beyond_rounding(measure, least)
@@ -256,8 +261,8 @@ def _run(
     return subject.run(rows, side=side, filler=filler)
 
 
-def _ahead(rows: Sequence[Sample], side: Side) -> Measure:
-    """Measure the change of earlier outputs of the first row under other last positions."""
+def _ahead(rows: Sequence[Sample], side: Side) -> DifferenceMeasure:
+    """DifferenceMeasure the change of earlier outputs of the first row under other last positions."""
 
     def measure(subject: Subject) -> float:
         assert subject.ahead is not None
@@ -272,7 +277,7 @@ def _ahead(rows: Sequence[Sample], side: Side) -> Measure:
     return measure
 
 
-def _in_eager(measure: Measure) -> Measure:
+def _in_eager(measure: DifferenceMeasure) -> DifferenceMeasure:
     def eager(subject: Subject) -> float:
         with subject.eager() or nullcontext():
             return measure(subject)
@@ -280,7 +285,7 @@ def _in_eager(measure: Measure) -> Measure:
     return eager
 
 
-def _in_training(measure: Measure) -> Measure:
+def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
     """The same in training mode, whose code path may differ; the same seed drops the same elements."""
 
     def training(subject: Subject) -> float:

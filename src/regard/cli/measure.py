@@ -1,0 +1,101 @@
+"""`regard measure`: statistics of every head of a model over a corpus."""
+
+import sys
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.loading import loading, speaks
+from regard.cli.progress import telling
+from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first
+from regard.corpus.settings import USUAL_STATISTICS, MeasureSettings, arrow_library
+from regard.tasks.registry import task_of
+from regard.tasks.runs.foreign_folders import is_huggingface
+
+MeasuredModel = Annotated[
+    PositionalPath,
+    tyro.conf.arg(help="the run of a language model, or any folder that transformers loads, with its weights."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureCommand(Command):
+    """Measure every head of a model on the documents of a corpus, into a folder of Parquet files.
+
+    heads/ has a row for each head of each document; totals/ has counts, sums and histograms; examples/ the documents in
+    which a head is strongest, with the place. A document that cannot be read is a row with an error. The bytes are the
+    same on any number of workers, on the ranks of torchrun, and after an interruption with --resume.
+    """
+
+    model: MeasuredModel
+    _: KW_ONLY
+    data: tuple[str, ...]
+    """files, folders or patterns such as 'shards/*.parquet': Parquet, Arrow (a folder of `datasets`), JSON lines, or
+    text with a document on each line; packed or not."""
+    out: Path
+    """a folder to make."""
+    resume: bool = False
+    """go on with a folder that was begun with the same settings."""
+    statistics: tuple[str, ...] = USUAL_STATISTICS
+    """of entropy, distance, self, previous, first, induction, duplicate, top_weight, received, top_keys, or
+    module:function, a function of the weights (H, T, S) and the tokens."""
+    text: str = "text"
+    """the column of the texts."""
+    id: str = "id"
+    """the column of the ids; in files without it an id is the file's name and the number of the row or line."""
+    layers: tuple[int, ...] = ()
+    """the layers to measure, from 0, or from -1 backwards; all unless given."""
+    heads: tuple[int, ...] = ()
+    """the heads to measure, likewise."""
+    max_tokens: int | None = None
+    """longer documents are cut; unless given, a document too long for the model is an error."""
+    keys: int = 8
+    """how many keys top_keys has."""
+    examples: int = 5
+    """the documents kept in examples/ for each head and statistic."""
+    shard_documents: int = 500
+    """the most documents of a shard: what an interruption loses, and a file of heads/."""
+    max_errors: int | None = None
+    """stop when more documents than that cannot be measured; unless given, never."""
+    workers: int | None = None
+    """processes, each with the model; unless given, one for each core, or one on a GPU."""
+    threads: int = 1
+    """threads of each process; another number may change the last bits."""
+    device: Device = "auto"
+
+    @property
+    def measure(self) -> MeasureSettings:
+        """The settings of a table of documents."""
+        return self.part(MeasureSettings, model=str(self.model))
+
+    def check(self) -> None:
+        refuse_first(
+            below("--shard-documents", self.shard_documents),
+            below("--examples", self.examples),
+            below("--max-errors", self.max_errors, 0),
+            below("--workers", self.workers),
+        )
+        _ = self.measure
+        if not is_huggingface(self.model):
+            task_of(self.model)
+        arrow_library()
+        from regard.corpus.documents import input_files
+        from regard.corpus.out_folder import refuse_out
+
+        input_files(self.data)
+        refuse_out(self.out, resume=self.resume)
+
+    def work(self) -> None:
+        with loading(*["transformers"] * is_huggingface(self.model)):
+            from regard.corpus.engine import CorpusJob, measure_corpus
+
+        job = self.part(CorpusJob, measure=self.measure)
+        with telling() as tell:
+            found = measure_corpus(job, tell if speaks() else lambda *_: None)
+        if not speaks():
+            return
+        print(self.out)
+        failed = f"; {found.errors:,} could not be measured, the first: {found.first_error}" if found.errors else ""
+        print(f"{found.documents:,} documents, {found.tokens:,} tokens, {found.rows:,} rows{failed}", file=sys.stderr)

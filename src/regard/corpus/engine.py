@@ -1,0 +1,250 @@
+"""Measure a corpus into a folder: in this process, in workers of this machine, and on the ranks of torchrun."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.corpus.documents import CheckedCorpus, Shard, check_corpus, input_files, shards
+from regard.corpus.examples import Examples
+from regard.corpus.folder import ShardRecord, StatisticsFolder
+from regard.corpus.identity import identity
+from regard.corpus.reading import measure_documents, own_function
+from regard.corpus.settings import MeasureSettings
+from regard.corpus.tables import heads_table, write_parquet
+from regard.corpus.totals import totals_of
+from regard.errors import DataError, EngineError, RegardError, RunFolderError
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.telling import Tell
+from regard.tasks.training.distributed.devices import find_device, join_ranks
+from regard.tasks.training.distributed.ranks import Ranks
+
+AHEAD = 2
+"""Shards that wait for each worker, so that none is idle."""
+START = "forkserver" if sys.platform == "linux" else "spawn"
+"""How workers start: forked from a process that has imported torch and computed nothing, where that is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusJob:
+    """A corpus to measure, and the folder for its statistics."""
+
+    measure: MeasureSettings
+    data: tuple[str, ...]
+    out: Path
+    resume: bool = False
+    workers: int | None = None
+    """Processes; None is one for each core, or one on a GPU."""
+    shard_documents: int = 500
+    examples: int = 5
+    max_errors: int | None = None
+
+
+@dataclass(slots=True)
+class WorkDone:
+    """Counts of the documents so far."""
+
+    total: int
+    tell: Tell
+    most_errors: int | None
+    documents: int = 0
+    tokens: int = 0
+    rows: int = 0
+    errors: int = 0
+    first_error: str = ""
+    _begun: float = 0.0
+    _before: int = 0
+
+    def counts(self) -> list[Any]:
+        """The counts, for another process."""
+        return [self.documents, self.tokens, self.rows, self.errors, self.first_error]
+
+    def take(self, of_ranks: list[list[Any]]) -> None:
+        """Have the counts of all ranks together."""
+        *counts, first = zip(*of_ranks, strict=True)
+        self.documents, self.tokens, self.rows, self.errors = map(sum, counts)
+        self.first_error = next(filter(None, first), "")
+
+    def begin(self) -> None:
+        """Count the time from now on."""
+        self._begun, self._before = time.monotonic(), self.documents
+
+    def add(self, record: ShardRecord) -> None:
+        """Count a finished shard.
+
+        Raises:
+            DataError: there are too many errors.
+        """
+        self.documents += record.documents
+        self.tokens += record.tokens
+        self.rows += record.rows
+        self.errors += record.errors
+        self.first_error = self.first_error or record.first_error
+        if self.most_errors is not None and self.errors > self.most_errors:
+            raise DataError(
+                f"{self.errors:,} documents could not be measured, and {self.most_errors:,} are allowed; the first: "
+                f"{self.first_error}"
+            )
+        done = self.documents - self._before
+        if self._begun and done:
+            left = (time.monotonic() - self._begun) / done * (self.total - self.documents)
+            told = f"{self.tokens:,} tokens, {timedelta(seconds=round(left))} left; documents"
+            self.tell(told, self.documents, self.total)
+
+
+def measure_corpus(job: CorpusJob, tell: Tell) -> WorkDone:
+    """Measure every document of a corpus; return the counts.
+
+    The bytes of the files are the same on any number of workers and ranks, and after any interruption. On several ranks
+    all must call it.
+
+    Raises:
+        ArgumentError: the data have no text column or an id twice, or the folder was begun with other settings.
+        DataError: a file is damaged, or there are too many errors.
+        RunFolderError: another process has the folder, or the model cannot be read.
+        EngineError: a worker died.
+        FileError: the folder cannot be written to.
+    """
+    device = find_device(job.measure.device)
+    join_ranks(torch.device("cpu"))
+    ranks = Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    folder, measure = StatisticsFolder(job.out), job.measure
+    for name in measure.numbers:
+        if ":" in name:
+            own_function(name)
+    files = input_files(job.data)
+    corpus = check_corpus(files, text=measure.text, id=measure.id, size=job.shard_documents)
+    settings = identity(measure, corpus, shard_documents=job.shard_documents, examples=job.examples)
+    progress = WorkDone(corpus.documents, tell, job.max_errors)
+    holds = folder.open(settings, resume=job.resume)
+    _agree(ranks, holds.__enter__ if ranks.rank == 0 else None)
+    try:
+        _work(job, folder, ranks, files, corpus, progress, settings, 1 if device.type != "cpu" else None)
+        progress.take(ranks.gather(progress.counts))
+        if ranks.rank == 0:
+            folder.merge(corpus.shards, statistics=_told(settings), most=job.examples)
+        ranks.gather(lambda: None)
+    finally:
+        if ranks.rank == 0:
+            holds.__exit__(None, None, None)
+    return progress
+
+
+def _agree(ranks: Ranks, begin: Any) -> None:
+    """Begin on the first rank; where it refuses, all do."""
+
+    def work() -> str:
+        try:
+            if begin is not None:
+                begin()
+        except RegardError as error:
+            if ranks.world_size == 1:
+                raise
+            return str(error)
+        return ""
+
+    if refused := "".join(ranks.gather(work)):
+        raise RunFolderError(refused)
+
+
+def _told(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "files"}
+
+
+def _work(
+    job: CorpusJob, folder: StatisticsFolder, ranks: Ranks, files: list[Path], corpus: CheckedCorpus,
+    progress: WorkDone, settings: dict[str, Any], usual: int | None,
+) -> None:  # fmt: skip
+    is_finished = folder.success.exists()
+    found = {number: folder.done(number) for number in ranks.share_out(range(corpus.shards))}
+    for record in found.values():
+        if record is not None:
+            progress.add(record)
+    progress.begin()
+    todo = {number for number, record in found.items() if record is None}
+    if not todo or is_finished:
+        return
+    of_shards = shards(files, text=job.measure.text, id=job.measure.id, size=job.shard_documents)
+    left = (shard for shard in of_shards if shard.number in todo)
+    workers = job.workers or usual or (1 if ranks.world_size > 1 else cores())
+    told = _told(settings)
+    if workers == 1 or len(todo) == 1:
+        for shard in left:
+            progress.add(measure_shard(job, shard, told))
+    else:
+        for record in _in_workers(job, left, told, min(workers, len(todo))):
+            progress.add(record)
+
+
+def cores() -> int:
+    """The cores of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> ShardRecord:
+    """Measure a shard and write its files; in the process of a worker too.
+
+    Raises:
+        RegardError: the fault is not that of one document.
+    """
+    folder, examples = StatisticsFolder(job.out), Examples(job.examples)
+    found = list(measure_documents(job.measure, shard.documents, examples))
+    table = heads_table(job.measure, found)
+    write_parquet(folder.part(shard.number), table, settings)
+    write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), settings)
+    write_parquet(folder.beside(shard.number, "examples"), examples.table(), settings)
+    errors = [f"{one.id}: {one.error}" for one in found if one.error is not None]
+    tokens = sum(one.n_tokens or 0 for one in found)
+    record = ShardRecord(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
+    folder.finish_shard(shard.number, record)
+    return record
+
+
+def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any], workers: int) -> Iterator[ShardRecord]:
+    before, context = set(multiprocessing.active_children()), multiprocessing.get_context(START)
+    if START == "forkserver":
+        context.set_forkserver_preload([__name__, *["transformers"] * is_huggingface(Path(job.measure.model))])
+    pool = ProcessPoolExecutor(workers, context, _begin_worker)
+    running: set[Future[ShardRecord]] = set()
+    try:
+        for shard in left:
+            running.add(pool.submit(measure_shard, job, shard, settings))
+            if len(running) >= AHEAD * workers:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (one.result() for one in done)
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in done)
+        pool.shutdown()
+    except BrokenProcessPool:
+        raise EngineError(
+            "a worker was killed, perhaps because the memory was full: go on with --resume, and fewer --workers"
+        ) from None
+    finally:
+        # After an error nobody waits for the shards that are being measured.
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its workers
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -1,0 +1,117 @@
+"""For each head and statistic the documents in which it is strongest, and the place in each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from regard.corpus.measured_document import LayerNumbers
+from regard.maps.attention_map import AttentionMap
+from regard.tasks.pictures.token_maps import AxisLabels
+from regard.watching.analysis.head_table import QueryValues
+
+BEFORE, AFTER = 48, 16
+"""The tokens around the place that are kept."""
+STRONGEST = 16
+"""The keys of the place that are kept."""
+SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()), ("head", pa.int32()), ("statistic", pa.string()), ("rank", pa.int32()),
+        ("value", pa.float32()), ("id", pa.string()), ("query", pa.int32()), ("at_query", pa.float32()),
+        ("start", pa.int32()), ("tokens", pa.list_(pa.string())), ("keys", pa.list_(pa.int32())),
+        ("key_tokens", pa.list_(pa.string())), ("weights", pa.list_(pa.float32())),
+    ]
+)  # fmt: skip
+"""value: the statistic of the head on the document; query: the position where it is largest, and at_query its value
+there; tokens: the text around the query, from position `start` on; keys, key_tokens, weights: the keys that it attends
+to most, from the largest weight down."""
+
+HeadPlace = tuple[int, int, str]
+"""Layer, head, statistic."""
+Axes = tuple[AxisLabels, AxisLabels]
+"""The labels of queries and keys."""
+
+
+@dataclass(slots=True)
+class Examples:
+    """The `most` strongest documents of each head and statistic so far; of equal ones the earliest."""
+
+    most: int
+    _of: dict[HeadPlace, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(
+        self, id: str, part: LayerNumbers, by_query: Mapping[str, QueryValues], weights: AttentionMap, axes: Axes
+    ) -> None:
+        """Take a layer's heads (H, T, S) on a document in where they are stronger than on those so far."""
+        found = [one for name, value in by_query.items() for one in self._stronger(part, name, value)]
+        if not found:
+            return
+        keys, (rows, columns) = weights.shape[-1], axes
+        heads = torch.tensor([one[1] for one in found], device=weights.device)
+        queries = torch.tensor([one[2] for one in found], device=weights.device)
+        every = torch.arange(keys, device=weights.device).repeat(len(found))
+        read = weights.at(queries.repeat_interleave(keys), every, leading=[heads.repeat_interleave(keys)])
+        top = read.view(-1, keys).float().cpu().topk(min(STRONGEST, keys))
+        labels = columns if columns is not None else [str(n) for n in range(keys)]
+        offset = keys - (len(rows) if rows is not None else keys)
+        for (place, _, query, value, there), row, where in zip(
+            found, top.values.tolist(), top.indices.tolist(), strict=True
+        ):
+            start = min(max(query + offset - BEFORE, 0), max(keys - BEFORE - AFTER, 0))
+            one = {
+                "value": value, "id": id, "query": query, "at_query": there, "start": start,
+                "tokens": labels[start : start + BEFORE + AFTER], "keys": where,
+                "key_tokens": [labels[key] for key in where], "weights": row,
+            }  # fmt: skip
+            self._take(place, one)
+
+    def _stronger(
+        self, part: LayerNumbers, name: str, values: QueryValues
+    ) -> Iterable[tuple[HeadPlace, int, int, float, float]]:
+        means = QueryMeans.of(values)
+        for row, head in enumerate(part.heads.tolist()):
+            place, value = (part.layer, head, name), means.means[row]
+            kept = self._of.get(place, [])
+            if value == value and (len(kept) < self.most or value > kept[-1]["value"]):
+                yield place, row, means.places[row], value, means.largest[row]
+
+    def _take(self, place: HeadPlace, one: dict[str, Any]) -> None:
+        kept = self._of.setdefault(place, [])
+        at = next((n for n, other in enumerate(kept) if one["value"] > other["value"]), len(kept))
+        kept.insert(at, one)
+        del kept[self.most :]
+
+    def merge(self, table: Any) -> None:
+        """Take in the examples of a later shard."""
+        for one in table.to_pylist():
+            place = (one.pop("layer"), one.pop("head"), one.pop("statistic"))
+            kept = self._of.get(place, [])
+            if len(kept) < self.most or one["value"] > kept[-1]["value"]:
+                self._take(place, one)
+
+    def table(self) -> Any:
+        """The examples, by layer, head and statistic, the strongest first."""
+        rows = [
+            {**one, "layer": layer, "head": head, "statistic": name, "rank": rank}
+            for (layer, head, name), kept in sorted(self._of.items())
+            for rank, one in enumerate(kept)
+        ]
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMeans:
+    """The mean of each head over its queries, and the query with the largest value."""
+
+    means: list[float]
+    places: list[int]
+    largest: list[float]
+
+    @classmethod
+    def of(cls, by_query: QueryValues) -> "QueryMeans":
+        """From values (H, T)."""
+        largest, places = by_query.values.where(by_query.counted, -torch.inf).max(-1)
+        means = by_query.mean().float()
+        return cls(means.tolist(), places.tolist(), largest.float().tolist())

@@ -1,0 +1,94 @@
+"""All that decides the bits of statistics: the model's files, the settings, the versions, the processor."""
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.corpus.documents import CheckedCorpus
+from regard.corpus.settings import MeasureSettings
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.training.distributed.devices import find_device
+
+FORMAT = 1
+"""The version of the files of a folder of statistics."""
+PACKAGES = ("regard", "torch", "transformers", "tokenizers", "numpy", "numba", "pyarrow")
+WEIGHTS = (".safetensors", ".bin", ".pt")
+
+
+def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents: int, examples: int) -> dict[str, Any]:
+    """The settings of a folder of statistics, for run.toml; without `files` they are in each Parquet file too.
+
+    Raises:
+        ArgumentError: this machine does not have the device.
+        OSError: a file of the model cannot be read.
+    """
+    device, settings = find_device(measure.device), {name: getattr(measure, name) for name in SETTINGS}
+    capability = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return {
+        "format": FORMAT,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()},
+        "max_tokens": measure.max_tokens or 0,
+        "shard_documents": shard_documents,
+        "examples": examples,
+        "dtype": "float32",
+        "device": device.type,
+        "processor": f"{platform.machine()} {capability}",
+        "model": hashes_of(Path(measure.model)),
+        "versions": {"python": platform.python_version(), **versions()},
+        "files": corpus.files,
+    }
+
+
+SETTINGS = ("statistics", "text", "id", "layers", "heads", "keys", "threads")
+
+
+def versions() -> dict[str, str]:
+    """The versions of the installed packages that take part."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """A digest of the weights, of the tokenizer and of the configuration of a model's folder."""
+    if is_huggingface(folder):
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    else:
+        inside = sorted((folder / "best").rglob("*"))
+        files = [
+            path
+            for path in (*sorted(folder.glob("*tokenizer.json")), folder / "config.json", *inside)
+            if path.is_file()
+        ]
+    weights = [path for path in files if path.suffix in WEIGHTS]
+    settings = [path for path in files if path.name == "config.json"]
+    return {
+        "weights": _digest(weights),
+        "tokenizer": _digest(
+            path for path in files if path not in weights and path not in settings and _is_of_text(path)
+        ),
+        "configuration": _digest(settings),
+    }
+
+
+def _is_of_text(path: Path) -> bool:
+    """Whether a file may be the tokenizer's: its names are many, so all but a few are taken."""
+    return path.suffix in (".json", ".txt", ".model", ".spm") and "index" not in path.name
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    return digest.hexdigest()

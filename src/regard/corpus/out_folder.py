@@ -1,0 +1,34 @@
+"""Whether a folder may be written to, before anything is read."""
+
+from pathlib import Path
+
+from regard.errors import ArgumentError, RunFolderError
+from regard.files.atomic import is_temporary
+from regard.files.own_files import refuse_links
+
+SETTINGS_FILE, SUCCESS = "run.toml", "_SUCCESS"
+FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
+
+
+def refuse_out(path: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds something else, or statistics that are not to be gone on with.
+
+    Raises:
+        ArgumentError: it holds statistics and `resume` was not given, or holds none and is not empty.
+        RunFolderError: it is a file, or a link stands in it.
+    """
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"{path} is a file; name a folder (--out)")
+    if holds_statistics(path):
+        refuse_links(*(path / name for name in (*FOLDERS, SETTINGS_FILE, SUCCESS)))
+        if not resume:
+            raise ArgumentError(
+                f"{path} already holds statistics: go on with them (--resume), or name another folder (--out)"
+            )
+    elif path.is_dir() and any(not is_temporary(one) for one in path.iterdir()):
+        raise ArgumentError(f"{path} is not empty and holds no statistics; name another folder (--out)")
+
+
+def holds_statistics(path: Path) -> bool:
+    """Whether `regard measure` has begun to write to a folder."""
+    return (path / SETTINGS_FILE).is_file() and (path / "_done").is_dir()

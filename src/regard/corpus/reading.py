@@ -1,0 +1,163 @@
+"""A model reads documents, one forward pass each, and its heads become numbers."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.corpus.documents import Document
+from regard.corpus.examples import Examples
+from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
+from regard.corpus.settings import MEANS, MeasureSettings, Own
+from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
+from regard.maps.attention_map import AttentionMap
+from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.registry import task_of
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.viewing.choice import Choice
+from regard.tasks.viewing.foreign_model import ForeignModel
+from regard.tasks.viewing.own_model import OwnModel
+from regard.tasks.viewing.view_input import ViewInput
+from regard.watching.analysis.head_table import QueryValues, query_values
+from regard.watching.analysis.tables import named
+
+OF_THE_MODEL = (ArgumentError, RunFolderError, NotSeenError, MissingExtraError)
+"""Errors that another document would meet too."""
+
+
+class ReadsTokens(Protocol):
+    """A model that is looked at while it reads."""
+
+    model: Any
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        ...
+
+    def attend(self, asked: ViewInput) -> TextMaps:
+        """Use the model on an input, and return its attention maps."""
+        ...
+
+
+def measure_documents(
+    measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
+) -> Iterator[MeasuredDocument]:
+    """The statistics of documents, in order; the strongest of them go to `examples` too."""
+    model = model_of(measure)
+    for one in documents:
+        with _on_threads(measure.threads):
+            found = _measured(measure, model, one, examples)
+        yield found
+
+
+def model_of(measure: MeasureSettings) -> ReadsTokens:
+    """The model, which is loaded once in a process, and again if its files change."""
+    folder = Path(measure.model)
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    about = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return _loaded(folder, measure.device, about)
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path, device: str, files: object) -> ReadsTokens:
+    if is_huggingface(folder):
+        return ForeignModel(folder, device=device)
+    return OwnModel(task_of(folder).load(folder, device=device))
+
+
+@contextmanager
+def _on_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def _measured(
+    measure: MeasureSettings, model: ReadsTokens, document: Document, examples: Examples | None
+) -> MeasuredDocument:
+    if document.text is None:
+        return MeasuredDocument(document.id, None, [], document.error)
+    count = None
+    try:
+        ids = model.encode(document.text)[: measure.max_tokens]
+        count = len(ids)
+        if not ids:
+            raise DataError("there is no token in it")
+        attention = model.attend(ViewInput(tokens=tuple(ids)))
+        return MeasuredDocument(document.id, count, _of_layers(measure, attention, ids, document.id, examples))
+    except OF_THE_MODEL:
+        raise
+    except Exception as error:  # of any kind: one document must not end the work on the others
+        said = str(error) if isinstance(error, RegardError) else f"{type(error).__name__}: {error}"
+        return MeasuredDocument(document.id, count, [], " ".join(said.split())[:1000])
+
+
+def _of_layers(
+    measure: MeasureSettings, attention: TextMaps, ids: list[int], name: str, examples: Examples | None
+) -> list[LayerNumbers]:
+    chosen, tokens = Choice(measure.layers, measure.heads).of(attention), torch.tensor(ids)
+    layers, strong = [], []
+    numbers = {path: number for number, path in enumerate(attention.maps)}
+    for path, given in chosen.maps.items():
+        ((_, weights),) = named({path: given})
+        of_heads, by_query, keys = _numbers(measure, weights, tokens.to(weights.device))
+        count = attention.maps[path].shape[0]
+        heads = np.array([head % count for head in measure.heads] or range(count), np.int32)
+        layers.append(LayerNumbers(numbers[path], heads, of_heads, keys))
+        strong.append((layers[-1], by_query, weights, attention.labels(path)))
+    if examples is not None:  # when all layers have been measured: a document with an error is no example
+        for one in strong:
+            examples.add(name, *one)
+    return layers
+
+
+def _numbers(
+    measure: MeasureSettings, weights: AttentionMap, tokens: Tensor
+) -> tuple[Any, Mapping[str, QueryValues], list[list[int]] | None]:
+    """Numbers (H, statistics) of a map (H, T, S), the values by query behind them, and the keys that get most."""
+    by_query = query_values(weights, tokens, [name for name in MEANS if name in measure.statistics])
+    means = {name: one.mean() for name, one in by_query.items()}
+    keys = None
+    if not {"received", "top_keys"}.isdisjoint(measure.statistics):
+        received = weights.received()
+        means["received"] = received.amax(-1) / received.sum(-1)
+        if "top_keys" in measure.statistics:
+            order = received.argsort(stable=True, dim=-1, descending=True)
+            keys = order[:, : measure.keys].tolist()
+    for name in measure.numbers:
+        if name not in means:
+            own = own_function(name)(weights, tokens)
+            if own.dim() == 2:
+                by_query = {**by_query, name: QueryValues(own, torch.ones_like(own, dtype=torch.bool))}
+                own = own.mean(-1)
+            means[name] = own
+    columns = [means[name].float().cpu().numpy() for name in measure.numbers]
+    return np.stack([np.zeros(weights.shape[0], np.float32), *columns], -1)[:, 1:], by_query, keys
+
+
+@lru_cache
+def own_function(words: str) -> Own:
+    """The function of "module:function", imported as by Python, from the working directory too.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    name, _, function = words.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Own = getattr(importlib.import_module(name), function)
+    except Exception as error:
+        raise ArgumentError(f"statistics: {words} is no function ({type(error).__name__}: {error})") from error
+    return found

@@ -1,0 +1,136 @@
+"""`Translate` and `ScoreText`: tables of texts in, the same tables with a column more out, as `Measure` works."""
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from regard.corpus.settings import arrow_library
+from regard.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Translate the sentences of a table: a column of translations is added, and a column `error`.
+
+    It holds names and numbers alone, and loads the model where it is first called, once in a process. The sentences of
+    a table are searched together.
+
+    Args:
+        model: the run of a translator, or a translator's folder in Hugging Face's format.
+        text: the column of the sentences.
+        into: the name of the new column.
+        beam: hypotheses of the search; 1 is greedy.
+        device: auto, cpu, cuda, cuda:N or mps.
+
+    >>> Translate("runs/mine", into="german").into
+    'german'
+    """
+
+    model: str | PathLike[str]
+    _: KW_ONLY
+    text: str = "text"
+    into: str = "translation"
+    beam: int = 5
+    device: str = "auto"
+
+    def __call__(self, table: Any) -> Any:
+        """The `pyarrow.Table` with the two columns; null and an error where a sentence cannot be translated.
+
+        Raises:
+            ArgumentError: there is no text column, or the model is no translator.
+            RunFolderError: the folder of the model cannot be read.
+            MissingExtraError: pyarrow is not installed.
+        """
+        texts = _texts(table, self.text)
+        from regard.tasks.generation.config import Beam
+        from regard.tasks.translation.options import TranslationOptions
+        from regard.tasks.translation.translator import Translator
+
+        translator = _loaded_run(fspath(self.model), self.device)
+        if not isinstance(translator, Translator):
+            raise ArgumentError(f"{self.model} is a language model: name a translator")
+        options = TranslationOptions(beam=Beam(self.beam))
+        answers = iter(translator.translate_window([one for one in texts if one is not None], options))
+        found = [(None, "there is no text: it is null") if one is None else _told(next(answers)) for one in texts]
+        return _with(table, {self.into: (column for column, _ in found), "error": (error for _, error in found)})
+
+
+@dataclass(frozen=True)
+class ScoreText:
+    """ScoreText the texts of a table under a language model: columns log_probability (nats) and tokens are added.
+
+    Each text is read by itself, so that its score has the same bits in any table.
+
+    Args:
+        model: the run of a language model, or its folder in Hugging Face's format.
+        text: the column of the texts.
+        device: auto, cpu, cuda, cuda:N or mps.
+
+    >>> ScoreText("runs/book").text
+    'text'
+    """
+
+    model: str | PathLike[str]
+    _: KW_ONLY
+    text: str = "text"
+    device: str = "auto"
+
+    def __call__(self, table: Any) -> Any:
+        """The `pyarrow.Table` with the two columns and a column `error`; null where a text cannot be scored.
+
+        Raises:
+            ArgumentError: there is no text column, or the model is a translator.
+            RunFolderError: the folder of the model cannot be read.
+            MissingExtraError: pyarrow is not installed.
+        """
+        texts = _texts(table, self.text)
+        from regard.tasks.translation.translator import Translator
+
+        model = _loaded_run(fspath(self.model), self.device)
+        if isinstance(model, Translator):
+            raise ArgumentError(f"{self.model} is a translator, which scores pairs: name a language model")
+        found: list[tuple[float | None, int | None, str | None]] = []
+        for one in texts:
+            try:
+                likelihood = None if one is None else next(iter(model.score([one])))
+            except Exception as error:  # of any kind: one text must not end the work on the others
+                found.append((None, None, " ".join(str(error).split())[:1000]))
+                continue
+            if likelihood is None:
+                found.append((None, None, "there is no text: it is null"))
+            else:
+                found.append((likelihood.log_probability, likelihood.tokens, None))
+        columns = zip(("log_probability", "tokens", "error"), zip(*found, strict=True), strict=False)
+        return _with(table, dict(columns) if found else dict.fromkeys(("log_probability", "tokens", "error"), ()))
+
+
+@lru_cache(maxsize=1)
+def _loaded_run(folder: str, device: str) -> Any:
+    from regard.tasks.registry import task_of
+
+    return task_of(Path(folder)).load(folder, device=device)
+
+
+def _texts(table: Any, name: str) -> list[str | None]:
+    arrow_library()
+    from regard.corpus.documents import documents_of
+
+    return [one.text for one in documents_of(table, text=name, id="")]
+
+
+def _told(answer: Any) -> tuple[str | None, str | None]:
+    return (None, answer.problem) if answer.problem is not None else (answer.text, None)
+
+
+def _with(table: Any, columns: dict[str, Iterable[Any]]) -> Any:
+    arrow = arrow_library()
+    kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
+    for name, values in columns.items():
+        column = arrow.array(list(values), kinds.get(name, arrow.string()))
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, column)
+    return table

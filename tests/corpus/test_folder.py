@@ -1,0 +1,268 @@
+"""The folder of statistics: its content, interruptions, refusals."""
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from regard.corpus import Measure
+from regard.corpus.settings import USUAL_STATISTICS
+from regard.corpus.totals import BINS, EDGES, merged_totals, totals_of
+from regard.files import atomic
+from regard.files.locks import locked
+from regard.files.untrusted import parse_toml
+from tests import forked
+from tests.conftest import Call
+from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, write_jsonl
+from tests.torchrun import environment, torchrun
+
+SHARDS = 9
+ENGINE = (*forked.IMPORTED, "regard.corpus.engine", "transformers.models.gpt2.modeling_gpt2")
+
+
+def command(model: Path, docs: Path, out: Path, *more: str) -> list[str]:
+    return ["measure", str(model), "--data", str(docs), "--out", str(out), *SMALL, *more]
+
+
+def query(text: str, folder: Path) -> list[Any]:
+    return duckdb.sql(text.replace("stats/", f"{folder}/")).fetchall()
+
+
+# -- content ---------------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_of_the_measure_alone(stats: Path, gpt2: Path, docs: Path) -> None:
+    from pyarrow import json as reader
+
+    table = parquet.read_table(stats / "heads")
+    assert len(list((stats / "heads").iterdir())) == SHARDS
+    assert table.equals(Measure(gpt2, device="cpu")(reader.read_json(docs)))
+    assert query("SELECT count(DISTINCT id), count(error), count(*) FROM 'stats/heads/*.parquet'", stats) == [
+        (60, 2, 58 * 4 + 2)
+    ]
+
+
+def test_settings_are_in_run_toml_and_in_every_file(stats: Path) -> None:
+    settings = parse_toml((stats / "run.toml").read_bytes())
+    assert settings.pop("files")[0]["documents"] == 60
+    assert {"weights", "tokenizer", "configuration"} == set(settings["model"])
+    for path in (*(stats / "heads").iterdir(), *(stats / "totals").iterdir(), *(stats / "examples").iterdir()):
+        file = parquet.ParquetFile(path)
+        assert json.loads(file.schema_arrow.metadata[b"regard"]) == settings
+        assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_totals_are_sums_over_the_rows(stats: Path) -> None:
+    rows = query(
+        "SELECT layer, head, count(first), sum(first::DOUBLE), sum(first::DOUBLE ** 2) FROM 'stats/heads/*.parquet' "
+        "WHERE error IS NULL GROUP BY ALL ORDER BY ALL",
+        stats,
+    )
+    found = query(
+        "SELECT layer, head, count, sum, sum_of_squares FROM 'stats/totals/*.parquet' WHERE statistic = 'first' "
+        "ORDER BY layer, head",
+        stats,
+    )
+    assert [row[:3] for row in found] == [row[:3] for row in rows]
+    np.testing.assert_allclose([row[3:] for row in found], [row[3:] for row in rows], rtol=1e-12)
+    values = [
+        one for (one,) in query("SELECT distance FROM 'stats/heads/*.parquet' WHERE layer = 1 AND head = 0", stats)
+    ]
+    [(histogram,)] = query(
+        "SELECT histogram FROM 'stats/totals/*.parquet' WHERE statistic = 'distance' AND layer = 1 AND head = 0", stats
+    )
+    bounds = [-np.inf, *EDGES, np.inf]
+    assert histogram == [sum(low <= one < high for one in values) for low, high in pairwise(bounds)]
+
+
+def test_totals_of_other_heads_are_added_too(gpt2: Path) -> None:
+    import pyarrow as pa
+
+    docs = pa.Table.from_pylist(documents(3))
+    one, other = (Measure(gpt2, "entropy", layers=[n], device="cpu")(docs) for n in (1, 0))
+    merged = merged_totals([totals_of(table, ["entropy"]) for table in (one, other, one)]).to_pylist()
+    assert [(row["layer"], row["head"], row["count"]) for row in merged] == [(0, 0, 3), (0, 1, 3), (1, 0, 6), (1, 1, 6)]
+    assert all(len(row["histogram"]) == BINS and sum(row["histogram"]) == row["count"] for row in merged)
+    assert merged_totals([totals_of(one.slice(0, 0), ["entropy"])]).num_rows == 0
+
+
+def test_examples_are_the_strongest_of_all(stats: Path, gpt2: Path, docs: Path) -> None:
+    rows = parquet.read_table(stats / "examples").to_pylist()
+    texts = {row["id"]: row["text"].split() for row in map(json.loads, docs.read_text().splitlines())}
+    assert len(rows) == 2 * 2 * 5 * 3
+    for row in rows:
+        best = query(
+            f"SELECT id, {row['statistic']} FROM 'stats/heads/*.parquet' WHERE layer = {row['layer']} AND "
+            f"head = {row['head']} AND {row['statistic']} IS NOT NULL ORDER BY 2 DESC LIMIT 3",
+            stats,
+        )
+        assert row["value"] == best[row["rank"]][1]
+        assert row["id"] == best[row["rank"]][0]
+        words = texts[row["id"]]
+        assert row["tokens"] == words[row["start"] : row["start"] + 64]
+        assert row["key_tokens"] == [words[key] for key in row["keys"]]
+        assert all(key <= row["query"] for key, weight in zip(row["keys"], row["weights"], strict=True) if weight)
+        assert row["weights"] == sorted(row["weights"], reverse=True)
+        assert len(words) > 16 or sum(row["weights"]) == pytest.approx(1, abs=1e-5)
+    previous = [row for row in rows if row["statistic"] == "previous"]
+    for row in previous:
+        weights = dict(zip(row["keys"], row["weights"], strict=True))
+        assert weights.get(row["query"] - 1, 0) == pytest.approx(row["at_query"], abs=1e-6)
+
+
+# -- interruptions ---------------------------------------------------------------------------------------
+
+
+def test_two_workers_write_the_same_bytes(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    done = forked.run(*command(gpt2, docs, tmp_path / "out", "--workers", "2"), imported=ENGINE)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/out\n"), done.stderr
+    assert "60 documents" in done.stderr.splitlines()[-1]
+    assert bytes_of(tmp_path / "out") == bytes_of(stats)
+    assert not (tmp_path / "out" / "_parts").exists()
+
+
+def test_ranks_of_torchrun_write_the_same_bytes(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    ranks = forked.run_ranks(2, *command(gpt2, docs, tmp_path / "out"))
+    assert [one.returncode for one in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+    assert [one.stdout for one in ranks] == [f"{tmp_path}/out\n", ""]
+    assert ranks[0].stderr.splitlines()[-1].startswith("60 documents")
+    assert bytes_of(tmp_path / "out") == bytes_of(stats)
+    again = forked.run_ranks(2, *command(gpt2, docs, tmp_path / "out"))
+    assert [one.returncode for one in again] == [2, 2]
+    assert "already holds statistics" in again[0].stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_killed_process_loses_nothing(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    out, draw = tmp_path / "out", random.Random(0)
+    for count in (1, 3, 5):
+        process = forked.Forked(*command(gpt2, docs, out, "--resume"), imported=ENGINE)
+        deadline = time.monotonic() + 60
+        while len(list((out / "_done").glob("*.json"))) < count and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(draw.random() / 20)
+        process.kill()
+        process.wait()
+    measure_into(out, gpt2, docs, "--resume")
+    assert bytes_of(out) == bytes_of(stats)
+    assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_resuming_reads_the_records_alone(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(stats, tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+    assert measure_into(out, gpt2, docs, "--resume") == out
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == before
+
+
+def test_a_full_disk_loses_nothing(
+    stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, to_disk, written = tmp_path / "out", atomic.to_disk, []
+
+    def full(file: Any) -> None:
+        written.append(file)
+        if len(written) == 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        to_disk(file)
+
+    monkeypatch.setattr(atomic, "to_disk", full)
+    status, _, said = call(*command(gpt2, docs, out))
+    assert (status, "No space left on device" in said, said.count("\n")) == (2, True, 1)
+    finished = [out / "heads" / f"part-{path.stem}.parquet" for path in (out / "_done").iterdir()]
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    assert 0 < len(before) < SHARDS
+    assert call(*command(gpt2, docs, out, "--resume"))[0] == 0
+    assert bytes_of(out) == bytes_of(stats)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
+    status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "0"))
+    assert status == 2
+    assert (
+        said == "regard: 1 documents could not be measured, and 0 are allowed; the first: d7: there is no token in it\n"
+    )
+    assert call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "2", "--resume"))[0] == 0
+    status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "1", "--resume"))
+    assert (status, "2 documents could not be measured, and 1 are allowed" in said) == (2, True)
+
+
+# -- refusals --------------------------------------------------------------------------------------------
+
+
+def test_other_settings_are_refused(stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
+    out, model = shutil.copytree(stats, tmp_path / "out"), shutil.copytree(gpt2, tmp_path / "model")
+    begun = f"regard: {out} was begun with "
+    status, _, said = call(*command(gpt2, docs, out, "--resume", "--statistics", "entropy", "self"))
+    assert (status, said.startswith(f"{begun}statistics.1 distance, and this has self: go on with the same")) == (
+        2,
+        True,
+    )
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"mat"', '"rug"'))
+    status, _, said = call(*command(model, docs, out, "--resume"))
+    assert (status, said.startswith(f"{begun}model.tokenizer ")) == (2, True)
+    more = write_jsonl(tmp_path / "more.jsonl", documents(3))
+    status, _, said = call(*command(gpt2, more, out, "--resume"))
+    assert (status, said.startswith(f"{begun}files.0.bytes ")) == (2, True)
+    text = (out / "run.toml").read_text()
+    (out / "run.toml").write_text(text.replace('torch = "', 'torch = "0.'))
+    status, _, said = call(*command(gpt2, docs, out, "--resume"))
+    assert (status, said.startswith(f"{begun}versions.torch 0.")) == (2, True)
+
+
+def test_a_folder_in_use_is_refused(stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
+    out = shutil.copytree(stats, tmp_path / "out")
+    with locked(out, refusal="another test has it"):
+        status, _, said = call(*command(gpt2, docs, out, "--resume"))
+    assert (status, said) == (
+        2, f"regard: another process measures into {out}: wait for it, or name another folder (--out)\n"
+    )  # fmt: skip
+
+
+def test_a_dead_worker_is_told(gpt2: Path, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # own functions are found there
+    (tmp_path / "deadly.py").write_text("import os\ndef die(weights, tokens):\n    os._exit(9)\n")
+    words = command(gpt2, docs, tmp_path / "out", "--workers", "2", "--statistics", "deadly:die")
+    done = forked.run(*words, imported=ENGINE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("regard: a worker was killed, perhaps because the memory was full")
+
+
+@pytest.mark.slow
+def test_torchrun_itself(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    words = torchrun("-m", "regard", *command(gpt2, docs, tmp_path / "out"))
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(tmp_path / "out") == bytes_of(stats)
+
+
+def test_the_queries_of_the_page_run_on_the_files(stats: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "corpus.md").read_text(encoding="utf-8")
+    queries = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
+    answers = [query(one, stats) for one in queries]
+    assert len(answers[0]) == 4
+    assert [row[2] for row in answers[0]] == sorted((row[2] for row in answers[0]), reverse=True)
+    assert len(answers[1]) == 4
+    assert len(answers[3]) == 4
+    assert all(text.split()[-1] for *_, text, _ in answers[3])
+    assert sum(count for _, count in answers[4]) == 2
+    assert f"{BINS} bins" in page
+    for path in (stats / "heads", stats / "examples"):
+        for column in parquet.read_table(path).column_names:
+            assert f"`{column}`" in page or column in USUAL_STATISTICS, column

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import re
 import tempfile
 import warnings
@@ -126,9 +127,10 @@ def _alone(shown: list[int]) -> Iterator[None]:
         plt.close("all")
 
     state, threads = torch.get_rng_state(), torch.get_num_threads()
+    printed = dataclasses.asdict(torch._tensor_str.PRINT_OPTS)
     with (
         tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder),
-        mock.patch.object(plt, "show", show), warnings.catch_warnings(),
+        mock.patch.object(plt, "show", show), warnings.catch_warnings(), plt.rc_context(),
     ):  # fmt: skip
         # transformers calls what torch has deprecated; nothing of it is ours.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -138,4 +140,5 @@ def _alone(shown: list[int]) -> Iterator[None]:
         finally:
             torch.set_rng_state(state)
             torch.set_num_threads(threads)
+            torch.set_printoptions(**printed)
             plt.close("all")

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.nn.arguments import require_sizes
 
 Resample = Callable[..., Tensor]
@@ -48,6 +48,9 @@ class Patches(nn.Module):
         resample: Resample = BICUBIC,
     ) -> None:
         super().__init__()
+        for name, pair in (("patch", patch), ("grid", grid)):
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ArgumentError(f"{name} must be a pair of sizes, (rows, columns); got {pair!r}")
         sizes = dict(zip(("patch_height", "patch_width", "grid_rows", "grid_columns"), (*patch, *grid), strict=True))
         require_sizes(dim=dim, channels=channels, registers=registers + 1, **sizes)
         self.grid, self.resample = grid, resample

@@ -76,6 +76,7 @@ class DisentangledAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        require_sizes(dim=dim, num_heads=num_heads)
         width = dim // num_heads if head_dim is None else head_dim
         self.scale = (3 * width) ** -0.5
         score = ScaledDot(self.scale)

@@ -51,6 +51,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        require_sizes(dim=dim)
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -91,6 +91,10 @@ KINDS: list[tuple[str, regard.Mask | None, str]] = [
      "causal, with blocks of both directions"),
     ("upside down", ~regard.causal(), "inverted"),
     ("strided", regard.strided(2), "dense of no known kind"),
+    ("chosen", regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 1], [3, 5], [0, 6]])),
+     "2 of the causal keys, chosen for each query; 1 key chosen by no query"),
+    ("unlike choices", regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 1], [3, -1], [0, 6]])),
+     "dense of no known kind, hidden inside (2 keys)"),
     ("empty", regard.lengths(0), "no key at all"),
 ]  # fmt: skip
 

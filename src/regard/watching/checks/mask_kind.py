@@ -22,9 +22,12 @@ Pattern = Literal[
     "causal, with blocks of both directions",
     "inverted",
     "no key at all",
+    "chosen",
     "dense of no known kind",
 ]
-"""The distinguished patterns. "Inverted" is a causal mask upside down: every row sees only later keys."""
+"""The distinguished patterns. "Inverted" is a causal mask upside down: every row sees only later keys. "Chosen" has as
+many of the causal keys in every row, as an indexer leaves.
+"""
 HiddenAt = Literal["left", "right", "both sides", "inside"]
 
 
@@ -38,7 +41,7 @@ class MaskKind:
     sees_later: bool
     """True if any row sees a key after its own position."""
     size: int | None = None
-    """The keys of a window, or the longest prefix."""
+    """The keys of a window, the keys that a query chose, or the longest prefix."""
     padding: HiddenAt | None = None
     """Where keys are hidden from every row."""
     hidden: int = 0
@@ -52,8 +55,8 @@ class MaskKind:
 
     @property
     def is_unknown(self) -> bool:
-        """True for a pattern without a name: keys hidden from every row need be no padding, as an indexer's."""
-        return self.pattern == "dense of no known kind"
+        """True for a pattern of no positions: keys hidden from every row need be no padding, as an indexer's."""
+        return self.pattern in ("dense of no known kind", "chosen")
 
     def __str__(self) -> str:
         """The kind in a few words.
@@ -62,6 +65,9 @@ class MaskKind:
         'window of 4, padding left (3 keys)'
         """
         said: str = self.pattern
+        if self.pattern == "chosen":
+            left = f"; {self.hidden} key{'' if self.hidden == 1 else 's'} chosen by no query" if self.hidden else ""
+            return f"{self.size} of the causal keys, chosen for each query{left}"
         if self.size is not None:
             said = f"window of {self.size}{self.pattern.removeprefix('window')}"
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
@@ -90,8 +96,8 @@ def kind_of(seen: Visible) -> MaskKind:
     ('none', 'causal', 'window of 2', 'prefix of 3')
     >>> told(regard.causal() & regard.lengths(torch.tensor([3])))
     'causal, padding right (2 keys)'
-    >>> told(~regard.causal())
-    'inverted'
+    >>> told(~regard.causal()), told(regard.chosen(torch.tensor([[0, -1], [0, 1], [0, 2], [1, 3], [0, 4]])))
+    ('inverted', '2 of the causal keys, chosen for each query')
     """
     rows = _Rows(seen)
     if not bool(rows.live.any()):
@@ -149,7 +155,18 @@ def _fitting(rows: _Rows) -> Iterator[Fit]:
     if rows.is_whole:
         for offset in dict.fromkeys((rows.end, 0)):
             yield from _both_sides(rows, offset, sees_first=sees_first, sees_last=sees_last)
+    if (most := _chosen(rows)) is not None:
+        yield "chosen", rows.end, most, *whole
     yield "dense of no known kind", rows.end, None, *whole
+
+
+def _chosen(rows: _Rows) -> int | None:
+    """The keys of each row, where all rows have as many of the causal ones and some could have had more."""
+    position, count = rows.position(rows.end), rows.seen.count
+    most = int(count.max())
+    if not rows.seen.is_exact or not bool((position >= most).any()) or not rows.all(rows.seen.last <= position):
+        return None
+    return most if rows.all(count == (position + 1).clamp(max=most)) else None
 
 
 def _last_offset(rows: _Rows) -> int:

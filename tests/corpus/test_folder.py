@@ -195,11 +195,15 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "0"))
     assert status == 2
     assert (
-        said == "regard: 1 documents could not be measured, and 0 are allowed; the first: d7: there is no token in it\n"
+        said == "regard: 1 document could not be measured, and 0 are allowed; the first: d7: there is no token in it\n"
     )
     assert call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "2", "--resume"))[0] == 0
     status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--max-errors", "1", "--resume"))
     assert (status, "2 documents could not be measured, and 1 are allowed" in said) == (2, True)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "w1 w2"}\nno JSON\n')
+    status, _, said = call(*command(gpt2, lines, tmp_path / "other", "--max-errors", "0"))
+    assert (status, said.count("lines.jsonl:2: ")) == (2, 1), said
 
 
 # -- refusals --------------------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ class WorkDone:
         self.first_error = self.first_error or record.first_error
         if self.most_errors is not None and self.errors > self.most_errors:
             raise DataError(
-                f"{self.errors:,} documents could not be measured, and {self.most_errors:,} are allowed; the first: "
-                f"{self.first_error}"
+                f"{self.errors:,} document{'s' * (self.errors > 1)} could not be measured, and {self.most_errors:,} "
+                f"are allowed; the first: {self.first_error}"
             )
         done = self.documents - self._before
         if self._begun and done:
@@ -204,7 +204,9 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> Sha
     write_parquet(folder.part(shard.number), table, settings)
     write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), settings)
     write_parquet(folder.beside(shard.number, "examples"), examples.table(), settings)
-    errors = [f"{one.id}: {one.error}" for one in found if one.error is not None]
+    said = [(one.id, one.error) for one in found if one.error is not None]
+    # An id may be the place of a line, with which the reader's error begins too.
+    errors = [error if error.startswith(f"{name}: ") else f"{name}: {error}" for name, error in said]
     tokens = sum(one.n_tokens or 0 for one in found)
     record = ShardRecord(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
     folder.finish_shard(shard.number, record)

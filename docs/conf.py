@@ -39,7 +39,9 @@ nb_code_prompt_show = "Show a solution"
 nb_code_prompt_hide = "Hide the solution"
 
 autodoc_default_options = {"inherited-members": "object"}
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 suppress_warnings = ["myst-nb.lexer"]  # of cells that do not run, as in `tests/book`
 python_use_unqualified_type_names = True

@@ -28,7 +28,15 @@ def display(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def check(app: Sphinx, doctree: nodes.document) -> None:
+    """Draw each formula as its page is read, so that a build without pages finds a bad one too."""
+    for kind, as_block in ((nodes.math, False), (nodes.math_block, True)):
+        for node in doctree.findall(kind):
+            rendered(node, as_block=as_block)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the renderer."""
+    app.connect("doctree-read", check)
     app.add_html_math_renderer("mathml", (inline, None), (display, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

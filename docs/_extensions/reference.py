@@ -39,6 +39,12 @@ def homes(docs: Path) -> dict[int, str]:
     return found
 
 
+def of_bases(one: type, docs: Path) -> list[str]:
+    """The members of a class that one of its bases has, where the reference describes this base too."""
+    described = [base for base in one.__mro__[1:] if id(base) in homes(docs)]
+    return sorted({name for base in described for name in dir(base) if not name.startswith("_")})
+
+
 def entries(module: str, docs: Path) -> str:
     """The reStructuredText that describes the names of a module."""
     described, elsewhere = [], []
@@ -47,7 +53,9 @@ def entries(module: str, docs: Path) -> str:
         if home != f"{module}.{name}":
             elsewhere.append(f":py:obj:`{name} <{home}>`")
         elif inspect.isclass(value):
-            described.append(f".. autoclass:: {home}\n   :members:")
+            described.append(
+                f".. autoclass:: {home}\n   :members:\n   :exclude-members: {', '.join(of_bases(value, docs))}"
+            )
         elif callable(value):
             described.append(f".. autofunction:: {home}")
         else:

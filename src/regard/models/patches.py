@@ -17,7 +17,7 @@ BICUBIC: Resample = partial(interpolate, mode="bicubic", align_corners=False)
 
 
 class Patches(nn.Module):
-    r"""$[e_{cls} + p_0;\ r_1 \dots r_R;\ E x_1 + p_1 \dots E x_N + p_N]$ for the N patches x of an image.
+    r"""$[e_{cls} + p_0;\ r_1 \ldots r_R;\ E x_1 + p_1 \ldots E x_N + p_N]$ for the N patches x of an image.
 
     Args:
         dim: D.

@@ -9,6 +9,7 @@ import inspect
 import re
 from functools import cache
 from pathlib import Path
+from types import MethodDescriptorType
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -71,6 +72,8 @@ def read(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def foreign(app: Sphinx, what: str, name: str, object_: Any, skipped: bool, options: Any) -> bool | None:
     """Leave out the members that a class has from another library, such as those of `nn.Module`."""
+    if isinstance(object_, MethodDescriptorType):  # of a tuple, such as `count`
+        return True
     home = getattr(getattr(object_, "fget", object_), "__module__", None) or "regard"
     return None if home.startswith("regard") else True
 
@@ -85,8 +88,9 @@ def docstring(app: Sphinx, what: str, name: str, object_: Any, options: Any, lin
     """Write code in single backticks and formulas in dollars as reStructuredText has them."""
     whole = re.sub(r"(?<![`:\w])`([^`]+)`(?![`_])", r"``\1``", literal("\n".join(lines)))
     lines[:] = re.sub(r"(?<![\\$`])\$([^$`]+?)\$(?!\$)", r":math:`\1`", whole).split("\n")
-    if what in ("property", "attribute", "data"):
-        lines.insert(0, "")  # else napoleon takes the words before a colon for a type
+    if lines and what in ("property", "attribute", "data"):
+        # Napoleon takes the words before a colon for a type, and Python says of a field that it is one.
+        lines[0] = "" if lines[0].startswith("Alias for field number") else lines[0].replace(": ", " – ")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

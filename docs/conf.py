@@ -35,6 +35,7 @@ nb_execution_cache_path = str(HERE.parent / "build/docs/cache")
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # numba's first compilation speaks of folders of the machine that built the page
 nb_code_prompt_show = "Show a solution"
 nb_code_prompt_hide = "Hide the solution"
 

@@ -1,4 +1,4 @@
-"""The last touches that axe asks for: blocks that scroll take the focus, headings have a level, parameters are lines."""
+"""The last touches that axe asks for: blocks that scroll take the focus, headings have levels, parameters are lines."""
 
 import re
 from typing import Any

@@ -209,7 +209,9 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
 # -- refusals --------------------------------------------------------------------------------------------
 
 
-def test_other_settings_are_refused(stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call) -> None:
+def test_other_settings_are_refused(
+    stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, model = shutil.copytree(stats, tmp_path / "out"), shutil.copytree(gpt2, tmp_path / "model")
     begun = f"regard: {out} was begun with "
     status, _, said = call(*command(gpt2, docs, out, "--resume", "--statistics", "entropy", "self"))
@@ -224,6 +226,13 @@ def test_other_settings_are_refused(stats: Path, gpt2: Path, docs: Path, tmp_pat
     more = write_jsonl(tmp_path / "more.jsonl", documents(3))
     status, _, said = call(*command(gpt2, more, out, "--resume"))
     assert (status, said.startswith(f"{begun}files.0.bytes ")) == (2, True)
+    (tmp_path / "changing.py").write_text("def one(weights, tokens):\n    return weights.dense().sum((-1, -2))\n")
+    monkeypatch.chdir(tmp_path)
+    own = command(gpt2, docs, tmp_path / "own", "--statistics", "changing:one", "--workers", "1")
+    assert call(*own)[0] == 0
+    (tmp_path / "changing.py").write_text("def one(weights, tokens):\n    return weights.dense().sum((-1, -2)) + 1\n")
+    status, _, said = call(*own, "--resume")
+    assert (status, said.startswith(f"regard: {tmp_path / 'own'} was begun with functions.changing:one ")) == (2, True)
     text = (out / "run.toml").read_text()
     (out / "run.toml").write_text(text.replace('torch = "', 'torch = "0.'))
     status, _, said = call(*command(gpt2, docs, out, "--resume"))

@@ -24,18 +24,20 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config.out
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("book")
+def train_book(folder: Path, *, seed: int = 0) -> Path:
     (folder / "book.txt").write_text("a line of a book\n" * 200)
     decoder = DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8)
-    train_language_model(
-        LanguageModelConfig(
-            data=(folder / "book.txt",), out=folder / "run", model=decoder, fit=FitConfig(steps=1), device="cpu",
-            tokenizer="characters", block_length=16, pictures=0,
-        )
+    config = LanguageModelConfig(
+        data=(folder / "book.txt",), out=folder / "run", model=decoder, fit=FitConfig(steps=1), device="cpu",
+        tokenizer="characters", block_length=16, pictures=0, seed=seed,
     )  # fmt: skip
+    train_language_model(config, overwrite=True)
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_book(tmp_path_factory.mktemp("book"))
 
 
 def test_translations_are_those_of_the_translator(translator: Path) -> None:
@@ -48,6 +50,17 @@ def test_translations_are_those_of_the_translator(translator: Path) -> None:
     assert found.column("error").to_pylist() == [None, "there is no text: it is null", None]
     with pytest.raises(ArgumentError, match="is a translator, which scores pairs: name a language model"):
         ScoreText(translator, device="cpu")(table)
+
+
+def test_a_run_that_was_trained_again_is_loaded_again(tmp_path: Path) -> None:
+    score, table = ScoreText(tmp_path / "run", device="cpu"), pa.table({"text": ["a line"]})
+    found = []
+    for seed in (0, 1):
+        train_book(tmp_path, seed=seed)
+        found += score(table).to_pydict()["log_probability"]
+        (expected,) = LanguageModel.load(tmp_path / "run", device="cpu").score(["a line"])
+        assert found[-1] == expected.log_probability
+    assert found[0] != found[1]
 
 
 def test_scores_are_those_of_the_language_model(book: Path) -> None:

@@ -1,6 +1,7 @@
 """All that decides the bits of statistics: the model's files, the settings, the versions, the processor."""
 
 import hashlib
+import inspect
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from regard.corpus.documents import CheckedCorpus
+from regard.corpus.reading import own_function
 from regard.corpus.settings import MeasureSettings
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.training.distributed.devices import find_device
@@ -39,6 +41,9 @@ def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents
         "device": device.type,
         "processor": f"{platform.machine()} {capability}",
         "model": hashes_of(Path(measure.model)),
+        "functions": {
+            name: _digest([Path(inspect.getfile(own_function(name)))]) for name in measure.statistics if ":" in name
+        },
         "versions": {"python": platform.python_version(), **versions()},
         "files": corpus.files,
     }

@@ -60,9 +60,13 @@ def measure_documents(
 def model_of(measure: MeasureSettings) -> ReadsTokens:
     """The model, which is loaded once in a process, and again if its files change."""
     folder = Path(measure.model)
+    return _loaded(folder, measure.device, state_of(folder))
+
+
+def state_of(folder: Path) -> object:
+    """The files of a model's folder with their sizes and times: the key of a cache of loaded models."""
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    about = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return _loaded(folder, measure.device, about)
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 @lru_cache(maxsize=1)

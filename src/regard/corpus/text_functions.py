@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
+
+NULL = "there is no text: it is null"
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,18 @@ class Translate:
         from regard.tasks.translation.options import TranslationOptions
         from regard.tasks.translation.translator import Translator
 
-        translator = _loaded_run(fspath(self.model), self.device)
+        translator = _run_of(Path(self.model), self.device)
         if not isinstance(translator, Translator):
             raise ArgumentError(f"{self.model} is a language model: name a translator")
         options = TranslationOptions(beam=Beam(self.beam))
         answers = iter(translator.translate_window([one for one in texts if one is not None], options))
-        found = [(None, "there is no text: it is null") if one is None else _told(next(answers)) for one in texts]
+        found = [(None, NULL) if one is None else _told(next(answers)) for one in texts]
         return _with(table, {self.into: (column for column, _ in found), "error": (error for _, error in found)})
 
 
 @dataclass(frozen=True)
 class ScoreText:
-    """ScoreText the texts of a table under a language model: columns log_probability (nats) and tokens are added.
+    """Score the texts of a table under a language model: columns log_probability (nats) and tokens are added.
 
     Each text is read by itself, so that its score has the same bits in any table.
 
@@ -89,29 +91,36 @@ class ScoreText:
         texts = _texts(table, self.text)
         from regard.tasks.translation.translator import Translator
 
-        model = _loaded_run(fspath(self.model), self.device)
+        model = _run_of(Path(self.model), self.device)
         if isinstance(model, Translator):
             raise ArgumentError(f"{self.model} is a translator, which scores pairs: name a language model")
-        found: list[tuple[float | None, int | None, str | None]] = []
-        for one in texts:
-            try:
-                likelihood = None if one is None else next(iter(model.score([one])))
-            except Exception as error:  # of any kind: one text must not end the work on the others
-                found.append((None, None, " ".join(str(error).split())[:1000]))
-                continue
-            if likelihood is None:
-                found.append((None, None, "there is no text: it is null"))
-            else:
-                found.append((likelihood.log_probability, likelihood.tokens, None))
-        columns = zip(("log_probability", "tokens", "error"), zip(*found, strict=True), strict=False)
-        return _with(table, dict(columns) if found else dict.fromkeys(("log_probability", "tokens", "error"), ()))
+        found = [_scored(model, one) for one in texts]
+        names = ("log_probability", "tokens", "error")
+        return _with(table, {name: [one[place] for one in found] for place, name in enumerate(names)})
+
+
+def _scored(model: Any, text: str | None) -> tuple[float | None, int | None, str | None]:
+    if text is None:
+        return None, None, NULL
+    try:
+        likelihood = next(iter(model.score([text])))
+    except Exception as error:  # of any kind: one text must not end the work on the others
+        return None, None, " ".join(str(error).split())[:1000]
+    return likelihood.log_probability, likelihood.tokens, None
+
+
+def _run_of(folder: Path, device: str) -> Any:
+    """The model of a run, which is loaded once in a process, and again if its files change."""
+    from regard.corpus.reading import state_of
+
+    return _loaded_run(folder, device, state_of(folder))
 
 
 @lru_cache(maxsize=1)
-def _loaded_run(folder: str, device: str) -> Any:
+def _loaded_run(folder: Path, device: str, files: object) -> Any:
     from regard.tasks.registry import task_of
 
-    return task_of(Path(folder)).load(folder, device=device)
+    return task_of(folder).load(folder, device=device)
 
 
 def _texts(table: Any, name: str) -> list[str | None]:
@@ -128,9 +137,7 @@ def _told(answer: Any) -> tuple[str | None, str | None]:
 def _with(table: Any, columns: dict[str, Iterable[Any]]) -> Any:
     arrow = arrow_library()
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
+    table = table.drop_columns([name for name in columns if name in table.column_names])
     for name, values in columns.items():
-        column = arrow.array(list(values), kinds.get(name, arrow.string()))
-        if name in table.column_names:
-            table = table.drop_columns([name])
-        table = table.append_column(name, column)
+        table = table.append_column(name, arrow.array(list(values), kinds.get(name, arrow.string())))
     return table

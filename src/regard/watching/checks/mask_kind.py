@@ -65,14 +65,14 @@ class MaskKind:
         'window of 4, padding left (3 keys)'
         """
         said: str = self.pattern
+        keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
         if self.pattern == "chosen":
-            left = f"; {self.hidden} key{'' if self.hidden == 1 else 's'} chosen by no query" if self.hidden else ""
+            left = f"; {keys} chosen by no query" if self.hidden else ""
             return f"{self.size} of the causal keys, chosen for each query{left}"
         if self.size is not None:
             said = f"window of {self.size}{self.pattern.removeprefix('window')}"
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
         if self.padding is not None:
-            keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
             what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
@@ -155,18 +155,11 @@ def _fitting(rows: _Rows) -> Iterator[Fit]:
     if rows.is_whole:
         for offset in dict.fromkeys((rows.end, 0)):
             yield from _both_sides(rows, offset, sees_first=sees_first, sees_last=sees_last)
-    if (most := _chosen(rows)) is not None:
+    position, count = rows.position(rows.end), rows.seen.count
+    most, is_causal = int(count.max()), rows.seen.is_exact and rows.all(rows.seen.last <= position)
+    if is_causal and bool((position >= most).any()) and rows.all(count == (position + 1).clamp(max=most)):
         yield "chosen", rows.end, most, *whole
     yield "dense of no known kind", rows.end, None, *whole
-
-
-def _chosen(rows: _Rows) -> int | None:
-    """The keys of each row, where all rows have as many of the causal ones and some could have had more."""
-    position, count = rows.position(rows.end), rows.seen.count
-    most = int(count.max())
-    if not rows.seen.is_exact or not bool((position >= most).any()) or not rows.all(rows.seen.last <= position):
-        return None
-    return most if rows.all(count == (position + 1).clamp(max=most)) else None
 
 
 def _last_offset(rows: _Rows) -> int:

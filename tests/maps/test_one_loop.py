@@ -14,6 +14,7 @@ import regard
 from regard.maps.loop import one_loop, row_tiles
 from regard.maps.sources.dot_scores import DotScores
 from regard.tensors import thread_team
+from regard.watching.analysis.head_table import BY_QUERY, query_values
 from tests.core.random_calls import DTYPES, Case, cases
 from tests.maps.dense_maps import NORMALIZATIONS, TOLERANCE, check
 from tests.maps.test_map_statistics import drawn, weights_of
@@ -77,6 +78,36 @@ def test_long_rows_in_several_threads(mask: regard.Mask | None, threads: int, an
         pairs = zip(found[name], theirs, strict=True) if name == "top_keys" else [(found[name], theirs)]
         for one, other in pairs:
             torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("queries", [333, 411, 130])
+@pytest.mark.parametrize(
+    "mask", [None, regard.causal(), regard.window(40), regard.lengths(torch.tensor([0, 333]))], ids=str
+)
+def test_the_numbers_of_heads_are_those_of_float64(
+    mask: regard.Mask | None, queries: int, threads: int, answered: Answered
+) -> None:
+    """Distances, places and equal tokens in one pass with the others; queries before the first key, and dead ones."""
+    q, k, tokens = torch.randn(2, 2, queries, 8), torch.randn(2, 1, 333, 8), torch.randint(9, (2, 333))
+    tokens[0, 100:] = 3
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            weights = regard.attention(3 * q, k, k, mask=mask, return_weights=True).weights
+            same = regard.attention(3 * q.double(), k.double(), k.double(), mask=mask, return_weights=True).weights
+            answered.clear()
+            found = query_values(weights, tokens, BY_QUERY)
+            assert answered == [True]
+            expected = query_values(same, tokens, BY_QUERY)
+    finally:
+        torch.set_num_threads(1)
+    assert list(found) == list(BY_QUERY)
+    for name, theirs in expected.items():
+        ours = found[name]
+        assert ours.counted.equal(theirs.counted)
+        size = 333 if name == "distance" else 1
+        torch.testing.assert_close(ours.values.double(), theirs.values, rtol=0, atol=1e-5 * size)
 
 
 @pytest.mark.parametrize("keys", [150, 192])

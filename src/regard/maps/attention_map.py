@@ -99,7 +99,10 @@ class AttentionMap(TensorLike):
         except (IndexError, TypeError, RuntimeError, ValueError) as error:
             raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
         names = dimensions_after(lead, self.dimensions, flat_heads.dim())
-        return AttentionMap(self.source.choose(flat_heads.reshape(-1), tuple(flat_heads.shape)).told(names))
+        chosen, leading = flat_heads.reshape(-1), tuple(flat_heads.shape)
+        # The one sequence of a batch is all of it: nothing is copied.
+        is_all = torch.equal(chosen, torch.arange(math.prod(self.leading), device=self.device))
+        return AttentionMap(self.source.choose(None if is_all else chosen, leading).told(names))
 
     @property
     def dimensions(self) -> Dimensions:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from regard.kernels.base import Call
 from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
+from regard.maps.statistics.chosen_keys import ChosenKeys
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors import thread_team
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
@@ -79,15 +81,22 @@ class _Wanted:
     grid: Grid | None
     pictures: frozenset[str]
     """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
+    offset: int | None
+    """The offset of the distances, if they are wanted."""
+    chosen: tuple[ChosenKeys, ...]
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """The answers for these statistics; None if the loop lacks one of them."""
-        ranked, grids, pictures = 0, set[Grid](), set[str]()
+        ranked, grids, pictures, offsets, chosen = 0, set[Grid](), set[str](), set[int](), list[ChosenKeys]()
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
                     pass
+                case st.Distance(offset):
+                    offsets.add(offset)
+                case ChosenKeys():
+                    chosen.append(statistic)
                 case st.Largest() | st.ArgLargest():
                     ranked = max(ranked, 1)
                 case st.TopWeights(k):
@@ -97,21 +106,31 @@ class _Wanted:
                     pictures.add(how)
                 case _:
                     return None
-        if ranked > MOST_RANKED or len(grids) > 1:
+        if ranked > MOST_RANKED or len(grids) > 1 or len(offsets) > 1:
             return None
-        return cls(ranked, next(iter(grids), None), frozenset(pictures))
+        return cls(ranked, next(iter(grids), None), frozenset(pictures), next(iter(offsets), None), tuple(chosen))
+
+    def chains(self, keys: int) -> list[Any]:
+        """The chains of all chosen keys, as arrays (chains, sequences, T) and (chains, sequences, S)."""
+        found = [chosen.chains(keys) for chosen in self.chosen]
+        sequences = max((one.first.shape[1] for one in found), default=1)
+        parts = ([t.expand(-1, sequences, -1).cpu().numpy() for t in kind] for kind in zip(*found, strict=True))
+        return [np.concatenate(part) for part in parts] if found else [np.zeros((0, 1, 0), np.int64)] * 2
 
 
 class _Answered:
     """The memory for the answers of all flat_heads."""
 
-    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int) -> None:
+    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int, chains: int) -> None:
         from regard.tensors.reused_memory import reused_memory
 
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
         self._keys, self._has_sums = source.keys, "sum" in wanted.pictures
         self.received = reused_memory((flat_heads, pieces, width), torch.float64)
         self.entropy = reused_memory((flat_heads, queries), torch.float32)
+        self.distance = reused_memory((flat_heads, 0 if wanted.offset is None else queries), torch.float32)
+        self.chosen = reused_memory((flat_heads, chains, queries), torch.float32)
+        self._chains = iter(self.chosen.unbind(1))
         self.top = reused_memory((flat_heads, queries, wanted.ranked), torch.float32)
         self.places = reused_memory((flat_heads, queries, wanted.ranked), torch.int64)
         rows, columns = (1, 0) if grid is None else (grid.rows.count, grid.columns.count)
@@ -122,11 +141,15 @@ class _Answered:
         self.peaks = reused_memory((flat_heads, rows, columns), torch.float32, away_from=self.sums)
 
     def arrays(self) -> dict[str, Any]:
-        names = ("received", "entropy", "top", "places", "sums", "peaks")
+        names = ("received", "entropy", "distance", "chosen", "top", "places", "sums", "peaks")
         return {name: getattr(self, name) for name in names}
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
         match statistic:
+            case st.Distance():
+                return (self.distance,)
+            case ChosenKeys():
+                return tuple(islice(self._chains, statistic.count))
             case st.Received():
                 whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)
                 return (whole[:, : self._keys].float(),)
@@ -155,7 +178,8 @@ def _read(
     pieces = 1 if source.flat_heads >= SHARES * threads else -(-SHARES * threads // source.flat_heads)
     panels, has_sums = -(-source.keys // PANEL), "sum" in wanted.pictures
     query, key = (row_contiguous(t) for t in (scores.query, scores.key))
-    found = _Answered(source, wanted, pieces, panels * PANEL)
+    first, following = wanted.chains(source.keys)
+    found = _Answered(source, wanted, pieces, panels * PANEL, len(first))
     arrays = {
         **found.arrays(),
         "counter": np.zeros(1, np.int64),
@@ -167,6 +191,8 @@ def _read(
         "panels": key.new_empty(*key.shape[:2], panels, key.shape[3], PANEL),
         "lse": (lse := scores.state.contiguous()),
         "state": torch.empty_like(lse),
+        "chain_first": first,
+        "chain_following": following,
         "piece_edges": _piece_edges(source.queries, pieces, grid),
         "row_edges": np.array([0, source.queries]) if grid is None else _edges(grid.rows),
         "column_edges": np.zeros(1, np.int64) if grid is None else _edges(grid.columns),
@@ -178,7 +204,8 @@ def _read(
         "queries": source.queries, "keys": source.keys, "depth": query.shape[3], "panel_count": panels,
         "ranked": wanted.ranked, "pieces": pieces, "row_bins": found.sums.shape[1],
         "column_bins": 0 if grid is None else grid.columns.count,
-        "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
+        "has_distance": wanted.offset is not None, "offset": wanted.offset or 0, "chains": len(first),
+        "sequences": first.shape[1], "sum_bins": found.sums.shape[2], "peak_bins": found.peaks.shape[2],
         **_strides("query", query), **_strides("key", key), "scale": scores.scale,
     }  # fmt: skip
     work = np.array([tuple(told.get(name, 0) for name in FIELDS)], WORK)

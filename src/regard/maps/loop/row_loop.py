@@ -157,6 +157,32 @@ def _entropy(spread: Any) -> Any:
     return -total * LN_2
 
 
+@numba.njit(fastmath=FAST, nogil=True)
+def _distance(weights: int, count: int, position: int) -> Any:
+    """sum_j w_j |position - j|."""
+    row, total = carray(_floats(weights), count), ZERO
+    for j in range(count):
+        total += row[j] * np.float32(abs(np.int32(position) - np.int32(j)))
+    return total
+
+
+@numba.njit(nogil=True)
+def _add_chosen(work: Any, flat_head: int, query: int, weights: int, first_key: int, count: int) -> None:
+    """Write the sums of the weights of a query on its chosen keys."""
+    row = carray(_floats(weights), count)
+    sequence = flat_head * work.sequences // (work.batch * work.heads)
+    for chain in range(work.chains):
+        of = chain * work.sequences + sequence
+        following = carray(_longs(work.chain_following + 8 * of * work.keys), work.keys)
+        key, total = carray(_longs(work.chain_first + 8 * of * work.queries), work.queries)[query], 0.0
+        while key >= first_key:
+            if key < first_key + count:
+                total += row[key - first_key]
+            key = following[key]
+        chosen = work.chosen + 4 * (flat_head * work.chains + chain) * work.queries
+        carray(_floats(chosen), work.queries)[query] = np.float32(total)
+
+
 @numba.njit(nogil=True)
 def _pack(work: Any, head: int) -> bool:
     """Write the keys of one key head as panels (depth, PANEL), zero-padded; return whether they are finite."""
@@ -239,6 +265,7 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
     shares = carray(_floats(work.column_shares), work.column_bins)
     received = carray(_doubles(work.received + 8 * (flat_head * work.pieces + piece) * width), width)
     entropy = carray(_floats(work.entropy + 4 * flat_head * work.queries), work.queries)
+    distance = carray(_floats(work.distance + 4 * flat_head * work.queries), work.queries * work.has_distance)
     sums_at, peaks_at = (
         work.sums + 4 * flat_head * work.row_bins * work.sum_bins,
         work.peaks + 4 * flat_head * work.row_bins * work.peak_bins,
@@ -247,7 +274,7 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
     peaks = carray(_floats(peaks_at), (work.row_bins, work.peak_bins))
     tiles, misses = carray(_tiles(work.tiles), work.tile_count), carray(_floats(work.misses), work.batch * work.heads)
     if work.is_first:
-        _clear(work, flat_head, rows[piece], rows[piece + 1], received, entropy, bins, sums, peaks)
+        _clear(work, flat_head, rows[piece], rows[piece + 1], received, entropy, distance, bins, sums, peaks)
     for number in range(work.tile_count):
         tile = tiles[number]
         row, end = max(tile.start, rows[piece]), min(tile.stop, rows[piece + 1])
@@ -282,11 +309,15 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
                 else:
                     weigh_1_1_1_1(at, work.scale)
             for i in range(together):
-                entropy[row + i] = _entropy(spread[i])
+                entropy[row + i], row_weights = _entropy(spread[i]), weights_at + 4 * i * width
+                if work.has_distance:
+                    distance[row + i] = _distance(row_weights, seen, row + i + work.offset - first_key)
+                if work.chains:
+                    _add_chosen(work, flat_head, row + i, row_weights, first_key, seen)
                 if ranked:
                     row_at = (flat_head * work.queries + row + i) * ranked
                     rank(
-                        weights_at + 4 * i * width, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
+                        row_weights, seen, work.top + 4 * row_at, work.places + 8 * row_at, ranked,
                         first_key, maxima_at + 4 * i * LANES, room_at,
                     )  # fmt: skip
             if row + together == work.queries:
@@ -314,7 +345,16 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
 
 @numba.njit(nogil=True)
 def _clear(
-    work: Any, flat_head: int, first: int, last: int, received: Any, entropy: Any, bins: Any, sums: Any, peaks: Any
+    work: Any,
+    flat_head: int,
+    first: int,
+    last: int,
+    received: Any,
+    entropy: Any,
+    distance: Any,
+    bins: Any,
+    sums: Any,
+    peaks: Any,
 ) -> None:
     """Initialise the answers.
 
@@ -322,6 +362,9 @@ def _clear(
     """
     received[:] = 0.0
     entropy[first:last] = ZERO
+    distance[first:last] = ZERO
+    chosen_at = work.chosen + 4 * flat_head * work.chains * work.queries
+    carray(_floats(chosen_at), (work.chains, work.queries))[:, first:last] = ZERO
     first_ranked, count = (flat_head * work.queries + first) * work.ranked, (last - first) * work.ranked
     carray(_floats(work.top + 4 * first_ranked), count)[:] = ZERO
     carray(_longs(work.places + 8 * first_ranked), count)[:] = -1

@@ -18,14 +18,15 @@ from regard.tensors.tile_sizes import fitting, ranges
 
 _COUNTS = (
     "batch", "heads", "key_heads", "queries", "keys", "depth", "panel_count", "ranked", "pieces", "row_bins",
-    "column_bins", "sum_bins", "peak_bins", "tile_count", "is_first",
+    "column_bins", "sum_bins", "peak_bins", "has_distance", "offset", "chains", "sequences", "tile_count", "is_first",
 )  # fmt: skip
 _STRIDES = (
     "query_batch_stride", "query_head_stride", "query_stride", "key_batch_stride", "key_head_stride", "key_stride",
 )  # fmt: skip
 _ADDRESSES = (
     "counter", "not_finite", "query", "key", "panels", "lse", "state", "added", "tiles", "piece_edges", "row_edges",
-    "column_edges", "row_shares", "column_shares", "received", "entropy", "top", "places", "sums", "peaks", "misses",
+    "column_edges", "row_shares", "column_shares", "chain_first", "chain_following", "received", "entropy", "distance",
+    "chosen", "top", "places", "sums", "peaks", "misses",
 )  # fmt: skip
 FIELDS = (*_COUNTS, *_STRIDES, *_ADDRESSES, "scale")
 WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.float32)], align=True)
@@ -42,9 +43,13 @@ WORK = np.dtype([(name, np.int64) for name in FIELDS[:-1]] + [(FIELDS[-1], np.fl
     piece_edges         where the pieces begin into which rows are shared out
     row_edges, column_edges   where the bins of the picture begin
     row_shares, column_shares   the factors of the sum of a block: 1 / size of its bins for means, 1 for sums
+    chain_first         (chains, sequences, queries), the first of the chosen keys of each query; -1 is the end
+    chain_following     (chains, sequences, keys), of each key the next one, which is smaller
     misses              (flat_heads,), how far the sum of the last query's weights is from 1: |ln of it|
     received            (flat_heads, pieces, panel_count * PANEL), float64, the sums by key
     entropy             (flat_heads, queries)
+    distance            (flat_heads, queries) if has_distance: sums of w |query + offset - key|
+    chosen              (flat_heads, chains, queries), the sums of the weights on the chosen keys
     top, places         (flat_heads, queries, ranked), 0 and -1 where fewer weights are larger than 0
     sums                (flat_heads, row_bins, sum_bins), the sums of blocks, so multiplied
     peaks               (flat_heads, row_bins, peak_bins), the largest weights of blocks; both bins are 0 or column_bins

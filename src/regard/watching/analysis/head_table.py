@@ -1,19 +1,19 @@
 """Statistics of each head: distance, entropy and positions of its attention."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear_recurrent import LinearRecurrent
-from regard.maps.sources.source import Piece, Statistic
-from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, PerQuery
+from regard.maps.sources.source import Statistic
+from regard.maps.statistics.chosen_keys import AtPlaces, ChosenKeys, OfEqualTokens
+from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
@@ -124,6 +124,7 @@ class QueryValues(NamedTuple):
         return _mean(*self)
 
 
+Answers = Sequence[tuple[Tensor, ...]]
 OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
 BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 """The names of `query_values`."""
@@ -142,22 +143,19 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
     if isinstance(weights.source, LinearRecurrent):
         weights = AttentionMap(shares_of_sizes(weights.source))
     source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
-    # The largest weight marks the queries with keys. A loop over rows makes it with the entropy, in one pass.
+    # The largest weight marks the queries with keys.
     wanted: dict[str, Statistic] = {"top_weight": Largest()}
     if "entropy" in names:
         wanted["entropy"] = Entropy()
     if "distance" in names:
         wanted["distance"] = Distance(offset)
-    if not set(names).isdisjoint(OF_TOKENS) and tokens is not None and _fits(tokens, weights):
-        wanted["tokens"] = _OfTheSame.of(weights, tokens)
-    answers = dict(zip(wanted, ask_all(source, list(wanted.values())), strict=True))
-    same = answers.pop("tokens", None)
-    found = {name: source.laid_out(answer) for name, (answer, *_) in answers.items()}
+    chosen = _chosen_keys(weights, tokens, names)
+    # All are read in one pass over the weights.
+    answers = ask_all(source, [*wanted.values(), *chosen.values()])
+    found = {name: source.laid_out(answer) for name, (answer,) in zip(wanted, answers, strict=False)}
     live = _live(weights) if source.has_signs else found["top_weight"] > 0
     values = {name: QueryValues(one, live) for name, one in found.items()}
-    values |= _of_positions(weights, live, [name for name in OF_POSITIONS if name in names])
-    if not set(names).isdisjoint(OF_TOKENS):
-        values |= _of_tokens(weights, tokens, live, same)
+    values |= _of_chosen_keys(weights, live, chosen, answers[len(wanted) :])
     return {name: values[name] for name in BY_QUERY if name in names}
 
 
@@ -184,9 +182,9 @@ def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict
         tokens: the ids of the tokens, (batch..., S) or (S,), or None. Other shapes give NaN.
         live: the queries with a key, (batch..., H, T).
     """
-    found = _of_positions(weights, live, OF_POSITIONS)
-    found |= _of_tokens(weights, tokens, live, None) if tokens is not None else {}
-    return {name: one.mean() for name, one in found.items()}
+    chosen = _chosen_keys(weights, tokens, (*OF_POSITIONS, *OF_TOKENS) if tokens is not None else OF_POSITIONS)
+    answers = ask_all(weights.source, list(chosen.values()))
+    return {name: one.mean() for name, one in _of_chosen_keys(weights, live, chosen, answers).items()}
 
 
 def _live(weights: AttentionMap) -> Tensor:
@@ -206,84 +204,35 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
     return values.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
 
-def _of_positions(weights: AttentionMap, live: Tensor, names: Sequence[str]) -> dict[str, QueryValues]:
-    """The weights of each query on one key, read together."""
+def _chosen_keys(
+    weights: AttentionMap, tokens: Tensor | None, names: Collection[str]
+) -> dict[tuple[str, ...], ChosenKeys]:
+    """The statistics of the keys that the names choose, by the names of their answers."""
     queries, keys = weights.shape[-2:]
-    if not names:
-        return {}
-    rows = torch.arange(queries, device=weights.device)
-    places = rows + keys - queries
-    of_names = {"self": places, "previous": places - 1, "first": torch.zeros_like(places)}
-    read = torch.stack([of_names[name] for name in names])
-    inside = (read >= 0) & (read < keys)
-    values = weights.at(rows.repeat(len(names)), read.clamp(0, keys - 1).flatten())
-    parts = zip(names, values.unflatten(-1, (len(names), queries)).unbind(-2), inside, strict=True)
-    return {
-        name: QueryValues(value, live & there & (places > 0 if name == "first" else there))
-        for name, value, there in parts
-    }
+    chosen: dict[tuple[str, ...], ChosenKeys] = {}
+    if of_positions := tuple(name for name in OF_POSITIONS if name in names):
+        places = torch.arange(queries, device=weights.device) + keys - queries
+        of_names = {"self": places, "previous": places - 1, "first": torch.where(places > 0, 0, -1)}
+        chosen[of_positions] = AtPlaces(torch.stack([of_names[name] for name in of_positions]))
+    if not set(names).isdisjoint(OF_TOKENS):
+        # Tokens that fit no map are all different: no query has an equal one.
+        fit = tokens if tokens is not None and _fits(tokens, weights) else torch.arange(keys)
+        fit = fit.to(weights.device).expand(*weights.leading[:-1], keys)
+        chosen[OF_TOKENS] = OfEqualTokens(fit.reshape(-1, keys), weights.leading[-1], keys - queries, queries)
+    return chosen
 
 
-def _of_tokens(
-    weights: AttentionMap, tokens: Tensor | None, live: Tensor, answers: tuple[Tensor, ...] | None
+def _of_chosen_keys(
+    weights: AttentionMap, live: Tensor, chosen: Mapping[tuple[str, ...], ChosenKeys], answers: Answers
 ) -> dict[str, QueryValues]:
-    """The weights on keys after an equal token, and on it; `answers` are those of `_OfTheSame` if it was asked."""
-    queries, keys = weights.shape[-2:]
-    if tokens is None or not _fits(tokens, weights):
-        nothing = weights.source.laid_out(ask(weights.source, Largest())[0]) * 0
-        return {name: QueryValues(nothing, torch.zeros_like(live)) for name in OF_TOKENS}
-    tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
-    found = ask(weights.source, _OfTheSame.of(weights, tokens)) if answers is None else answers
-    first = torch.stack([_first_place(row) for row in tokens.reshape(-1, keys)]).view(tokens.shape)
-    places = torch.arange(queries, device=tokens.device) + keys - queries
-    values = {}
-    for name, answer, apart in zip(OF_TOKENS, found, (2, 1), strict=True):
-        counts = (first[..., places.clamp_min(0)] <= places - apart) & (places >= 0)
-        values[name] = QueryValues(weights.source.laid_out(answer), live & counts[..., None, :])
+    """The answers by name, each with the live queries that have such a key."""
+    values, of_heads = {}, (*weights.leading[:-1], 1, weights.shape[-2])
+    for (names, statistic), found in zip(chosen.items(), answers, strict=True):
+        has_key = statistic.chains(weights.shape[-1]).first >= 0
+        for name, answer, one in zip(names, found, has_key, strict=True):
+            counts = live & one.expand(prod(of_heads[:-2]), -1).reshape(of_heads)
+            values[name] = QueryValues(weights.source.laid_out(answer), counts)
     return values
-
-
-# -- repeated tokens -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OfTheSame(PerQuery):
-    """The weights (flat_heads, T) of each query on earlier keys: after a token equal to its own, and on one."""
-
-    tokens: Tensor
-    """(batch, S)."""
-    heads: int
-    """H."""
-    offset: int
-    """S - T."""
-
-    @classmethod
-    def of(cls, weights: AttentionMap, tokens: Tensor) -> "_OfTheSame":
-        """For a map (batch..., H, T, S), and tokens (batch..., S) or (S,)."""
-        queries, keys = weights.shape[-2:]
-        tokens = tokens.to(weights.device).expand(*weights.leading[:-1], keys)
-        return cls(tokens.reshape(-1, keys), weights.leading[-1], keys - queries)
-
-    def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
-        of_heads = [head // self.heads for head in tile.flat_heads]
-        tokens = self.tokens[of_heads[:1] if of_heads[0] == of_heads[-1] else of_heads]  # one row, where it is shared
-        rows = torch.arange(tile.rows.start, tile.rows.stop, device=tokens.device) + self.offset
-        keys = torch.arange(tile.columns.start - 1, tile.columns.stop, device=tokens.device)
-        same = tokens[:, rows.clamp_min(0), None] == tokens[:, None, keys.clamp_min(0)]
-        same &= (keys >= 0) & (rows[:, None] >= 0)
-        earlier = keys[1:] < rows[:, None]
-        number = piece.weights.dtype
-        after, on = (
-            torch.linalg.vecdot(piece.weights, (one & earlier).to(number)) for one in (same[..., :-1], same[..., 1:])
-        )
-        return after, on
-
-
-def _first_place(tokens: Tensor) -> Tensor:
-    """For each position (S,), the first position of the same token."""
-    kinds, which = tokens.unique(return_inverse=True)
-    places = torch.arange(len(tokens), device=tokens.device)
-    return places.new_full((len(kinds),), len(tokens)).scatter_reduce(0, which, places, "amin")[which]
 
 
 def _fits(tokens: Tensor, weights: AttentionMap) -> bool:

@@ -1,5 +1,7 @@
 """Ray Data and datasets call `Measure` on their own blocks: the rows are those of the callable alone."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ pa = pytest.importorskip("pyarrow")
 datasets = pytest.importorskip("datasets")
 
 from regard.corpus import Measure  # noqa: E402  (after the packages that it needs)
-from tests.corpus.conftest import documents, gpt2  # noqa: E402, F401  (the fixture)
+from tests.corpus.conftest import bytes_of, documents, gpt2, measure_into, write_jsonl  # noqa: E402, F401  (gpt2)
 
 KEYS = [("id", "ascending"), ("layer", "ascending"), ("head", "ascending")]
 
@@ -20,6 +22,39 @@ def cluster() -> Any:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+def test_tasks_of_ray_write_the_bytes_of_one_process(cluster: Any, gpt2: Path, tmp_path: Path) -> None:  # noqa: F811
+    docs = write_jsonl(tmp_path / "docs.jsonl", documents(60))
+    expected = bytes_of(measure_into(tmp_path / "alone", gpt2, docs))
+    assert bytes_of(measure_into(tmp_path / "ray", gpt2, docs, "--engine", "ray")) == expected
+
+
+def test_a_node_that_dies_meanwhile_loses_nothing(gpt2: Path, tmp_path: Path) -> None:  # noqa: F811
+    ray.shutdown()
+    from ray.cluster_utils import Cluster
+
+    docs, out = write_jsonl(tmp_path / "docs.jsonl", documents(400)), tmp_path / "ray"
+    expected = bytes_of(measure_into(tmp_path / "alone", gpt2, docs))
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = nodes.add_node(num_cpus=1)
+    ray.init(nodes.address, log_to_driver=False)
+    killed = []
+
+    def kill() -> None:
+        while len(list(out.glob("_done/*.json"))) < 8:
+            time.sleep(0.01)
+        nodes.remove_node(second, allow_graceful=False)
+        killed.append(len(list(out.glob("_done/*.json"))))
+
+    threading.Thread(target=kill, daemon=True).start()
+    try:
+        assert bytes_of(measure_into(out, gpt2, docs, "--engine", "ray")) == expected
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+    assert killed
+    assert killed[0] < len(list(out.glob("_done/*.json")))
 
 
 def table() -> Any:

@@ -107,6 +107,28 @@ def test_a_bad_document_is_a_row_and_harms_no_other(gpt2: Path) -> None:
     assert measure(table_of()).num_rows == 0
 
 
+def test_an_index_outside_a_table_is_an_error_before_a_gpu_reads_it(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch itself refuses it on the CPU, where the check is not needed: here it must be the first to speak."""
+    from regard.tasks.viewing.index_check import IndexCheck
+
+    table = torch.nn.Embedding(3, 2)
+    with IndexCheck():
+        assert table(torch.tensor([0, 2])).equal(table.weight[[0, 2]])
+        assert table(torch.zeros(0, dtype=torch.long)).shape == (0, 2)
+        for wrong in (3, -1):
+            with pytest.raises(IndexError, match=f"index {wrong} of a table of 3 embeddings"):
+                table(torch.tensor([0, wrong]))
+    monkeypatch.setattr("regard.tasks.viewing.foreign_model.nullcontext", IndexCheck)
+    texts = [" ".join(["cat"] * count) for count in (4, PLACES + 1, 4)]
+    found = Measure(gpt2, "entropy", device="cpu")(pa.table({"text": texts})).column("error").unique().to_pylist()
+    assert found[0] is None
+    said = f"(it has {PLACES} positions, and the text {PLACES + 1} tokens)"
+    assert said in found[1]
+    assert found[1].endswith(f"IndexError: index {PLACES} of a table of {PLACES} embeddings")
+
+
 def test_the_memory_that_runs_out_is_an_error_of_one_document(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.tasks.viewing.foreign_model import ForeignModel
 

@@ -10,7 +10,7 @@ import tyro
 from regard.cli.loading import loading, speaks
 from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first
-from regard.corpus.settings import USUAL_STATISTICS, MeasureSettings, arrow_library
+from regard.corpus.settings import USUAL_STATISTICS, Engine, MeasureSettings, arrow_library, ray_library
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
@@ -61,6 +61,9 @@ class MeasureCommand(Command):
     """stop when more documents than that cannot be measured; unless given, never."""
     workers: int | None = None
     """processes, each with the model; unless given, one for each core, or one on a GPU."""
+    engine: Engine = "processes"
+    """processes, or ray: Ray shares out the shards, here or on the cluster of RAY_ADDRESS, and repeats those whose
+    process or machine dies."""
     threads: int = 1
     """threads of each process; another number may change the last bits."""
     device: Device = "auto"
@@ -81,6 +84,8 @@ class MeasureCommand(Command):
         if not is_huggingface(self.model):
             task_of(self.model)
         arrow_library()
+        if self.engine == "ray":
+            ray_library()
         from regard.corpus.documents import input_files
         from regard.corpus.out_folder import refuse_out
 

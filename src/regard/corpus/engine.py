@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from regard.corpus.examples import Examples
 from regard.corpus.folder import ShardRecord, StatisticsFolder
 from regard.corpus.identity import identity
 from regard.corpus.reading import measure_documents, own_function
-from regard.corpus.settings import MeasureSettings
+from regard.corpus.settings import Engine, MeasureSettings
 from regard.corpus.tables import heads_table, write_parquet
 from regard.corpus.totals import totals_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
@@ -49,6 +49,7 @@ class CorpusJob:
     shard_documents: int = 500
     examples: int = 5
     max_errors: int | None = None
+    engine: Engine = "processes"
 
 
 @dataclass(slots=True)
@@ -179,7 +180,12 @@ def _work(
     left = (shard for shard in of_shards if shard.number in todo)
     workers = job.workers or usual or (1 if ranks.world_size > 1 else cores())
     told = _told(settings)
-    if workers == 1 or len(todo) == 1:
+    if job.engine == "ray":
+        from regard.corpus.on_ray import in_ray
+
+        for record in in_ray(job, left, told):
+            progress.add(record)
+    elif workers == 1 or len(todo) == 1:
         for shard in left:
             progress.add(measure_shard(job, shard, told))
     else:
@@ -218,16 +224,8 @@ def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any],
     if START == "forkserver":
         context.set_forkserver_preload([__name__, *["transformers"] * is_huggingface(Path(job.measure.model))])
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
-    running: set[Future[ShardRecord]] = set()
     try:
-        for shard in left:
-            running.add(pool.submit(measure_shard, job, shard, settings))
-            if len(running) >= AHEAD * workers:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (one.result() for one in done)
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (one.result() for one in done)
+        yield from records_of(lambda shard: pool.submit(measure_shard, job, shard, settings), left, AHEAD * workers)
         pool.shutdown()
     except BrokenProcessPool:
         raise EngineError(
@@ -238,6 +236,21 @@ def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any],
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+def records_of(
+    submit: Callable[[Shard], Future[ShardRecord]], left: Iterator[Shard], most: int
+) -> Iterator[ShardRecord]:
+    """The records of shards as they are finished, with at most so many of them submitted and not yet finished."""
+    running: set[Future[ShardRecord]] = set()
+    for shard in left:
+        running.add(submit(shard))
+        if len(running) >= most:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in done)
+    while running:
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        yield from (one.result() for one in done)
 
 
 def _begin_worker() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal
 
 from regard.errors import ArgumentError, MissingExtraError
 
@@ -15,6 +15,8 @@ OF_KEYS = ("received", "top_keys")
 NAMED_STATISTICS = (*MEANS, *OF_KEYS)
 USUAL_STATISTICS = ("entropy", "distance", "first", "previous", "induction")
 
+Engine = Literal["processes", "ray"]
+"""The engine that shares out the shards."""
 Own = Callable[[Any, Any], Any]
 """(weights, tokens) -> a number for each head (H,), or for each query (H, T), whose mean is taken."""
 
@@ -72,3 +74,16 @@ def arrow_library() -> Any:
     except ImportError:
         raise MissingExtraError("pyarrow", extra="measure") from None
     return pyarrow
+
+
+def ray_library() -> Any:
+    """The package `ray`.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", extra="ray") from None
+    return ray

@@ -1,6 +1,5 @@
 """`Translate` and `ScoreText`: tables of texts in, the same tables with a column more out, as `Measure` works."""
 
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from os import PathLike
@@ -11,6 +10,8 @@ from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
 
 NULL = "there is no text: it is null"
+Row = tuple[Any, ...]
+"""The new columns of a text, and its error last."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,12 @@ class Translate:
         texts = _texts(table, self.text)
         from regard.tasks.generation.config import Beam
         from regard.tasks.translation.options import TranslationOptions
-        from regard.tasks.translation.translator import Translator
 
-        translator = _run_of(Path(self.model), self.device)
-        if not isinstance(translator, Translator):
-            raise ArgumentError(f"{self.model} is a language model: name a translator")
+        refusal = f"{self.model} is a language model: name a translator"
+        translator = _run_of(Path(self.model), self.device, translates=True, refusal=refusal)
         options = TranslationOptions(beam=Beam(self.beam))
         answers = iter(translator.translate_window([one for one in texts if one is not None], options))
-        found = [(None, NULL) if one is None else _told(next(answers)) for one in texts]
-        return _with(table, {self.into: (column for column, _ in found), "error": (error for _, error in found)})
+        return _with(table, (self.into,), [None if one is None else _told(next(answers)) for one in texts])
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,13 @@ class ScoreText:
             MissingExtraError: pyarrow is not installed.
         """
         texts = _texts(table, self.text)
-        from regard.tasks.translation.translator import Translator
-
-        model = _run_of(Path(self.model), self.device)
-        if isinstance(model, Translator):
-            raise ArgumentError(f"{self.model} is a translator, which scores pairs: name a language model")
-        found = [_scored(model, one) for one in texts]
-        names = ("log_probability", "tokens", "error")
-        return _with(table, {name: [one[place] for one in found] for place, name in enumerate(names)})
+        refusal = f"{self.model} is a translator, which scores pairs: name a language model"
+        model = _run_of(Path(self.model), self.device, translates=False, refusal=refusal)
+        found = [None if one is None else _scored(model, one) for one in texts]
+        return _with(table, ("log_probability", "tokens"), found)
 
 
-def _scored(model: Any, text: str | None) -> tuple[float | None, int | None, str | None]:
-    if text is None:
-        return None, None, NULL
+def _scored(model: Any, text: str) -> Row:
     try:
         likelihood = next(iter(model.score([text])))
     except Exception as error:  # of any kind: one text must not end the work on the others
@@ -109,11 +101,15 @@ def _scored(model: Any, text: str | None) -> tuple[float | None, int | None, str
     return likelihood.log_probability, likelihood.tokens, None
 
 
-def _run_of(folder: Path, device: str) -> Any:
+def _run_of(folder: Path, device: str, *, translates: bool, refusal: str) -> Any:
     """The model of a run, which is loaded once in a process, and again if its files change."""
     from regard.corpus.reading import state_of
+    from regard.tasks.translation.translator import Translator
 
-    return _loaded_run(folder, device, state_of(folder))
+    model = _loaded_run(folder, device, state_of(folder))
+    if isinstance(model, Translator) != translates:
+        raise ArgumentError(refusal)
+    return model
 
 
 @lru_cache(maxsize=1)
@@ -130,14 +126,17 @@ def _texts(table: Any, name: str) -> list[str | None]:
     return [one.text for one in documents_of(table, text=name, id="")]
 
 
-def _told(answer: Any) -> tuple[str | None, str | None]:
+def _told(answer: Any) -> Row:
     return (None, answer.problem) if answer.problem is not None else (answer.text, None)
 
 
-def _with(table: Any, columns: dict[str, Iterable[Any]]) -> Any:
+def _with(table: Any, names: tuple[str, ...], rows: list[Row | None]) -> Any:
+    """The table with the columns, and a column `error`; None is the row of a text that is null."""
     arrow = arrow_library()
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
-    table = table.drop_columns([name for name in columns if name in table.column_names])
-    for name, values in columns.items():
-        table = table.append_column(name, arrow.array(list(values), kinds.get(name, arrow.string())))
+    null = (*(None for _ in names), NULL)
+    table = table.drop_columns([name for name in (*names, "error") if name in table.column_names])
+    for place, name in enumerate((*names, "error")):
+        values = [(null if row is None else row)[place] for row in rows]
+        table = table.append_column(name, arrow.array(values, kinds.get(name, arrow.string())))
     return table

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
 from regard.tasks.viewing.foreign_tokens import ForeignTokens
+from regard.tasks.viewing.index_check import IndexCheck
 from regard.tasks.viewing.media import read_audio, read_image
 from regard.tasks.viewing.places import InputLabels, image_places, sound_places
 from regard.tasks.viewing.seen import ForeignAttention
@@ -225,7 +227,7 @@ class ForeignModel:
         given = {name: one for name, one in inputs.items() if name in self._takes or "kwargs" in self._takes}
         given |= {name: one for name, one in spared.items() if name in self._takes}
         try:
-            with quiet(self._library):
+            with quiet(self._library), IndexCheck() if self.model.device.type != "cpu" else nullcontext():
                 return self.model(**self._moved(given))
         except RegardError:
             raise

@@ -36,7 +36,11 @@ def save_sharp(model: Any, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, transformers = tmp_path_factory.mktemp("gpt2"), library()
+    return save_small_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+def save_small_gpt2(folder: Path) -> Path:
+    transformers = library()
     transformers.utils.logging.disable_progress_bar()
     save_words(folder)
     torch.manual_seed(0)

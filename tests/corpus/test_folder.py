@@ -162,33 +162,14 @@ def test_a_killed_process_loses_nothing(stats: Path, gpt2: Path, docs: Path, tmp
     assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-@pytest.mark.parametrize("workers", ["1", "2", "5"])
-def test_twenty_kills_at_random_moments_lose_nothing(
-    stats: Path, gpt2: Path, docs: Path, tmp_path: Path, workers: str
+def test_a_process_killed_before_the_settings_were_written_loses_nothing(
+    stats: Path, gpt2: Path, docs: Path, tmp_path: Path, call: Call
 ) -> None:
-    """Whole runs are counted as rounds too, each into a new folder: a kill may come after the last file."""
-    draw, finished, longest = random.Random(int(workers)), 0, 0.0
-    words = (*SMALL, "--workers", workers, "--resume")
-    for kill in range(20):
-        out = tmp_path / str(finished)
-        process = forked.Forked("measure", str(gpt2), "--data", str(docs), "--out", str(out), *words, imported=ENGINE)
-        began = time.monotonic()
-        pause = 60.0 if longest == 0 else draw.random() * longest
-        while time.monotonic() - began < pause and process.poll() is None:
-            time.sleep(0.002)
-        if process.poll() is None:
-            process.kill()
-        elif longest == 0:
-            longest = time.monotonic() - began
-        process.wait()
-        if (out / "_SUCCESS").exists():
-            assert bytes_of(out) == bytes_of(stats)
-            finished += 1
-        assert kill or longest
-    out = measure_into(tmp_path / str(finished), gpt2, docs, "--resume")
-    assert bytes_of(out) == bytes_of(stats)
+    (tmp_path / "out" / "_done").mkdir(parents=True)
+    (tmp_path / "out" / "_done" / "mine").touch()
+    assert call(*command(gpt2, docs, tmp_path / "out"))[0] == 2
+    (tmp_path / "out" / "_done" / "mine").unlink()
+    assert bytes_of(measure_into(tmp_path / "out", gpt2, docs, "--resume")) == bytes_of(stats)
 
 
 def test_resuming_reads_the_records_alone(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """For each head and statistic the documents in which it is strongest, and the place in each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ class Examples:
     """The `most` strongest documents of each head and statistic so far; of equal ones the earliest."""
 
     most: int
-    _of: dict[HeadPlace, list[dict[str, Any]]] = field(default_factory=dict)
+    _of: dict[tuple[Any, ...], list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(
         self, id: str, part: LayerNumbers, by_query: Mapping[str, QueryValues], weights: AttentionMap, axes: Axes
@@ -73,9 +73,13 @@ class Examples:
         means = QueryMeans.of(values)
         for row, head in enumerate(part.heads.tolist()):
             place, value = (part.layer, head, name), means.means[row]
-            kept = self._of.get(place, [])
-            if value == value and (len(kept) < self.most or value > kept[-1]["value"]):
+            if value == value and self._enters(place, value):
                 yield place, row, means.places[row], value, means.largest[row]
+
+    def _enters(self, place: Sequence[Any], value: float) -> bool:
+        """Whether a value is among the strongest so far."""
+        kept = self._of.get(tuple(place), [])
+        return len(kept) < self.most or bool(value > kept[-1]["value"])
 
     def _take(self, place: HeadPlace, one: dict[str, Any]) -> None:
         kept = self._of.setdefault(place, [])
@@ -85,10 +89,12 @@ class Examples:
 
     def merge(self, table: Any) -> None:
         """Take in the examples of a later shard."""
-        for one in table.to_pylist():
+        # Rows become Python objects where they are stronger than those so far: of a long corpus few are.
+        columns = (table.column(name).to_pylist() for name in ("layer", "head", "statistic", "value"))
+        stronger = [n for n, (*place, value) in enumerate(zip(*columns, strict=True)) if self._enters(place, value)]
+        for one in table.take(pa.array(stronger, pa.int64())).to_pylist():
             place = (one.pop("layer"), one.pop("head"), one.pop("statistic"))
-            kept = self._of.get(place, [])
-            if len(kept) < self.most or one["value"] > kept[-1]["value"]:
+            if self._enters(place, one["value"]):
                 self._take(place, one)
 
     def table(self) -> Any:

@@ -25,10 +25,15 @@ def refuse_out(path: Path, *, resume: bool) -> None:
             raise ArgumentError(
                 f"{path} already holds statistics: go on with them (--resume), or name another folder (--out)"
             )
-    elif path.is_dir() and any(not is_temporary(one) for one in path.iterdir()):
+    elif path.is_dir() and any(not is_temporary(one) and not _is_first_step(one) for one in path.iterdir()):
         raise ArgumentError(f"{path} is not empty and holds no statistics; name another folder (--out)")
 
 
 def holds_statistics(path: Path) -> bool:
     """Whether `regard measure` has begun to write to a folder."""
     return (path / SETTINGS_FILE).is_file() and (path / "_done").is_dir()
+
+
+def _is_first_step(path: Path) -> bool:
+    """Whether it is what a process leaves that is killed before it has written the settings."""
+    return path.name == "_done" and path.is_dir() and not path.is_symlink() and not any(path.iterdir())

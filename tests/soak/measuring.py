@@ -1,0 +1,94 @@
+"""Kill `regard measure` over and over, and see whether a byte is ever lost: python -m tests.soak.measuring --kills 20
+
+For 1, 2 and 5 workers: a folder is begun, killed (SIGKILL) at a random moment of the time that a whole run takes, gone
+on with and killed, until it is finished; then the next one, until there were so many kills. Then the same with a
+disk that is full after a random number of files. Each finished folder must have the bytes of an undisturbed run.
+"""
+
+import argparse
+import errno
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.cli.main import run_command
+from regard.files import atomic
+from tests import forked
+from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, save_small_gpt2, write_jsonl
+
+WORKERS = ("1", "2", "5")
+ENGINE = (*forked.IMPORTED, "regard.corpus.engine", "transformers.models.gpt2.modeling_gpt2")
+
+
+def soak(words: list[str], folder: Path, expected: dict[str, bytes], kills: int, draw: random.Random) -> int:
+    """Kill so many processes; return how many folders were finished meanwhile, all with the expected bytes."""
+    began = time.monotonic()
+    assert forked.Forked(*words, "--out", str(folder / "whole"), imported=ENGINE).wait() == 0
+    longest, finished, done = time.monotonic() - began, 0, 0
+    while done < kills:
+        out = folder / str(finished)
+        process = forked.Forked(*words, "--out", str(out), imported=ENGINE)
+        end = time.monotonic() + draw.random() * longest
+        while time.monotonic() < end and process.poll() is None:
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.kill()
+            done += 1
+        status = process.wait()
+        assert status in (0, -9), f"{out} cannot be gone on with"
+        if (out / "_SUCCESS").exists():
+            assert bytes_of(out) == expected, out
+            finished += 1
+    assert forked.Forked(*words, "--out", str(folder / str(finished)), imported=ENGINE).wait() == 0
+    assert bytes_of(folder / str(finished)) == expected
+    return finished + 1
+
+
+def full_disks(words: list[str], folder: Path, expected: dict[str, bytes], times: int, draw: random.Random) -> None:
+    """The disk is full after a random number of files, again and again, until the folder is finished."""
+    to_disk = atomic.to_disk
+    for number in range(times):
+        out = folder / f"full{number}"
+        while not (out / "_SUCCESS").exists():
+            left = [draw.randint(1, 40)]
+
+            def full(file: Any, left: list[int] = left) -> None:
+                left[0] -= 1
+                if left[0] <= 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                to_disk(file)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(atomic, "to_disk", full)
+                assert run_command([*words, "--out", str(out)]) in (0, 2)
+        assert bytes_of(out) == expected, out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill regard measure over and over, and compare the bytes.")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, draw = Path(name), random.Random(arguments.seed)
+        model = save_small_gpt2(folder / "gpt2")
+        docs = write_jsonl(folder / "docs.jsonl", documents(60))
+        expected = bytes_of(measure_into(folder / "alone", model, docs))
+        words = ["measure", str(model), "--data", str(docs), *SMALL, "--resume"]
+        for workers in WORKERS:
+            (folder / workers).mkdir()
+            began = time.monotonic()
+            finished = soak([*words, "--workers", workers], folder / workers, expected, arguments.kills, draw)
+            told = f"{workers} workers: {arguments.kills} kills, {finished} folders, the bytes of one run each"
+            print(f"{told}, {time.monotonic() - began:.0f} s", flush=True)
+        full_disks(words, folder, expected, arguments.kills, draw)
+        print(f"full disks: {arguments.kills} folders, the bytes of one run each")
+
+
+if __name__ == "__main__":
+    main()

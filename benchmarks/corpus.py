@@ -56,7 +56,8 @@ def run() -> tuple[list[str], list[str]]:
         peaks = [f"{count:,} documents {peak(tiny, Path(where), count):,.0f} MB" for count in DOCUMENTS]
     return rows, [
         "Random weights; the statistics are entropy, distance, first, previous and induction; medians of "
-        f"{ROUNDS} rounds in turn, and the median of their ratios. The pass makes the logits of its last token, as the measured one does.",
+        f"{ROUNDS} rounds in turn, and the median of their ratios. The pass makes the logits of its last token, as the "
+        "measured one does.",
         f"The most memory of `regard measure --workers 1` on a tiny model: {', '.join(peaks)}.",
     ]
 

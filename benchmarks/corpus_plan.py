@@ -116,7 +116,8 @@ def page() -> list[str]:
         *lines,
         "",
         f"Bytes: {text_bytes() / 1e9:.1f} GB of text, {rows():,.0f} rows of `heads/` in {heads / 1e9:.0f} GB, and "
-        f"until the end {parts / 1e9:.0f} GB of `_parts/`; the weights are {4 * value('parameters') / 1e9:.0f} GB a GPU.",
+        f"until the end {parts / 1e9:.0f} GB of `_parts/`; the weights are {4 * value('parameters') / 1e9:.0f} GB a "
+        "GPU.",
     ]
 
 

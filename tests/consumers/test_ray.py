@@ -30,11 +30,16 @@ def test_tasks_of_ray_write_the_bytes_of_one_process(cluster: Any, gpt2: Path, t
     assert bytes_of(measure_into(tmp_path / "ray", gpt2, docs, "--engine", "ray")) == expected
 
 
-def test_a_node_that_dies_meanwhile_loses_nothing(gpt2: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_node_that_dies_meanwhile_loses_nothing(
+    gpt2: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ray.shutdown()
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # beside other work on few cores its workers would wait
     from ray.cluster_utils import Cluster
 
-    docs, out = write_jsonl(tmp_path / "docs.jsonl", documents(400)), tmp_path / "ray"
+    docs, out = write_jsonl(tmp_path / "docs.jsonl", documents(100)), tmp_path / "ray"
     expected = bytes_of(measure_into(tmp_path / "alone", gpt2, docs))
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = nodes.add_node(num_cpus=1)
@@ -42,7 +47,7 @@ def test_a_node_that_dies_meanwhile_loses_nothing(gpt2: Path, tmp_path: Path) ->
     killed = []
 
     def kill() -> None:
-        while len(list(out.glob("_done/*.json"))) < 8:
+        while len(list(out.glob("_done/*.json"))) < 3:
             time.sleep(0.01)
         nodes.remove_node(second, allow_graceful=False)
         killed.append(len(list(out.glob("_done/*.json"))))

@@ -27,8 +27,9 @@ ENGINE = (*forked.IMPORTED, "regard.corpus.engine", "transformers.models.gpt2.mo
 
 def soak(words: list[str], folder: Path, expected: dict[str, bytes], kills: int, draw: random.Random) -> int:
     """Kill so many processes; return how many folders were finished meanwhile, all with the expected bytes."""
-    began = time.monotonic()
-    assert forked.Forked(*words, "--out", str(folder / "whole"), imported=ENGINE).wait() == 0
+    for name in ("first", "whole"):  # the first of them starts the server that forks
+        began = time.monotonic()
+        assert forked.Forked(*words, "--out", str(folder / name), imported=ENGINE).wait() == 0
     longest, finished, done = time.monotonic() - began, 0, 0
     while done < kills:
         out = folder / str(finished)
@@ -73,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill regard measure over and over, and compare the bytes.")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", nargs="*", choices=WORKERS, default=WORKERS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, draw = Path(name), random.Random(arguments.seed)
@@ -80,7 +82,7 @@ def main() -> None:
         docs = write_jsonl(folder / "docs.jsonl", documents(60))
         expected = bytes_of(measure_into(folder / "alone", model, docs))
         words = ["measure", str(model), "--data", str(docs), *SMALL, "--resume"]
-        for workers in WORKERS:
+        for workers in arguments.workers:
             (folder / workers).mkdir()
             began = time.monotonic()
             finished = soak([*words, "--workers", workers], folder / workers, expected, arguments.kills, draw)

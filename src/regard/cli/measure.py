@@ -94,7 +94,8 @@ class MeasureCommand(Command):
 
     def work(self) -> None:
         with loading(*["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.engine import CorpusJob, measure_corpus
+            from regard.corpus.engine import measure_corpus
+            from regard.corpus.shard_work import CorpusJob
 
         job = self.part(CorpusJob, measure=self.measure)
         with telling() as tell:

@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,39 +17,18 @@ from typing import Any
 import torch
 
 from regard.corpus.documents import CheckedCorpus, Shard, check_corpus, input_files, shards
-from regard.corpus.examples import Examples
 from regard.corpus.folder import ShardRecord, StatisticsFolder
 from regard.corpus.identity import identity
-from regard.corpus.reading import measure_documents, own_function
-from regard.corpus.settings import Engine, MeasureSettings
-from regard.corpus.tables import heads_table, write_parquet
-from regard.corpus.totals import totals_of
+from regard.corpus.reading import own_function
+from regard.corpus.shard_work import AHEAD, CorpusJob, measure_shard, records_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.telling import Tell
 from regard.tasks.training.distributed.devices import find_device, join_ranks
 from regard.tasks.training.distributed.ranks import Ranks
 
-AHEAD = 2
-"""Shards that wait for each worker, so that none is idle."""
 START = "forkserver" if sys.platform == "linux" else "spawn"
 """How workers start: forked from a process that has imported torch and computed nothing, where that is safe."""
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusJob:
-    """A corpus to measure, and the folder for its statistics."""
-
-    measure: MeasureSettings
-    data: tuple[str, ...]
-    out: Path
-    resume: bool = False
-    workers: int | None = None
-    """Processes; None is one for each core, or one on a GPU."""
-    shard_documents: int = 500
-    examples: int = 5
-    max_errors: int | None = None
-    engine: Engine = "processes"
 
 
 @dataclass(slots=True)
@@ -198,27 +177,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> ShardRecord:
-    """Measure a shard and write its files; in the process of a worker too.
-
-    Raises:
-        RegardError: the fault is not that of one document.
-    """
-    folder, examples = StatisticsFolder(job.out), Examples(job.examples)
-    found = list(measure_documents(job.measure, shard.documents, examples))
-    table = heads_table(job.measure, found)
-    write_parquet(folder.part(shard.number), table, settings)
-    write_parquet(folder.beside(shard.number, "totals"), totals_of(table, job.measure.numbers), settings)
-    write_parquet(folder.beside(shard.number, "examples"), examples.table(), settings)
-    said = [(one.id, one.error) for one in found if one.error is not None]
-    # An id may be the place of a line, with which the reader's error begins too.
-    errors = [error if error.startswith(f"{name}: ") else f"{name}: {error}" for name, error in said]
-    tokens = sum(one.n_tokens or 0 for one in found)
-    record = ShardRecord(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
-    folder.finish_shard(shard.number, record)
-    return record
-
-
 def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any], workers: int) -> Iterator[ShardRecord]:
     before, context = set(multiprocessing.active_children()), multiprocessing.get_context(START)
     if START == "forkserver":
@@ -236,21 +194,6 @@ def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any],
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         pool.shutdown(cancel_futures=True)
-
-
-def records_of(
-    submit: Callable[[Shard], Future[ShardRecord]], left: Iterator[Shard], most: int
-) -> Iterator[ShardRecord]:
-    """The records of shards as they are finished, with at most so many of them submitted and not yet finished."""
-    running: set[Future[ShardRecord]] = set()
-    for shard in left:
-        running.add(submit(shard))
-        if len(running) >= most:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (one.result() for one in done)
-    while running:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        yield from (one.result() for one in done)
 
 
 def _begin_worker() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from regard.corpus.documents import Shard
-from regard.corpus.engine import AHEAD, CorpusJob, measure_shard, records_of
 from regard.corpus.folder import ShardRecord
 from regard.corpus.settings import ray_library
+from regard.corpus.shard_work import AHEAD, CorpusJob, measure_shard, records_of
 from regard.errors import EngineError
 from regard.tasks.training.distributed.devices import find_device
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from regard.kernels.base import Call
 from regard.maps.loop.row_tiles import FIELDS, WORK, addresses, batches_of
 from regard.maps.sources.source import Scores, Source, Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.chosen_keys import ChosenKeys
 from regard.maps.statistics.pooling import Bins, Grid
 from regard.tensors import thread_team
 from regard.tensors.guards import can_look, in_forward_mode, is_recorded
 from regard.tensors.readable import is_installed, row_contiguous
+
+if TYPE_CHECKING:
+    from regard.maps.statistics.chosen_keys import SumsOfKeys
 
 SMALL = 1 << 20
 """Maps with fewer weights go by tiles: loading numba takes longer."""
@@ -83,19 +85,21 @@ class _Wanted:
     """Subset of mean, sum and max. The loop computes sums if they are in it, else means."""
     offset: int | None
     """The offset of the distances, if they are wanted."""
-    chosen: tuple[ChosenKeys, ...]
+    chosen: "tuple[SumsOfKeys, ...]"
 
     @classmethod
     def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
         """The answers for these statistics; None if the loop lacks one of them."""
-        ranked, grids, pictures, offsets, chosen = 0, set[Grid](), set[str](), set[int](), list[ChosenKeys]()
+        from regard.maps.statistics.chosen_keys import SumsOfKeys
+
+        ranked, grids, pictures, offsets, chosen = 0, set[Grid](), set[str](), set[int](), list[SumsOfKeys]()
         for statistic in statistics:
             match statistic:
                 case st.Received() | st.Entropy():
                     pass
                 case st.Distance(offset):
                     offsets.add(offset)
-                case ChosenKeys():
+                case SumsOfKeys():
                     chosen.append(statistic)
                 case st.Largest() | st.ArgLargest():
                     ranked = max(ranked, 1)
@@ -145,10 +149,12 @@ class _Answered:
         return {name: getattr(self, name) for name in names}
 
     def answer(self, statistic: Statistic) -> tuple[Tensor, ...]:
+        from regard.maps.statistics.chosen_keys import SumsOfKeys
+
         match statistic:
             case st.Distance():
                 return (self.distance,)
-            case ChosenKeys():
+            case SumsOfKeys():
                 return tuple(islice(self._chains, statistic.count))
             case st.Received():
                 whole = self.received[:, 0] if self.received.shape[1] == 1 else self.received.sum(1)

@@ -21,7 +21,7 @@ class Chains(NamedTuple):
     """(chains, sequences or 1, S)."""
 
 
-class ChosenKeys(PerQuery):
+class SumsOfKeys(PerQuery):
     """Sums of the weights of each query on its keys, (flat_heads, T) for each chain."""
 
     needs_tiles: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class ChosenKeys(PerQuery):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AtPlaces(ChosenKeys):
+class AtPlaces(SumsOfKeys):
     """The weight of each query on one key, at each of some places."""
 
     places: Tensor
@@ -63,7 +63,7 @@ class AtPlaces(ChosenKeys):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OfEqualTokens(ChosenKeys):
+class OfEqualTokens(SumsOfKeys):
     """The weights of each query on earlier keys: after a token equal to its own, and on such a token."""
 
     tokens: Tensor

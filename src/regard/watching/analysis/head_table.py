@@ -12,7 +12,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.source import Statistic
-from regard.maps.statistics.chosen_keys import AtPlaces, ChosenKeys, OfEqualTokens
+from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
@@ -124,7 +124,6 @@ class QueryValues(NamedTuple):
         return _mean(*self)
 
 
-Answers = Sequence[tuple[Tensor, ...]]
 OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
 BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 """The names of `query_values`."""
@@ -206,10 +205,10 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 def _chosen_keys(
     weights: AttentionMap, tokens: Tensor | None, names: Collection[str]
-) -> dict[tuple[str, ...], ChosenKeys]:
+) -> dict[tuple[str, ...], SumsOfKeys]:
     """The statistics of the keys that the names choose, by the names of their answers."""
     queries, keys = weights.shape[-2:]
-    chosen: dict[tuple[str, ...], ChosenKeys] = {}
+    chosen: dict[tuple[str, ...], SumsOfKeys] = {}
     if of_positions := tuple(name for name in OF_POSITIONS if name in names):
         places = torch.arange(queries, device=weights.device) + keys - queries
         of_names = {"self": places, "previous": places - 1, "first": torch.where(places > 0, 0, -1)}
@@ -223,7 +222,10 @@ def _chosen_keys(
 
 
 def _of_chosen_keys(
-    weights: AttentionMap, live: Tensor, chosen: Mapping[tuple[str, ...], ChosenKeys], answers: Answers
+    weights: AttentionMap,
+    live: Tensor,
+    chosen: Mapping[tuple[str, ...], SumsOfKeys],
+    answers: Sequence[tuple[Tensor, ...]],
 ) -> dict[str, QueryValues]:
     """The answers by name, each with the live queries that have such a key."""
     values, of_heads = {}, (*weights.leading[:-1], 1, weights.shape[-2])

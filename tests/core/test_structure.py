@@ -14,8 +14,8 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 73_986
-MOST_LINES_OF_THE_LIBRARY = 49_728  # without the toolkit: tasks/, corpus/ and cli/
+MOST_LINES = 74_001
+MOST_LINES_OF_THE_LIBRARY = 49_743  # without the toolkit: tasks/, corpus/ and cli/
 MOST_LINES_OF_TESTS = 64_090
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 22, 109

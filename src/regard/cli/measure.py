@@ -10,7 +10,7 @@ import tyro
 from regard.cli.loading import loading, speaks
 from regard.cli.progress import telling
 from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first
-from regard.corpus.settings import USUAL_STATISTICS, Engine, MeasureSettings, arrow_library, ray_library
+from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, MeasureSettings, arrow_library, ray_library
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
@@ -61,7 +61,7 @@ class MeasureCommand(Command):
     """stop when more documents than that cannot be measured; unless given, never."""
     workers: int | None = None
     """processes, each with the model; unless given, one for each core, or one on a GPU."""
-    engine: Engine = "processes"
+    engine: CorpusEngine = "processes"
     """processes, or ray: Ray shares out the shards, here or on the cluster of RAY_ADDRESS, and repeats those whose
     process or machine dies."""
     threads: int = 1

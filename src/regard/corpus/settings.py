@@ -15,7 +15,7 @@ OF_KEYS = ("received", "top_keys")
 NAMED_STATISTICS = (*MEANS, *OF_KEYS)
 USUAL_STATISTICS = ("entropy", "distance", "first", "previous", "induction")
 
-Engine = Literal["processes", "ray"]
+CorpusEngine = Literal["processes", "ray"]
 """The engine that shares out the shards."""
 Own = Callable[[Any, Any], Any]
 """(weights, tokens) -> a number for each head (H,), or for each query (H, T), whose mean is taken."""

@@ -10,7 +10,7 @@ from regard.corpus.documents import Shard
 from regard.corpus.examples import Examples
 from regard.corpus.folder import ShardRecord, StatisticsFolder
 from regard.corpus.reading import measure_documents
-from regard.corpus.settings import Engine, MeasureSettings
+from regard.corpus.settings import CorpusEngine, MeasureSettings
 from regard.corpus.tables import heads_table, write_parquet
 from regard.corpus.totals import totals_of
 
@@ -31,7 +31,7 @@ class CorpusJob:
     shard_documents: int = 500
     examples: int = 5
     max_errors: int | None = None
-    engine: Engine = "processes"
+    engine: CorpusEngine = "processes"
 
 
 def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> ShardRecord:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.call.shapes import Dimensions
 from regard.errors import OverwrittenError, ShapeError
 from regard.maps import files
-from regard.maps.indexing import Index, dimensions_after, is_integer, positions
+from regard.maps.indexing import Index, chosen_flat_heads, dimensions_after, is_integer, positions
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.derived import SelectionSource, WeightedSource, average, heads_last, mean_of_positive
 from regard.maps.sources.stack import StackSource, starts_of
@@ -93,16 +93,11 @@ class AttentionMap(TensorLike):
     def _choose_leading(self, lead: tuple[Any, ...]) -> "AttentionMap":
         if all(isinstance(i, slice) and i == slice(None) for i in lead):
             return self
-        flat_heads = torch.arange(math.prod(self.leading), device=self.device).view(self.leading)
-        try:
-            flat_heads = flat_heads[lead]
-        except (IndexError, TypeError, RuntimeError, ValueError) as error:
-            raise ShapeError(f"cannot index a map {tuple(self.shape)} by {reprlib.repr(lead)}: {error}") from error
+        flat_heads = chosen_flat_heads(self.shape, lead, self.device)
+        whole = flat_heads.numel() == math.prod(self.leading) and all(isinstance(i, int | slice) for i in lead)
+        chosen = None if whole else flat_heads.reshape(-1)  # nothing is copied of a batch of one sequence
         names = dimensions_after(lead, self.dimensions, flat_heads.dim())
-        chosen, leading = flat_heads.reshape(-1), tuple(flat_heads.shape)
-        # The one sequence of a batch is all of it: nothing is copied.
-        is_all = torch.equal(chosen, torch.arange(math.prod(self.leading), device=self.device))
-        return AttentionMap(self.source.choose(None if is_all else chosen, leading).told(names))
+        return AttentionMap(self.source.choose(chosen, tuple(flat_heads.shape)).told(names))
 
     @property
     def dimensions(self) -> Dimensions:

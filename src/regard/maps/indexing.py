@@ -1,5 +1,6 @@
 """The indices of a map, as in `map[...]`."""
 
+import math
 import operator
 import reprlib
 from dataclasses import dataclass, replace
@@ -119,6 +120,19 @@ def is_integer(index: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def chosen_flat_heads(shape: tuple[int, ...], lead: tuple[Any, ...], device: torch.device) -> Tensor:
+    """The flat indices of the maps (T, S) that an index of the dimensions before them chooses.
+
+    Raises:
+        ShapeError: the index does not fit.
+    """
+    leading = shape[:-2]
+    try:
+        return torch.arange(math.prod(leading), device=device).view(leading)[lead]
+    except (IndexError, TypeError, RuntimeError, ValueError) as error:
+        raise ShapeError(f"cannot index a map {tuple(shape)} by {reprlib.repr(lead)}: {error}") from error
 
 
 def dimensions_after(lead: tuple[Any, ...], before: Dimensions, rank: int) -> Dimensions:

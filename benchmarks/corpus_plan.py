@@ -26,7 +26,7 @@ ASSUMED = {
     "statistics": Assumed(5, "", "the usual ones"),
     "peak of a GPU": Assumed(67e12, "FLOP/s", "H100 SXM in float32 (NVIDIA's data sheet); `measure` runs in float32"),
     "share of the peak": Assumed(0.6, "", "assumed"),
-    "share of the pass's tokens/s": Assumed(0.85, "", "assumed; 0.88 on a CPU (benchmarks/RESULTS.md)"),
+    "share of the pass's tokens/s": Assumed(0.85, "", "assumed; on a CPU `python -m benchmarks corpus` measures it"),
     "price": Assumed(3.0, "$ per GPU and hour", "assumed"),
     "text of a token": Assumed(4.5, "bytes", "assumed"),
     "reading": Assumed(100e6, "bytes/s", "assumed: JSON lines by one process; each rank reads all of them twice"),

@@ -10,7 +10,7 @@ from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
 
 NULL = "there is no text: it is null"
-Row = tuple[Any, ...]
+TextRow = tuple[Any, ...]
 """The new columns of a text, and its error last."""
 
 
@@ -93,7 +93,7 @@ class ScoreText:
         return _with(table, ("log_probability", "tokens"), found)
 
 
-def _scored(model: Any, text: str) -> Row:
+def _scored(model: Any, text: str) -> TextRow:
     try:
         likelihood = next(iter(model.score([text])))
     except Exception as error:  # of any kind: one text must not end the work on the others
@@ -126,11 +126,11 @@ def _texts(table: Any, name: str) -> list[str | None]:
     return [one.text for one in documents_of(table, text=name, id="")]
 
 
-def _told(answer: Any) -> Row:
+def _told(answer: Any) -> TextRow:
     return (None, answer.problem) if answer.problem is not None else (answer.text, None)
 
 
-def _with(table: Any, names: tuple[str, ...], rows: list[Row | None]) -> Any:
+def _with(table: Any, names: tuple[str, ...], rows: list[TextRow | None]) -> Any:
     """The table with the columns, and a column `error`; None is the row of a text that is null."""
     arrow = arrow_library()
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}

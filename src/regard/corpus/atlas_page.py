@@ -72,7 +72,7 @@ class Atlas:
         """
         folders = self.folders
         names = _short_names([one.path for one in folders])
-        title = "The heads of a model over a corpus" if self.after is None else f"{names[0]} and {names[1]}"
+        title = f"{names[0]}: every head over the corpus" if self.after is None else f"{names[0]} and {names[1]}"
         about: dict[str, Any] = {
             "title": title,
             "names": names,

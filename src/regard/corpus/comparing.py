@@ -7,7 +7,8 @@ on the disk; memory is replicates x heads x statistics.
 
 The largest of all absolute t in a replicate has the quantile c at the level, and each interval is the difference
 $\pm\, c$ times its standard error: at that level all of them hold together (Westfall and Young 1993; Romano and Wolf
-2005, step one). For few documents both are widened as a t interval is, with n - 1 degrees of freedom (Hesterberg 2015, section 4.3).
+2005, step one). For few documents both are widened as a t interval is, with n - 1 degrees of freedom (Hesterberg 2015,
+section 4.3).
 """
 
 import hashlib

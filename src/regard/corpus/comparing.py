@@ -96,9 +96,7 @@ def compare(before: str | PathLike[str], after: str | PathLike[str]) -> Changes:
 def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
     """See `compare`."""
     if before.heads != after.heads:
-        one, other = (
-            f"{len({layer for layer, _ in a.heads})} layers and {len(a.heads)} heads" for a in (before, after)
-        )
+        one, other = (f"{len(a.heads)} heads, the last {'.'.join(map(str, a.heads[-1]))}" for a in (before, after))
         raise ArgumentError(
             f"{before.path} has {one}, and {after.path} has {other}: heads are compared one by one, in models of one "
             "shape that were measured with the same --layers and --heads"

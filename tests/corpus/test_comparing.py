@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import tomli_w
 
-from regard.corpus import compare
+from regard.corpus import compare_statistics
 from regard.corpus.comparing import weights_of
 from regard.corpus.settings import MeasureSettings
 from regard.corpus.tables import heads_schema, write_parquet
@@ -47,7 +47,7 @@ def test_a_change_of_a_head_is_named_and_no_other(stats: Path, sharper: Path, ca
     assert lines[0] == "1 of 4 heads changed: 20 differences, 95% intervals that hold together"
     assert {line.split()[0] for line in lines[2:]} == {"1.1"}
     assert lines[2].split()[1] == "entropy"
-    found = compare(stats, sharper)
+    found = compare_statistics(stats, sharper)
     assert found.difference[found.heads.index((1, 1)), found.statistics.index("entropy")] < 0
     assert not found.difference[:3].any()
 
@@ -56,7 +56,9 @@ def test_folders_that_differ_in_nothing_have_no_change(stats: Path, gpt2: Path, 
     """Nor where the sums are taken in another order."""
     other = measure_into(tmp_path / "other", gpt2, docs, "--shard-documents", "23")
     for one in (stats, other):
-        assert str(compare(stats, one)) == "no head changed: 20 differences, 95% intervals that hold together"
+        assert (
+            str(compare_statistics(stats, one)) == "no head changed: 20 differences, 95% intervals that hold together"
+        )
 
 
 @pytest.mark.parametrize("kind", ["pairs", "others"])
@@ -67,7 +69,7 @@ def test_an_interval_is_that_of_scipy_and_of_the_formula(tmp_path: Path, kind: s
         other = other[RANDOM.permutation(150)[:100]]
     a = folder_of(tmp_path / "a", one)
     b = folder_of(tmp_path / "b", other, first=0 if kind == "pairs" else 1000, shards=3)
-    found = compare(a, b)
+    found = compare_statistics(a, b)
     expected = scipy.stats.bootstrap(
         (one[:, 0], other[:, 0]), lambda a, b, axis: b.mean(axis) - a.mean(axis), paired=kind == "pairs",
         method="basic", n_resamples=4000, rng=0,
@@ -87,7 +89,7 @@ def test_all_intervals_hold_together(tmp_path: Path) -> None:
         shared = RANDOM.normal(size=(30, 1))
         one, other = (RANDOM.normal(size=(30, 25)) + shared for _ in range(2))
         a = folder_of(tmp_path / f"{number}a", one, first=30 * number)
-        wrong += bool(compare(a, folder_of(tmp_path / f"{number}b", other, first=30 * number)).changed.any())
+        wrong += bool(compare_statistics(a, folder_of(tmp_path / f"{number}b", other, first=30 * number)).changed.any())
     assert 0 < wrong <= 8
 
 
@@ -106,7 +108,7 @@ def test_too_few_documents_have_no_interval_and_nulls_do_not_count(tmp_path: Pat
     values[19:, 1] = np.nan
     values[5, 2] = np.nan
     a, b = folder_of(tmp_path / "a", values), folder_of(tmp_path / "b", values + np.array([0.0, 1.0, 1.0]))
-    found = compare(a, b)
+    found = compare_statistics(a, b)
     assert np.isnan(found.low[:, 0]).tolist() == [False, True, False]
     assert found.changed[:, 0].tolist() == [False, False, True]
     assert found.before[2, 0] == pytest.approx(np.nanmean(values[:, 2]), rel=1e-6)

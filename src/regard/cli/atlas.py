@@ -11,7 +11,6 @@ from regard.cli.loading import loading
 from regard.cli.shared import Command, PositionalPath, refuse_first
 from regard.corpus.settings import arrow_library
 from regard.errors import ArgumentError
-from regard.files.atomic import file_errors, write_atomically
 
 Stats = Annotated[PositionalPath, tyro.conf.arg(help="a folder of statistics that `regard measure` has made.")]
 Other = Annotated[
@@ -58,8 +57,7 @@ class AtlasCommand(Command):
 
         made, is_piped = atlas(self.stats, self.other), self.csv == Path("-")
         if self.csv is not None and not is_piped:
-            with file_errors(self.csv):
-                write_atomically(self.csv, made.csv())
+            made.save_csv(self.csv)
         if self.out is not None:
             made.save(self.out)
         if is_piped:

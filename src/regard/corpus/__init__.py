@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from regard.corpus.atlas_page import Atlas as Atlas
     from regard.corpus.atlas_page import atlas as atlas
     from regard.corpus.comparing import Changes as Changes
-    from regard.corpus.comparing import compare as compare
+    from regard.corpus.comparing import compare_statistics as compare_statistics
     from regard.corpus.measure import Measure as Measure
     from regard.corpus.text_functions import ScoreText as ScoreText
     from regard.corpus.text_functions import Translate as Translate
@@ -17,7 +17,7 @@ else:
         __name__,
         {
             "regard.corpus.atlas_page": ("Atlas", "atlas"),
-            "regard.corpus.comparing": ("Changes", "compare"),
+            "regard.corpus.comparing": ("Changes", "compare_statistics"),
             "regard.corpus.measure": ("Measure",),
             "regard.corpus.text_functions": ("ScoreText", "Translate"),
         },

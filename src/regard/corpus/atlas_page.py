@@ -18,7 +18,7 @@ from regard.corpus.measured_folder import MeasuredFolder
 from regard.errors import TooLargeError
 from regard.files.atomic import file_errors, write_atomically
 from regard.views.html.arrays import as_text
-from regard.views.html.page import filled, one_module, page_colours, resource
+from regard.views.html.page import document_of, one_module, page_colours, resource
 
 MEGABYTE = 1e6
 USED = ("page_codec.js", "page_numbers.js", "page_scale.js", "page_dom.js")
@@ -92,7 +92,7 @@ class Atlas:
         for kept in range(most, -1, -1):
             note = f"The page has the {kept} strongest of {most} examples of each head." if kept < most else ""
             data = {**about, "note": note, "examples": [_examples(table, self._statistics(), kept) for table in tables]}
-            text = filled({**parts, "data": as_text(data)})
+            text = document_of({**parts, "data": as_text(data)})
             if (size := len(text.encode())) <= budget_mb * MEGABYTE:
                 return text
         raise TooLargeError(
@@ -106,10 +106,15 @@ class Atlas:
         Raises:
             FileError: the file cannot be written; an older one stays as it was.
         """
-        text = self.page()
-        with file_errors(path):
-            write_atomically(path, text)
-        return Path(path)
+        return _written(path, self.page())
+
+    def save_csv(self, path: str | PathLike[str]) -> Path:
+        """Write the table to a file, likewise.
+
+        Raises:
+            FileError: the file cannot be written.
+        """
+        return _written(path, self.csv())
 
     def _statistics(self) -> list[str]:
         return self.before.statistics if self.changes is None else self.changes.statistics
@@ -137,7 +142,7 @@ def atlas(stats: str | PathLike[str], other: str | PathLike[str] | None = None) 
 
     The page has a table of heads, sorted and filtered by a statistic; for each head the distribution over documents and
     the strongest examples as text, with the attended tokens coloured. Two folders stand side by side, with the
-    differences that hold: see `compare`.
+    differences that hold: see `compare_statistics`.
 
     Args:
         stats: a folder that `regard measure` made.
@@ -153,6 +158,12 @@ def atlas(stats: str | PathLike[str], other: str | PathLike[str] | None = None) 
         return Atlas(before)
     after = MeasuredFolder.read(other)
     return Atlas(before, after, changes(before, after))
+
+
+def _written(path: str | PathLike[str], text: str) -> Path:
+    with file_errors(path):
+        write_atomically(path, text)
+    return Path(path)
 
 
 def _short_names(paths: list[Path]) -> list[str]:

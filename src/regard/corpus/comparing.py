@@ -77,7 +77,7 @@ class Changes:
         return "\n".join(lines)
 
 
-def compare(before: str | PathLike[str], after: str | PathLike[str]) -> Changes:
+def compare_statistics(before: str | PathLike[str], after: str | PathLike[str]) -> Changes:
     """Compare the means of every head and statistic over the documents of two folders of statistics.
 
     Documents with one id are pairs. The folders may be those of two checkpoints, or of two corpora under one model.
@@ -94,7 +94,7 @@ def compare(before: str | PathLike[str], after: str | PathLike[str]) -> Changes:
 
 
 def changes(before: MeasuredFolder, after: MeasuredFolder) -> Changes:
-    """See `compare`."""
+    """See `compare_statistics`."""
     if before.heads != after.heads:
         one, other = (f"{len(a.heads)} heads, the last {'.'.join(map(str, a.heads[-1]))}" for a in (before, after))
         raise ArgumentError(

@@ -16,7 +16,7 @@ from tests.core import house
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
 MOST_LINES = 74_300
 MOST_LINES_OF_THE_LIBRARY = 49_585  # without the toolkit: tasks/, corpus/ and cli/
-MOST_LINES_OF_TESTS = 64_275
+MOST_LINES_OF_TESTS = 64_285
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 22, 110
 

@@ -61,6 +61,14 @@ def test_folders_that_differ_in_nothing_have_no_change(stats: Path, gpt2: Path, 
         )
 
 
+def test_the_rounding_of_float32_is_no_change(tmp_path: Path) -> None:
+    values = RANDOM.gamma(4, 1, (40, 2)).astype(np.float32)
+    a, b = folder_of(tmp_path / "a", values), folder_of(tmp_path / "b", np.nextafter(values, np.float32(9e9)))
+    found = compare_statistics(a, b)
+    assert found.difference.all()
+    assert not found.changed.any()
+
+
 @pytest.mark.parametrize("kind", ["pairs", "others"])
 def test_an_interval_is_that_of_scipy_and_of_the_formula(tmp_path: Path, kind: str) -> None:
     one = RANDOM.gamma(4, 1, (150, 1)).astype(np.float32)

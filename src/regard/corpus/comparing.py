@@ -21,6 +21,7 @@ import numpy as np
 
 from regard.corpus.measured_folder import MeasuredFolder
 from regard.errors import ArgumentError
+from regard.lazy import Displayed
 
 REPLICATES = 1000
 LEVEL = 0.95
@@ -33,8 +34,8 @@ _TIMES = np.searchsorted(_CHANCES, (np.arange(2**16) + 0.5) / 2**16).astype(np.f
 """How often a document counts, for each value of 16 random bits."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Changes:
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Changes(Displayed):
     """The differences of the means of H heads and S statistics: those of the second folder, less those of the first."""
 
     heads: list[tuple[int, int]]
@@ -75,6 +76,8 @@ class Changes:
             for layer, head, name, old, new, difference, low, high in changed
         ]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def compare_statistics(before: str | PathLike[str], after: str | PathLike[str]) -> Changes:

@@ -1,4 +1,4 @@
-"""Make the pictures of docs/views.md, with Chromium: python docs/make_page_pictures.py
+"""Make the pictures of docs/views.md and docs/corpus.md, with Chromium: python docs/make_page_pictures.py
 
 With a folder, every one of these pages is drawn there in both themes and at four sizes, to be looked at.
 """
@@ -10,7 +10,10 @@ from pathlib import Path
 import torch
 
 import regard
+from regard.corpus import atlas
 from regard.views import Example, Map, page
+from tests.corpus.conftest import documents, measure_into, save_sharp, save_words, write_jsonl
+from tests.families.architectures import library
 from tests.views.chromium import Chromium
 
 IMAGES = Path(__file__).parent / "images"
@@ -80,6 +83,28 @@ def document() -> str:
     ).text
 
 
+def atlases(folder: Path) -> dict[str, Path]:
+    """The page of a small model's heads, and that of two models that differ in one head."""
+    transformers, found = library(), []
+    sizes = {"vocab_size": 16, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 48}
+    docs = write_jsonl(folder / "docs.jsonl", documents(200))
+    for name in ("before", "after"):
+        torch.manual_seed(0)
+        save_words(folder / name)
+        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+        model = transformers.GPT2LMHeadModel(config)
+        save_sharp(model, folder / name)
+        if name == "after":
+            with torch.no_grad():
+                model.transformer.h[3].attn.c_attn.weight[:, 16:24] *= 1.2
+            model.save_pretrained(folder / name)
+        found.append(measure_into(folder / f"stats-{name}", folder / name, docs))
+    return {
+        "heads": atlas(found[0]).save(folder / "heads.html"),
+        "compared": atlas(*found).save(folder / "compared.html"),
+    }
+
+
 def main(folder: Path | None) -> None:
     """Draw the four pictures of the docs, or every page, theme and size into a folder."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
@@ -102,6 +127,11 @@ def main(folder: Path | None) -> None:
                     browser.until("!document.getElementById('regard').dataset.busy")
                     browser.run("await new Promise((done) => setTimeout(done, 200));")
                     target.write_bytes(browser.picture())
+            for name, made_page in atlases(Path(made)).items():
+                browser.size(*SIZES[0])
+                browser.open(f"file://{made_page}#theme={'dark' if name == 'compared' else 'light'}")
+                browser.until("document.getElementById('regard').dataset.drawn")
+                (IMAGES / f"atlas-{name}.png").write_bytes(browser.picture())
         finally:
             browser.close()
 

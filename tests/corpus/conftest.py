@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def measure_into(out: Path, model: Path, docs: Path, *more: str) -> Path:
 def stats(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) -> Path:
     """The statistics of the documents, by one process without an interruption."""
     return measure_into(tmp_path_factory.mktemp("stats") / "stats", gpt2, docs)
+
+
+@pytest.fixture(scope="session")
+def sharper(tmp_path_factory: pytest.TempPathFactory, gpt2: Path, docs: Path) -> Path:
+    """The statistics of the same documents under the same model, but for the queries of head 1 of layer 1."""
+    folder = tmp_path_factory.mktemp("sharper")
+    other = folder / "gpt2"
+    shutil.copytree(gpt2, other)
+    model = library().GPT2LMHeadModel.from_pretrained(other)
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight[:, 8:16] *= 1.3
+    model.save_pretrained(other)
+    return measure_into(folder / "stats", other, docs)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

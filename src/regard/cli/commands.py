@@ -9,6 +9,7 @@ import tyro
 
 from regard.cli.align_pairs import AlignCommand
 from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
+from regard.cli.atlas import AtlasCommand
 from regard.cli.check import CheckCommand
 from regard.cli.defaults import Beginning
 from regard.cli.demo import DemoCommand
@@ -41,7 +42,16 @@ COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, CheckCommand, ExportCommand, DemoCommand),
+        *(
+            RememberCommand,
+            TuneCommand,
+            ViewCommand,
+            MeasureCommand,
+            AtlasCommand,
+            CheckCommand,
+            ExportCommand,
+            DemoCommand,
+        ),
     )
 }
 """The commands other than `regard train`, by name."""
@@ -57,6 +67,8 @@ def chosen_command(arguments: Sequence[str]) -> Command:
         RunFolderError: they ask to go on with a run, and there is none.
         SystemExit: they ask for help, which has been printed.
     """
+    if list(arguments[:2]) == ["measure", "--compare"]:
+        arguments = ["atlas", *arguments[2:]]
     with told_in_one_line(partial(_known, arguments)), printed_in_lines():
         refuse_bare_lists(arguments, _known(arguments))
         beginning = Beginning.of(arguments[1:] if arguments[:1] == ["train"] else [])

@@ -76,6 +76,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard measure gpt2 --data 'shards/*.parquet' --out stats --max-tokens 512 --resume",
         "regard measure runs/book --data lines.txt --out stats --statistics entropy induction top_keys",
     ),
+    "atlas": (
+        "regard atlas stats --out page.html",
+        "regard atlas stats-before stats-after --out page.html --csv heads.csv",
+    ),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",

@@ -26,7 +26,8 @@ class MeasureCommand(Command):
 
     heads/ has a row for each head of each document; totals/ has counts, sums and histograms; examples/ the documents in
     which a head is strongest, with the place. A document that cannot be read is a row with an error. The bytes are the
-    same on any number of workers, on the ranks of torchrun, and after an interruption with --resume.
+    same on any number of workers, on the ranks of torchrun, and after an interruption with --resume. To look at them:
+    `regard atlas`; the heads that changed between two folders: `regard measure --compare A B`.
     """
 
     model: MeasuredModel

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
+    from regard.corpus.atlas_page import Atlas as Atlas
+    from regard.corpus.atlas_page import atlas as atlas
+    from regard.corpus.comparing import Changes as Changes
+    from regard.corpus.comparing import compare_statistics as compare_statistics
     from regard.corpus.measure import Measure as Measure
     from regard.corpus.text_functions import ScoreText as ScoreText
     from regard.corpus.text_functions import Translate as Translate
@@ -12,6 +16,8 @@ else:
     __getattr__, __dir__, __all__ = on_demand(
         __name__,
         {
+            "regard.corpus.atlas_page": ("Atlas", "atlas"),
+            "regard.corpus.comparing": ("Changes", "compare_statistics"),
             "regard.corpus.measure": ("Measure",),
             "regard.corpus.text_functions": ("ScoreText", "Translate"),
         },

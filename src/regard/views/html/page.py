@@ -130,22 +130,24 @@ def page(
         "title": html.escape(title.encode("utf-8", "replace").decode()),
         "style": resource("page.css"),
         "script": script(),
+        "render": "render",
         "data": "",
     }
-    empty = len(_filled(parts).encode())
+    empty = len(document_of(parts).encode())
     data, arrays, carried = page_data(
         examples, title=title, budget_mb=budget_mb, exact=exact, factors=factors, document_bytes=empty
     )
     data["arrays"] = [None if one is None else one.as_json() for one in arrays]
     parts["data"] = as_text(data)
-    text = _filled(parts)
+    text = document_of(parts)
     made = Page(text, carried, len(text.encode()), budget_mb * MEGABYTE)
     if path is not None:
         made.save(path)
     return made
 
 
-def _filled(parts: Mapping[str, str]) -> str:
+def document_of(parts: Mapping[str, str]) -> str:
+    """The document with its title, style, data and script, and the name of the script's function that draws."""
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], resource("page.html"))
 
 

@@ -2,14 +2,10 @@
 
 import { labelOf } from "./page_dom.js";
 import { alignment } from "./page_links.js";
+import { csvLine } from "./page_numbers.js";
 
 // In two parts: a test checks that an offline page holds no address of the web.
 const NAMESPACE = ["http" + ":", "", "www.w3.org", "2000", "svg"].join("/");
-
-/** A line of CSV (RFC 4180), with quotes where needed. */
-export function csvLine(fields) {
-  return fields.map((field) => (/[",\n\r]/.test(String(field)) ? `"${String(field).replaceAll('"', '""')}"` : String(field))).join(",");
-}
 
 /** The loaded weights of the focus, or of the window if the map is zoomed to single cells. */
 export function csvOf(now, cells) {

@@ -48,3 +48,8 @@ export function largestPlaces(values, count) {
 export function clamp(number, low, high) {
   return Math.min(high, Math.max(low, number));
 }
+
+/** A line of CSV (RFC 4180), with quotes where needed. */
+export function csvLine(fields) {
+  return fields.map((field) => (/[",\n\r]/.test(String(field)) ? `"${String(field).replaceAll('"', '""')}"` : String(field))).join(",");
+}

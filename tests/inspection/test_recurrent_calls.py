@@ -37,6 +37,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
     }),
     "Bamba": ("model.layers.0.mamba", MAMBA | {"attn_layer_indices": [1]}),
+    "MiniMax": ("model.layers.0.self_attn", {
+        "head_dim": 8, "block_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    }),
+    "Jamba": ("model.layers.0.mamba", {
+        "mamba_d_state": 6, "mamba_dt_rank": 4, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2,
+        "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+    }),
     "FalconH1": ("model.layers.0.mamba", MAMBA | {"mamba_d_ssm": 64, "head_dim": 8}),
 }  # fmt: skip
 

@@ -215,12 +215,12 @@ class Record(Interceptor):
             with self._lock:
                 self.unreadable[path, reason] += 1
 
-    def refuse(self, module: nn.Module, since: int) -> None:
+    def refuse(self, module: nn.Module, since: int, reason: str) -> None:
         path = self.paths.get(id(module))
         with self._lock:
             for call in self.calls:
                 if call.name == path and call.at > since and call.is_stored and call.made is not None:
-                    call.refuse("one softmax of several that the module attends by, in blocks")
+                    call.refuse(reason)
 
     def other(self, path: str, reason: str) -> None:
         if self.wanted(path):

@@ -33,6 +33,7 @@ class RunningModule:
         "mixes",
         "module",
         "pending",
+        "scans",
         "taken",
         "was_hidden",
     )
@@ -51,6 +52,8 @@ class RunningModule:
         """True if it, or a part of it, multiplied activations with activations, as queries with keys."""
         self.has_pairs = False
         """True if such a product gave a number for each pair of positions; another one then mixes these."""
+        self.scans = 0
+        """How many recurrences of its own were read."""
         self.mixes = ""
         """How the module's own functions mix positions, as far as they were seen to."""
 
@@ -207,10 +210,10 @@ class ThreadState:
                 watch.unread(path, reason)
         self.meant = None
 
-    def refuse(self, frame: RunningModule) -> None:
-        """Notify every watch of attention in blocks."""
+    def refuse(self, frame: RunningModule, reason: str) -> None:
+        """Notify every watch that the weights of the running module's calls so far are parts of its attention."""
         for watch in self.watches:
-            watch.refuse(frame.module, frame.taken)
+            watch.refuse(frame.module, frame.taken, reason)
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
         """Notify every watch of a lookalike of attention, in the running module or in `module`."""

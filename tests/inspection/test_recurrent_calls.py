@@ -86,7 +86,7 @@ def test_a_pass_and_a_generation_are_read_and_keep_their_bits(family: str) -> No
     assert bool((call.map.dense() < 0).any())
     report = seen.report()
     assert (report.missed, report.mixers) == ((), ())
-    assert f"{path}: {tuple(call.map.shape)}, {call.how}, rebuilt to " in str(report)
+    assert f"{path}: {tuple(call.map.shape)}, {report.kinds[path]}, {call.how}, rebuilt to " in str(report)
     assert str(report).count("mask: causal") == len(seen)
     # Single steps go on from the state of the step before: their rows reach back to the first key.
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}

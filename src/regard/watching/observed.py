@@ -59,6 +59,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
+    kind: str = "attention"
+    """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -68,6 +70,11 @@ class Observed:
             if fault is not None:
                 self.refuse(fault)
         return self.made
+
+    @property
+    def is_of_positions(self) -> bool:
+        """True if positions of one sequence attend to each other, as far as is known."""
+        return self.kind not in ("cross-attention", "attention over depth")
 
     @property
     def sizes(self) -> Sizes:
@@ -178,7 +185,7 @@ class Record(Interceptor):
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
-            crosses=None if source.origins is None else source.origins.crosses,
+            crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
@@ -234,6 +241,12 @@ class Record(Interceptor):
                     call.refuse(reason)
                     call.is_other = True
                     self.others[call.name, reason] += 1
+
+
+def _kind(call: ObservedCall) -> str:
+    if call.kind != "attention" or call.origins is None or not call.origins.crosses:
+        return call.kind
+    return "attention over depth" if call.origins.keys.sort == "layers" else "cross-attention"
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:

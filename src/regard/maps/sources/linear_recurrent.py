@@ -3,15 +3,16 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import causal
 from regard.call.shapes import UNNAMED, Dimensions
-from regard.errors import ArgumentError
 from regard.kernels.recurrence import CHUNK, Chunks, Recurrence
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Statistic
+from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import Part, Piece, Scratch, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values
 from regard.tensors.tile_sizes import fitting, ranges
@@ -20,11 +21,12 @@ GROUP_ELEMENTS = 1 << 26
 """The elements of the chunks of the heads that are computed together."""
 
 
-class LinearRecurrent(NamedSource):
+class LinearRecurrent(LinearSource):
     """P_tj = c q_t^T A_t ... A_{j+1} k_j beta_j. Nothing makes its rows sum to 1, and its weights may be below 0."""
 
-    layout: tuple[int, ...]
-    """(batch..., H)."""
+    @property
+    def mask(self) -> Mask:
+        return causal(self.keys - self.queries)
 
     @property
     @abstractmethod
@@ -57,9 +59,6 @@ class LinearRecurrent(NamedSource):
 
     def __str__(self) -> str:
         return f"a linear recurrence {self.recurrence}"
-
-    def refuse(self, asked: str) -> NoReturn:
-        raise ArgumentError(f"{asked} is for the map of one call with scores, and this map is {self}, which has none")
 
     def support(self, rows: range) -> range:
         return range(rows.stop + self.recurrence.offset)

@@ -15,7 +15,7 @@ from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
@@ -81,7 +81,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
-    if isinstance(call.map.source, LinearRecurrent):
+    if isinstance(call.map.source, LinearSource):
         return Facts(kind_of(seen), 0.0, None, None, 0, seen.first.shape[1] * call.sizes.flat_batch, seen)
     kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     rows = _Counted(call, seen, _real_queries(call, keep))

@@ -32,6 +32,7 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in
 from regard.watching.hooks.torch_mode import FunctionMode
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
+from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
 
 _local = threading.local()
@@ -148,6 +149,10 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
+    if thread.taken == frame.taken and len(frame.convolutions) == 1:
+        thread.give(frame.convolutions[0], module)
+    if thread.taken == frame.taken and frame.convolutions:
+        frame.mixes = CONVOLUTION
     if thread.taken == frame.taken and (how := "recurrence" if isinstance(module, nn.RNNBase) else frame.mixes):
         thread.mixed(module, how)
     if frame.pending or frame.is_in_blocks or thread.traces:
@@ -158,9 +163,10 @@ FLA = ("gated_delta_rule", "kda", "delta_rule", "gla", "simple_gla", "retention"
 RECURRENCES = (
     "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
     "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update", "mamba_selective_scan",
-    "mamba_selective_state_update", *(f"{way}_{name}" for way in ("chunk", "fused_recurrent") for name in FLA),
+    "mamba_selective_state_update", "causal_conv1d_fn", "causal_conv1d_update",
+    *(f"{way}_{name}" for way in ("chunk", "fused_recurrent") for name in FLA),
 )  # fmt: skip
-"""Functions of transformers and fla that are linear recurrences: torch shows their parts, which say little."""
+"""Functions of transformers and fla that are recurrences or convolutions: torch shows their parts, which say little."""
 LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
 """The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
 Place = tuple[Any, str]

@@ -26,6 +26,7 @@ class RunningModule:
 
     __slots__ = (
         "compares",
+        "convolutions",
         "has_pairs",
         "holds_comparison",
         "is_in_blocks",
@@ -52,6 +53,8 @@ class RunningModule:
         """True if it, or a part of it, multiplied activations with activations, as queries with keys."""
         self.has_pairs = False
         """True if such a product gave a number for each pair of positions; another one then mixes these."""
+        self.convolutions: list[ObservedCall] = []
+        """Its convolutions over positions: one alone is how the module mixes these."""
         self.scans = 0
         """How many recurrences of its own were read."""
         self.mixes = ""

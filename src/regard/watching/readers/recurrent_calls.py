@@ -15,6 +15,7 @@ from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.kept_recurrence import Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
+from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
@@ -33,6 +34,7 @@ class RecurrentCall(ObservedCall):
     after: Tensor | None
     """The state after the last position, if the model asked for it."""
     how: str
+    kind: str = "linear attention"
     finish: Finish | None = None
     """The rest of the function, where its output is not that of the recurrence."""
     has_scores: ClassVar[bool] = False
@@ -99,7 +101,7 @@ def _of_steps(
     decay = (given["A"] * step.float()).transpose(1, 2)[..., None]
     before, after = (None if one is None else one.mT for one in states)
     positions, shared = Factored(query, key, decay, step.transpose(1, 2)), Shared(x.shape[2], 1.0, by_delta=False)
-    return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence")
+    return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence", "state space")
 
 
 def _selective_scan(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
@@ -118,7 +120,7 @@ def _selective_scan(given: dict[str, Any], state: Tensor | None, result: Any) ->
     shared = Shared(x.shape[1], 1.0, by_delta=False)
     before = None if state is None else state[..., None]
     how = "Mamba's selective scan, where each channel is a head"
-    return RecurrentCall(positions, shared, x[..., None], output[..., None], before, after, how, finish)
+    return RecurrentCall(positions, shared, x[..., None], output[..., None], before, after, how, "state space", finish)
 
 
 def _selective_step(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
@@ -150,7 +152,7 @@ def _lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> Recu
     decay = -module.slope_rate.reshape(1, -1, 1, 1).expand(len(x), -1, x.shape[1], 1)
     shared = Shared(query.shape[1], 1.0, by_delta=False)
     how = "lightning attention, with a decay a head"
-    return RecurrentCall(Factored(query, key, decay), shared, value, output[:, None], state, after, how, finish)
+    return RecurrentCall(Factored(query, key, decay), shared, value, output[:, None], state, after, how, finish=finish)
 
 
 def _of_fla(how: str, decay_of: Callable[[dict[str, Any]], Tensor | None], *, by_delta: bool = False) -> ReadCall:
@@ -220,15 +222,16 @@ READERS: dict[str, ReadCall] = {
     **{f"{way}_{name}": reader for name, reader in _FLA.items() for way in ("chunk", "fused_recurrent")},
 }
 """The readers of functions, by name; `forward` is that of a module of lightning attention."""
+CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
 
 
 def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a function of `READERS`, and hand it to the thread's watches as one call."""
     given = signature(func).bind(*args, **kwargs).arguments
     given |= given.pop("kwargs", {})
-    written, cache = given.get("state"), given.get("past_key_values")
+    written, cache = given.get("state", given.get("conv_state")), given.get("past_key_values")
     state = given.get("initial_state", given.get("initial_states")) if written is None else copied(written)
-    if hasattr(cache, "get_linear_cache"):
+    if cache is not None and hasattr(cache, "get_linear_cache"):
         state = cache.get_linear_cache(given["self"].layer_idx)
     was_hidden = thread.hidden
     thread.hide(True)
@@ -242,6 +245,11 @@ def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwar
 
 def _give(thread: ThreadState, name: str, given: dict[str, Any], state: Tensor | None, result: Any) -> None:
     frame = thread.innermost()
+    thread.traces.follow(result if isinstance(result, Tensor) else result[0], *given.values())
+    if name in CONVOLUTIONS:
+        if frame is not None:
+            frame.convolutions.append(convolution_of(given, state, result))
+        return
     with DisableTorchFunction():
         call = READERS[name](given, state, result)
     thread.give(call)

@@ -59,6 +59,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
+    chooser: tuple[str, int] | None = None
+    """The module that last chose keys for as many queries of as many keys, and how many; None without one."""
     kind: str = "attention"
     """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
 
@@ -117,6 +119,8 @@ class Record(Interceptor):
         """The modules that ran, but for torch's plain ones."""
         self.mixes: dict[str, tuple[str, int | None]] = {}
         """How each module without an observed call mixes positions, and how many, if that is known."""
+        self.choosers: dict[tuple[int, int], tuple[str, int]] = {}
+        """By the numbers of queries and keys, the module that last chose keys by its scores, and how many."""
         self.measured: set[str] = set()
         """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
@@ -140,6 +144,9 @@ class Record(Interceptor):
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         self.mixes.setdefault(path, (how, positions))
+
+    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
+        self.choosers[queries, keys] = path or "the model itself", count
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         with self._lock:
@@ -186,6 +193,7 @@ class Record(Interceptor):
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
             crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
+            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1])),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None

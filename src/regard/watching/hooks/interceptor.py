@@ -57,6 +57,9 @@ class Interceptor:
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         """Called for a module that mixes positions (so many, if that is known) without an observed call."""
 
+    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
+        """Called for a module that chose so many of the keys for each query, by scores of its own."""
+
     def refuse(self, module: nn.Module, since: int, reason: str) -> None:
         """Called for a module that attended in parts: none of its own weights since call `since` is a map."""
 

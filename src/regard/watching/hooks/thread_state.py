@@ -255,6 +255,12 @@ class ThreadState:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
 
+    def chose(self, module: nn.Module, queries: int, keys: int, count: int) -> None:
+        """Notify every watch of a module that chose keys for queries."""
+        for watch in self.watches:
+            if (path := watch.paths.get(id(module))) is not None:
+                watch.chose(path, queries, keys, count)
+
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:
     """The innermost frame outside this package. Reading a frame's `self` would copy all its variables."""

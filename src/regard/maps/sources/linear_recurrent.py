@@ -86,20 +86,20 @@ class LinearRecurrent(LinearSource):
             case st.Received():
                 ones = torch.ones(1, self.queries, 1, dtype=self.dtype, device=self.device)
                 return (self._in_groups(Chunks.transposed_product, ones)[..., 0],)
-            case st.Pooled(grid) if not statistic.of_largest and grid.columns.count <= self.width:
+            case st.Pooled(grid) if not statistic.of_largest and 4 * grid.columns.count <= self.keys:
                 indicators = torch.nn.functional.one_hot(grid.columns.owners(self.device), grid.columns.count)
                 by_columns = self._in_groups(lambda chunks, x: chunks.product(x)[0], indicators.to(self.dtype)[None])
                 return (statistic.finished(grid.rows.reduce(by_columns, -2, 0, largest=False)[0]),)
         return None
 
     @property
-    def width(self) -> int:
+    def key_width(self) -> int:
         """D."""
         return self.recurrence.key.shape[-1]
 
     def _in_groups(self, compute: Callable[[Chunks, Tensor], Tensor], x: Tensor) -> Tensor:
         """Compute with some heads at a time, for x (N or 1, ..., E): the chunks are many times the factors."""
-        step = fitting(GROUP_ELEMENTS, self.keys * (CHUNK + 4 * self.width))
+        step = fitting(GROUP_ELEMENTS, self.keys * (CHUNK + 4 * self.key_width))
         found = []
         for some in ranges(self.flat_heads, step):
             own = x if len(x) == 1 else x[some.start : some.stop]

@@ -100,7 +100,7 @@ class KeptRecurrence(LinearRecurrent):
         return self._query.device
 
     @property
-    def width(self) -> int:
+    def key_width(self) -> int:
         return self._query.shape[-1]
 
     @property

@@ -169,22 +169,22 @@ RECURRENCES = (
 """Functions of transformers and fla that are recurrences or convolutions: torch shows their parts, which say little."""
 LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
 """The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
-Place = tuple[Any, str]
+Home = tuple[Any, str]
 """A Python module or a class, and the name of a function of it."""
-_replaced: dict[Place, tuple[Callable[..., Any], int]] = {}
+_replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
 """By place, the function that was there, and how many open watches replaced it."""
 
 
-def _places(modules: Iterable[nn.Module]) -> list[Place]:
+def _places(modules: Iterable[nn.Module]) -> list[Home]:
     modules = list(modules)
     homes = [sys.modules.get(home) for home in {kind.__module__ for one in modules for kind in type(one).__mro__}]
-    found: list[Place] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
+    found: list[Home] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
     lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
     owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
     return found + [(owner, "forward") for owner in owners]
 
 
-def _replace(modules: Iterable[nn.Module]) -> list[Place]:
+def _replace(modules: Iterable[nn.Module]) -> list[Home]:
     """Replace the recurrences beside the classes of these modules, and those that are modules; return their places."""
     found = _places(modules)
     with _lock:
@@ -196,7 +196,7 @@ def _replace(modules: Iterable[nn.Module]) -> list[Place]:
     return found
 
 
-def _put_back(places: Iterable[Place]) -> None:
+def _put_back(places: Iterable[Home]) -> None:
     """Put the functions back that no other open watch needs."""
     with _lock:
         for home, name in places:
@@ -224,7 +224,7 @@ class OpenThreads:
     """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
 
     def __init__(self) -> None:
-        self._open: dict[ThreadState, tuple[int, list[Place]]] = {}
+        self._open: dict[ThreadState, tuple[int, list[Home]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)

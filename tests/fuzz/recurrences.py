@@ -1,6 +1,8 @@
 """The ground `recurrences`: random linear recurrences and questions to their maps, against the loop over positions in
 float64; lengths around the borders of chunks, gates near 0 and 1 and closed, writes of 0 and 1, empty batches."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def _in_parts(given: Given, cut: int) -> Tensor:
 
     found, state = [], None
     for places in (slice(0, cut), slice(cut, length)):
-        options = {
+        options: dict[str, Any] = {
             name: tuple(part(x, places) for x in one) if isinstance(one, tuple)
             else part(one, places) if isinstance(one, Tensor) else one
             for name, one in given.options.items()

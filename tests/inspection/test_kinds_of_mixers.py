@@ -13,6 +13,8 @@ import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.maps.sources.convolution import Convolution
 from regard.watching import head_table, rollout
+from regard.watching.hooks.module_hooks import RECURRENCES
+from regard.watching.readers.recurrent_calls import CONVOLUTIONS, READERS
 from tests.maps.naive_recurrence import Given, step_by_step
 
 transformers = pytest.importorskip("transformers")
@@ -175,6 +177,28 @@ def test_several_scans_of_one_module_are_no_layers() -> None:
     del sys.modules[home.__name__]
     assert len(seen) == 0
     assert "one of several recurrences of a module" in str(seen.report())
+
+
+def test_every_function_that_is_replaced_has_a_reader() -> None:
+    assert {*RECURRENCES, "forward"} == {*READERS, *CONVOLUTIONS}
+
+
+@torch.no_grad()
+def test_the_map_is_the_output_for_the_identity_as_values() -> None:
+    """By the families' own functions: all columns of P at once."""
+    home, length = sys.modules[transformers.Qwen3NextModel.__module__], 64
+
+    class Layer(nn.Module):
+        def forward(self, *given: Tensor) -> Any:
+            return home.torch_chunk_gated_delta_rule(*given, use_qk_l2norm_in_kernel=True)[0]
+
+    Layer.__module__ = home.__name__
+    q, k = torch.randn(2, 2, length, 3, 8).unbind()
+    gates = torch.rand(2, 2, length, 3)
+    values = torch.eye(length)[None, :, None].expand(2, -1, 3, -1)
+    with regard.watch(Layer()) as seen:
+        output = seen.modules[""](q, k, values, -gates[0], gates[1])
+    torch.testing.assert_close(seen["", 0].dense(), output.transpose(1, 2), rtol=0, atol=1e-6)
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

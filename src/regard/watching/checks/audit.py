@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, ShapeError
-from regard.watching.checks.chosen_keys import ChosenKeys
+from regard.watching.checks.chosen_keys import KeyChoice
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.finding import Finding, Severity, by_module
 from regard.watching.checks.roles import is_causal
@@ -107,7 +107,7 @@ def _future(call: Observed, facts: Facts, later: float) -> Finding:
     return Finding("future", severity, f"{says}: {advice}", call.name, call.index, {"share": later})
 
 
-def _first_dropped(call: Observed, choice: ChosenKeys) -> Finding:
+def _first_dropped(call: Observed, choice: KeyChoice) -> Finding:
     """An indexer that leaves out the first key, on which softmax attention often rests (a sink)."""
     weight = "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
     is_sink = choice.first is not None and choice.first > SINK

@@ -22,7 +22,7 @@ from regard.watching.observed import Observed
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenKeys:
+class KeyChoice:
     """The chosen keys of a call, over the rows that had to choose: those with more causal keys than they may see."""
 
     recall: float | None
@@ -36,7 +36,7 @@ class ChosenKeys:
         return "" if self.recall is None else f"recall: they have {self.recall:.1%} of the dense map's weight"
 
 
-def choice_of(call: Observed, kind: MaskKind, seen: Visible) -> ChosenKeys | None:
+def choice_of(call: Observed, kind: MaskKind, seen: Visible) -> KeyChoice | None:
     r"""Measure a choice in linear memory: the recall is $\exp(\mathrm{lse}_\mathrm{chosen} - \mathrm{lse}_\mathrm{all
     causal})$ of each row, from one pass over the scores without the choice. None for other masks."""
     if kind.pattern != "chosen" or kind.size is None:
@@ -48,11 +48,11 @@ def choice_of(call: Observed, kind: MaskKind, seen: Visible) -> ChosenKeys | Non
     without_first = float(lost[:, chose].double().mean())
     recalled = _recalled(call, kind.offset)
     if recalled is None:
-        return ChosenKeys(None, without_first, None)
+        return KeyChoice(None, without_first, None)
     shares, on_first = (x.to(widest_dtype(x.device)) for x in recalled)
     of_rows = lost.unflatten(0, seen.shape).expand(shares.shape)
     first = float(on_first[of_rows].mean()) if bool(lost.any()) else None
-    return ChosenKeys(float(shares[..., chose].mean().clamp(0.0, 1.0)), without_first, first)
+    return KeyChoice(float(shares[..., chose].mean().clamp(0.0, 1.0)), without_first, first)
 
 
 def _recalled(call: Observed, offset: int) -> tuple[Tensor, Tensor] | None:

@@ -19,7 +19,7 @@ from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.chosen_keys import ChosenKeys, choice_of
+from regard.watching.checks.chosen_keys import KeyChoice, choice_of
 from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
@@ -43,7 +43,7 @@ class Facts:
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
     seen: Visible
-    choice: ChosenKeys | None = None
+    choice: KeyChoice | None = None
     """The measures of the keys that each query chose; None for other masks."""
 
     def __str__(self) -> str:

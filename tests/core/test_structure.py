@@ -16,7 +16,7 @@ from tests.core import house
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
 MOST_LINES = 74_380
 MOST_LINES_OF_THE_LIBRARY = 50_260  # without the toolkit: tasks/, corpus/ and cli/
-MOST_LINES_OF_TESTS = 64_260
+MOST_LINES_OF_TESTS = 64_310
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 22, 109
 

@@ -10,21 +10,22 @@ import resource
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.families import table
 from tests.families.architectures import architectures, library
-from tests.families.examine import Row, examine, told
+from tests.families.examine import Row, examine, mixing_alone, told
 
 SECONDS, BYTES = 120, 8 << 30
 
 
-def in_a_process(key: str, seconds: int = SECONDS) -> Row:
+def in_a_process(key: str, seconds: int = SECONDS, make: Callable[[str], Row] = examine) -> Row:
     """A row made in a fork of this process, which may crash, hang or take memory as it likes."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(key, writing)
+        _child(key, writing, make)
     os.close(writing)
     said, end = b"", time.monotonic() + seconds
     while select.select([reading], [], [], max(0, end - time.monotonic()))[0]:
@@ -41,7 +42,7 @@ def in_a_process(key: str, seconds: int = SECONDS) -> Row:
     return {"architecture": key, "model": architectures()[key], "why": f"not run: {why}"}
 
 
-def _child(key: str, writing: int) -> None:
+def _child(key: str, writing: int, make: Callable[[str], Row]) -> None:
     import torch
 
     torch.set_num_threads(1)  # a fork of a process that ran several threads would wait for them for ever
@@ -50,12 +51,24 @@ def _child(key: str, writing: int) -> None:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     try:
-        row = examine(key)
+        row = make(key)
     except BaseException as error:
         row = {"architecture": key, "model": architectures()[key], "why": f"not examined: {told(error)}"}
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(json.dumps(row).encode())
     os._exit(0)
+
+
+def _mix_again(path: Path, names: list[str]) -> None:
+    """Measure the mixing layers of architectures that ran, in the rows that there are."""
+    found = [json.loads(line) for line in path.open()]
+    for row in found:
+        if "why" not in row and (not names or row["architecture"] in names):
+            again = in_a_process(row["architecture"], make=mixing_alone)
+            row["mixing"] = again.get("mixing") or {"why": again["why"]}
+            path.write_text("".join(json.dumps(one) + "\n" for one in found), encoding="utf-8")
+    if path == table.ROWS:
+        table.write()
 
 
 def main() -> None:
@@ -65,6 +78,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=table.ROWS)
     parser.add_argument("--again", action="store_true", help="forget what is in the file")
     parser.add_argument("--show", action="store_true", help="examine in this process, and print what is found")
+    parser.add_argument("--mixing", action="store_true", help="measure the column of mixing layers only, in known rows")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
     if options.page:
@@ -78,6 +92,9 @@ def main() -> None:
     if options.again:
         options.rows.unlink(missing_ok=True)
     done = {json.loads(line)["architecture"] for line in options.rows.open()} if options.rows.exists() else set()
+    if options.mixing:
+        _mix_again(options.rows, options.names)
+        return
     wanted = options.names or [key for key in known if key not in done]
     with options.rows.open("a") as rows:
         for key in wanted:

@@ -2,8 +2,8 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_flatten
 
 import regard
 from regard.errors import RegardError
+from regard.watching import measure_mixing
+from regard.watching.report import STREAMS
 from regard.watching.watch import Seen
 from tests.families.architectures import architectures, build, inputs_for, library, tiny_config
 from tests.families.matching import compared
@@ -51,6 +53,15 @@ def examine(key: str) -> Row:
         row |= {f"eager_{k}": v for k, v in in_eager(own, inputs).items()}
     row["enable"] = enabled(model, own, inputs)
     return row
+
+
+def mixing_alone(key: str) -> Row:
+    """The column of mixing layers of an architecture."""
+    model = build(getattr(library(), architectures()[key]), tiny_config(key))
+    inputs = inputs_for(key, model)
+    with torch.no_grad(), regard.watch(model) as seen:
+        run(model, inputs)
+    return {"architecture": key, "mixing": mixing(seen, lambda: run(model, inputs))}
 
 
 def told(error: BaseException) -> str:
@@ -108,8 +119,19 @@ def watched(model: nn.Module, inputs: dict[str, Any]) -> Row:
         "rebuilt": max(errors, default=None),
         "missed": reasons(seen, [*seen.report().missed, *seen.report().mixers]),
         "others": reasons(seen, getattr(seen.report(), "others", ())),
+        "mixing": mixing(seen, lambda: run(model, inputs)),
         "_maps": seen.maps,
     }
+
+
+def mixing(seen: Seen, again: Callable[[], Any]) -> dict[str, Any]:
+    """The modules that mix tokens, by kind, and how many of them are read: by their calls, and by another run."""
+    with suppress(RegardError):
+        measure_mixing(seen, again)
+    kinds = seen.report().kinds
+    read = {name for name, _ in seen} | {path for path, kind in kinds.items() if kind == STREAMS}
+    return {"read": len(read & kinds.keys()), "all": len(kinds), "kinds": dict(Counter(kinds.values())),
+            "unread": dict(Counter(kind for path, kind in kinds.items() if path not in read))}  # fmt: skip
 
 
 def reasons(seen: Seen, told: Iterable[tuple[str, str]]) -> list[str]:

@@ -17,6 +17,8 @@ run in eager mode.
 
 - **maps**: how many `regard.watch` saw under the default implementation, of the attentions that ran: those which the
   model reports itself in eager mode with `output_attentions=True`, and those that its eager attention computed beside.
+- **mix**: the modules that mix tokens (attention, linear attention, state spaces, convolutions, recurrences, mixtures
+  of streams), read / all. All are those of the report, and those where a changed token changes the outputs of others.
 - **error**: the largest difference of a map to these weights, outside rows of padding. *rebuilt*: the model shows no
   weights, and the number is the error of the output that is rebuilt from the map, relative to its largest value. *own*:
   the model shows none, and the map holds the weights which it computed itself.
@@ -111,7 +113,16 @@ def line(row: Row) -> str:
         maps += f" (and {row['maps_unreported']} unreported)" if row["maps_unreported"] else ""
     unseen = "; ".join(_short(reason) for reason in [*row["missed"], *row.get("others", [])])
     bits = "same" if row["bits"] else "differ" if row["repeatable"] else "draws anew each time"
-    return f"| {row['architecture']} | {maps} | {error(row)} | {bits} | {unseen} | {enabled(row)} |"
+    return f"| {row['architecture']} | {maps} | {mixing(row)} | {error(row)} | {bits} | {unseen} | {enabled(row)} |"
+
+
+def mixing(row: Row) -> str:
+    """The layers that mix tokens, read / all, with the kinds of the others."""
+    found = row.get("mixing", {})
+    if "all" not in found:
+        return "-"
+    others = ", ".join(f"{n} {kind}" for kind, n in sorted(found["unread"].items()))
+    return f"{found['read']} / {found['all']}" + (f" ({others})" if others else "")
 
 
 def _short(reason: str) -> str:
@@ -135,6 +146,12 @@ def summary(found: list[Row]) -> str:
         f"Watching changed a bit in {sum(row['repeatable'] and not row['bits'] for row in ran)}. "
         f"`enable` took {len(taken)} of {len(ran)}."
     )
+    mixed = [row["mixing"] for row in ran if "all" in row.get("mixing", {})]
+    whole_models = sum(one["read"] == one["all"] for one in mixed)
+    told += (
+        f" Of {sum(one['all'] for one in mixed)} modules that mix tokens, {sum(one['read'] for one in mixed)} are "
+        f"read; in {whole_models} of {len(mixed)} architectures all are."
+    )
     if apart:
         told += f" In {', '.join(apart)} transformers' eager attention and its default one compute different things."
     return told + (f"\n\n**Wrong: {', '.join(wrong)}.**" if wrong else "")
@@ -146,7 +163,7 @@ def page() -> str:
     ran = [row for row in found if "why" not in row]
     versions = next((row["versions"] for row in found if "versions" in row), {"torch": "?", "transformers": "?"})
     lines = [HEAD.format(summary=summary(found), **versions)]
-    lines += ["| architecture | maps | error | bits | not seen | enable |", "|---|---|---|---|---|---|"]
+    lines += ["| architecture | maps | mix | error | bits | not seen | enable |", "|---|---|---|---|---|---|---|"]
     lines += [line(row) for row in ran]
     lines += ["", "## Not run, and why", ""]
     lines += [f"- {row['architecture']}: {row['why']}" for row in found if "why" in row]

@@ -37,6 +37,7 @@ GROUNDS = {
         Ground("paths", "tests.fuzz.paths.ground:case"),
         Ground("lifetimes", "tests.fuzz.lifetimes.ground:case"),
         Ground("files", "tests.fuzz.files.ground:case", memory_bytes=8 << 30),
+        Ground("recurrences", "tests.fuzz.recurrences:case"),
         Ground("text", "tests.fuzz.text.ground:case"),
     )
 }

@@ -37,6 +37,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
     }),
     "Bamba": ("model.layers.0.mamba", MAMBA | {"attn_layer_indices": [1]}),
+    "MiniMax": ("model.layers.0.self_attn", {
+        "head_dim": 8, "block_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    }),
+    "Jamba": ("model.layers.0.mamba", {
+        "mamba_d_state": 6, "mamba_dt_rank": 4, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 2,
+        "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+    }),
     "FalconH1": ("model.layers.0.mamba", MAMBA | {"mamba_d_ssm": 64, "head_dim": 8}),
 }  # fmt: skip
 
@@ -78,7 +86,7 @@ def test_a_pass_and_a_generation_are_read_and_keep_their_bits(family: str) -> No
     assert bool((call.map.dense() < 0).any())
     report = seen.report()
     assert (report.missed, report.mixers) == ((), ())
-    assert f"{path}: {tuple(call.map.shape)}, {call.how}, rebuilt to " in str(report)
+    assert f"{path}: {tuple(call.map.shape)}, {report.kinds[path]}, {call.how}, rebuilt to " in str(report)
     assert str(report).count("mask: causal") == len(seen)
     # Single steps go on from the state of the step before: their rows reach back to the first key.
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}

@@ -476,3 +476,20 @@ def test_the_participation_of_weights_that_vanish_beside_a_sink(backend: str, na
     with torch.no_grad():  # as a watch keeps it, in memory that is used again
         kept = SummarySource.of(weights.source, regard.Summarize(*names))
     torch.testing.assert_close(AttentionMap(kept).participation_ratio(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_entropy_of_a_single_key_is_never_below_zero(dtype: torch.dtype) -> None:
+    """By the fused form, by tiles, of averages, of sizes, and of a recurrence."""
+    q, k, v = (9 * torch.randn(1, 2, 70, 8, dtype=dtype) for _ in range(3))
+    mask = regard.window(1)
+    weights = regard.attention(q, k, v, mask=mask, return_weights=True).weights
+    tiled = regard.attention(q, k, v, mask=mask, backend="tiled", return_weights=True).weights
+    linear = regard.linear_attention(q, k, v, decay=torch.full_like(q[..., 0], -torch.inf), return_weights=True).weights
+    answers: list[Any] = [
+        weights.entropy(), tiled.entropy(), weights.average().entropy(), weights.entropy(of="size"),
+        weights.summary("entropy", "top_keys")["entropy"], linear.entropy(of="size"), weights[0, 1].entropy(),
+    ]  # fmt: skip
+    for found in answers:
+        assert not found.signbit().any()
+        assert float(found.max()) < 1e4 * torch.finfo(dtype).eps  # (The scores are in the thousands.)

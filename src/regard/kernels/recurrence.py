@@ -145,7 +145,7 @@ class Chunks:
         first, stop = _ends(columns)
         begin, end = first // self.size, -(-stop // self.size)
         found = [self._rows(joined, number, place, begin, end) for number, place in self._by_chunk(rows, shift)]
-        whole = torch.cat(found, 1)
+        whole = found[0] if len(found) == 1 else torch.cat(found, 1)
         if not isinstance(rows, range):  # (They are in the order of their chunks.)
             whole = whole[:, ((rows + shift) // self.size).argsort(stable=True).argsort()]
         if isinstance(columns, range):
@@ -181,7 +181,8 @@ class Chunks:
                 found.append(weights[..., max(begin - before, 0) * self.size : (end - before) * self.size])
             carried, at = _flushed(self._back(onward[:, one], carried)), before
         later = max(end - max(number + 1, begin), 0) * self.size
-        return torch.nn.functional.pad(torch.cat(found[::-1], -1) if found else local[..., :0], (0, later))
+        behind = [local.new_zeros(*local.shape[:-1], later)] if later or not found else []
+        return torch.cat([*found[::-1], *behind], -1)
 
     def _joined(self) -> Joined:
         """`written` and `onward` of single chunks, of joined pairs, of four joined chunks, and so on."""

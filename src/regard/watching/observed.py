@@ -59,6 +59,10 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
+    chooser: tuple[str, int] | None = None
+    """The module that last chose keys for as many queries of as many keys, and how many; None without one."""
+    kind: str = "attention"
+    """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -68,6 +72,11 @@ class Observed:
             if fault is not None:
                 self.refuse(fault)
         return self.made
+
+    @property
+    def is_of_positions(self) -> bool:
+        """True if positions of one sequence attend to each other, as far as is known."""
+        return self.kind not in ("cross-attention", "attention over depth")
 
     @property
     def sizes(self) -> Sizes:
@@ -110,6 +119,8 @@ class Record(Interceptor):
         """The modules that ran, but for torch's plain ones."""
         self.mixes: dict[str, tuple[str, int | None]] = {}
         """How each module without an observed call mixes positions, and how many, if that is known."""
+        self.choosers: dict[tuple[int, int], tuple[str, int]] = {}
+        """By the numbers of queries and keys, the module that last chose keys by its scores, and how many."""
         self.measured: set[str] = set()
         """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
@@ -133,6 +144,9 @@ class Record(Interceptor):
 
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         self.mixes.setdefault(path, (how, positions))
+
+    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
+        self.choosers[queries, keys] = path or "the model itself", count
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         with self._lock:
@@ -178,7 +192,8 @@ class Record(Interceptor):
             path, index, source.how, AttentionMap(weights), reading.factors,
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
-            crosses=None if source.origins is None else source.origins.crosses,
+            crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
+            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1])),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
@@ -215,12 +230,12 @@ class Record(Interceptor):
             with self._lock:
                 self.unreadable[path, reason] += 1
 
-    def refuse(self, module: nn.Module, since: int) -> None:
+    def refuse(self, module: nn.Module, since: int, reason: str) -> None:
         path = self.paths.get(id(module))
         with self._lock:
             for call in self.calls:
                 if call.name == path and call.at > since and call.is_stored and call.made is not None:
-                    call.refuse("one softmax of several that the module attends by, in blocks")
+                    call.refuse(reason)
 
     def other(self, path: str, reason: str) -> None:
         if self.wanted(path):
@@ -234,6 +249,12 @@ class Record(Interceptor):
                     call.refuse(reason)
                     call.is_other = True
                     self.others[call.name, reason] += 1
+
+
+def _kind(call: ObservedCall) -> str:
+    if call.kind != "attention" or call.origins is None or not call.origins.crosses:
+        return call.kind
+    return "attention over depth" if call.origins.keys.sort == "layers" else "cross-attention"
 
 
 def _summarized(source: Source, what: Summarize) -> AttentionMap:

@@ -1,7 +1,7 @@
 """The report of a watch: the calls it has seen, and those it could not see with the reasons."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,6 +15,7 @@ from regard.maps.sources.source import bytes_by_storage
 from regard.tensors.byte_size import human
 from regard.watching.hooks.module_names import Names, chooser
 from regard.watching.observed import Observed, Record
+from regard.watching.readers.mixing import CONVOLUTION, SUM
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ class Report(Displayed):
     """(module path, reason) for each unseen or unreadable module or call."""
     mixers: tuple[tuple[str, str], ...]
     """(module path, evidence) of modules that mix positions by other means than attention, which no map shows."""
+    kinds: dict[str, str]
+    """How each module mixes tokens: attention, cross-attention, attention over depth, linear attention, state space,
+    convolution, recurrence, mixture of streams, or unknown."""
     others: tuple[tuple[str, str], ...]
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
@@ -79,10 +83,23 @@ def report(record: Record) -> Report:
         tuple(record.calls),
         tuple(missed),
         mixers,
+        _kinds(record, mixers),
         tuple(others),
         tuple(notes),
         held_bytes(record),
     )
+
+
+STREAMS = "mixture of streams"
+
+
+def _kinds(record: Record, mixers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The kind of each module that mixes tokens, by its calls, and by its functions where it is not read."""
+    found = {call.name: call.kind for call in record.calls if not call.is_other}
+    found |= {path: "unknown" for path, _ in record.unreadable if path not in found}
+    by_functions = {CONVOLUTION: "convolution", "recurrence": "recurrence", SUM: "recurrence"}
+    found |= {path: by_functions.get(how, "unknown") for path, how in mixers}
+    return found | {path: STREAMS for path, how in record.others if STREAMS in how and path not in found}
 
 
 def missed_by(record: Record) -> list[tuple[str, str]]:
@@ -103,6 +120,7 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
     if not isinstance(record, Record):
         return ()
     unread = {path.partition(", call ")[0]: how for path, how in (*missed_by(record), *mixers_in(record).items())}
+    unread |= beside_attention(record)
     chosen = chooser([] if skip is None else skip, record.modules)
     if left := {path: how for path, how in unread.items() if not chosen(path)}:
         said = "; ".join(f"{path or 'the model itself'}: {how}" for path, how in list(left.items())[:MOST_NAMED])
@@ -116,6 +134,23 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
 
 MOST_NAMED = 8
 """The most modules named in an error."""
+
+
+def beside_attention(record: Record) -> dict[str, str]:
+    """The convolutions in a layer that attends too: each mixes the positions of its queries, keys or outputs."""
+    convolutions = dict.fromkeys(call.name for call in record.calls if call.kind == "convolution")
+    others = {call.name for call in record.calls if call.is_of_positions and call.kind != "convolution"}
+    around = {path: path.rpartition(".")[0] for path in convolutions}
+    inside = [(path, layer) for path, layer in around.items() if any(is_inside(other, layer) for other in others)]
+    return {path: f"a convolution within {layer or 'the model'}, which attends besides" for path, layer in inside}
+
+
+def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
+    """The calls that mix the positions of one sequence, each as a layer of its own: no attention over depth, and no
+    convolution beside attention; attention to another sequence if `crossing`."""
+    parts = beside_attention(record)
+    read = [call for call in record.calls if call.map is not None and call.name not in parts]
+    return [call for call in read if call.is_of_positions or (crossing and call.kind == "cross-attention")]
 
 
 def held_bytes(record: Record) -> int:
@@ -180,7 +215,8 @@ def _table(calls: list[Observed]) -> list[str]:
         shapes = list(dict.fromkeys(str(tuple(call.map.shape)) for call in own if call.map is not None))
         shape = shapes[0] if len(shapes) == 1 else f"{shapes[0]} to {shapes[-1]}"
         times = "" if len(own) == 1 else f"{len(own)} calls, "
-        line = f"{name or 'the model itself'}: {times}{shape}, {own[0].how}"
+        kind = "" if own[0].kind == "attention" else f"{own[0].kind}{_ends(own[0])}, "
+        line = f"{name or 'the model itself'}: {times}{shape}, {kind}{own[0].how}"
         errors = [call.error for call in own if isinstance(call.error, float)]
         excuses = Counter(call.error for call in own if isinstance(call.error, str))
         if errors:
@@ -190,6 +226,15 @@ def _table(calls: list[Observed]) -> list[str]:
         lines += [f"    {facts}" for facts in _read_or_note(own[0], partial(facts_by_mask, own)) or ()]
         lines += [f"    {note}" for note in dict.fromkeys(note for call in own for note in call.notes)]
     return lines
+
+
+def _ends(call: Observed) -> str:
+    """The kinds of queries and keys, if they are no positions."""
+    assert call.map is not None
+    names = call.map.dimensions
+    sorts = (("queries", names.queries), ("keys", names.keys))
+    said = [f"{ends}: {sort}" for ends, sort in sorts if sort not in ("positions", "unknown")]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _read_or_note(call: Observed, read: Callable[[], T]) -> T | None:

@@ -3,24 +3,30 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from regard.call.masks.base import Mask
+from regard.call.masks.basic import causal
 from regard.call.shapes import UNNAMED, Dimensions
-from regard.errors import ArgumentError
-from regard.kernels.recurrence import Chunks, Recurrence
-from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Statistic
+from regard.kernels.recurrence import CHUNK, Chunks, Recurrence
+from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.source import Part, Piece, Scratch, Statistic
 from regard.maps.statistics import definitions as st
 from regard.tensors.guards import has_values
+from regard.tensors.tile_sizes import fitting, ranges
+
+GROUP_ELEMENTS = 1 << 26
+"""The elements of the chunks of the heads that are computed together."""
 
 
-class LinearRecurrent(NamedSource):
+class LinearRecurrent(LinearSource):
     """P_tj = c q_t^T A_t ... A_{j+1} k_j beta_j. Nothing makes its rows sum to 1, and its weights may be below 0."""
 
-    layout: tuple[int, ...]
-    """(batch..., H)."""
+    @property
+    def mask(self) -> Mask:
+        return causal(self.keys - self.queries)
 
     @property
     @abstractmethod
@@ -42,8 +48,9 @@ class LinearRecurrent(NamedSource):
     @property
     def has_signs(self) -> bool:
         """Without removal, queries and keys at least 0 have weights at least 0."""
-        query, key = self.recurrence.query, self.recurrence.key
-        if self.recurrence.has_removal or not has_values(query) or not key.numel():
+        recurrence = self.recurrence
+        query, key = recurrence.query, recurrence.key
+        if recurrence.has_removal or not has_values(query) or not key.numel():
             return True
         return bool((query.detach() < 0).any() | (key.detach() < 0).any())
 
@@ -53,9 +60,6 @@ class LinearRecurrent(NamedSource):
     def __str__(self) -> str:
         return f"a linear recurrence {self.recurrence}"
 
-    def refuse(self, asked: str) -> NoReturn:
-        raise ArgumentError(f"{asked} is for the map of one call with scores, and this map is {self}, which has none")
-
     def support(self, rows: range) -> range:
         return range(rows.stop + self.recurrence.offset)
 
@@ -63,30 +67,44 @@ class LinearRecurrent(NamedSource):
         # (A weight of 0 behind the query is above those below 0.)
         return range(self.keys) if self.has_signs else self.support(rows)
 
+    def of_some(self, flat_heads: range) -> Recurrence:
+        """The factors of some heads."""
+        if len(flat_heads) == self.flat_heads:
+            return self.recurrence
+        return self.recurrence.mapped(lambda x: x[flat_heads.start : flat_heads.stop])
+
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        recurrence = self.recurrence
-        if len(flat_heads) < self.flat_heads:
-            recurrence = recurrence.mapped(lambda x: x[flat_heads.start : flat_heads.stop])
-        block = recurrence.chunked().blocks()
+        block = self.of_some(flat_heads).chunked().blocks()
         return lambda rows, columns: Piece(block(rows, columns))
 
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         match statistic:
             case st.Product(x):
-                return (self._chunks().product(x)[0],)
+                return (self._in_groups(lambda chunks, x: chunks.product(x)[0], x),)
             case st.TransposedProduct(x):
-                return (self._chunks().transposed_product(x).mT,)
+                return (self._in_groups(Chunks.transposed_product, x).mT,)
             case st.Received():
                 ones = torch.ones(1, self.queries, 1, dtype=self.dtype, device=self.device)
-                return (self._chunks().transposed_product(ones)[..., 0],)
-            case st.Pooled(grid) if not statistic.of_largest and grid.columns.count <= self.recurrence.key.shape[-1]:
+                return (self._in_groups(Chunks.transposed_product, ones)[..., 0],)
+            case st.Pooled(grid) if not statistic.of_largest and 4 * grid.columns.count <= self.keys:
                 indicators = torch.nn.functional.one_hot(grid.columns.owners(self.device), grid.columns.count)
-                by_columns = self._chunks().product(indicators.to(self.dtype)[None])[0]
+                by_columns = self._in_groups(lambda chunks, x: chunks.product(x)[0], indicators.to(self.dtype)[None])
                 return (statistic.finished(grid.rows.reduce(by_columns, -2, 0, largest=False)[0]),)
         return None
 
-    def _chunks(self) -> Chunks:
-        return self.recurrence.chunked()
+    @property
+    def key_width(self) -> int:
+        """D."""
+        return self.recurrence.key.shape[-1]
+
+    def _in_groups(self, compute: Callable[[Chunks, Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute with some heads at a time, for x (N or 1, ..., E): the chunks are many times the factors."""
+        step = fitting(GROUP_ELEMENTS, self.keys * (CHUNK + 4 * self.key_width))
+        found = []
+        for some in ranges(self.flat_heads, step):
+            own = x if len(x) == 1 else x[some.start : some.stop]
+            found.append(compute(self.of_some(some).chunked(), own))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenRecurrence":
         names = Dimensions.unknown(len(leading), UNNAMED)

@@ -125,6 +125,10 @@ class Statistic(ABC):
     def end(self, total: Any) -> tuple[Tensor, ...]:
         """Turn the total into the answers (flat_heads, ...)."""
 
+    def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The answers of any path, without the rounding that its formula excludes."""
+        return answers
+
 
 class Source(ABC):
     """The source of the weights of a map (batch..., H, T, S).

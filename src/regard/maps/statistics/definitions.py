@@ -28,6 +28,8 @@ RANKED_ROWS = 512
 """Queries with their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
 """Keys sorted first to find a share of the mass: most rows need no more."""
+ROUNDED = 128
+"""How many units of rounding an entropy of one key may be below 0."""
 MISSED = 1e-12
 """A relative shortfall of a mass that still counts as reached: else rounding of float64 sums would decide between one
 count of equal keys and the next.
@@ -136,6 +138,12 @@ class Entropy(PerQuery):
             return (-piece.unit * torch.linalg.vecdot(weights, piece.logs.clamp_min(LOWEST_LOG)),)
         positive = weights > 0
         return (-(weights * torch.where(positive, weights, 1.0).log()).sum(-1),)
+
+    def without_rounding(self, answers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """No sum is just below 0, unless a weight is just above 1; the gradient is unchanged."""
+        (found,) = answers
+        is_rounding = (found <= 0) & (found >= -ROUNDED * torch.finfo(found.dtype).eps)
+        return (found - found.detach().where(is_rounding, 0.0),)
 
     def __str__(self) -> str:
         return "entropy()"

@@ -36,6 +36,10 @@ def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tenso
         NotKeptError: the weights were not kept, nor the answers of one of the statistics.
         ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
     """
+    return [one.without_rounding(answer) for one, answer in zip(statistics, _answers(source, statistics), strict=True)]
+
+
+def _answers(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
     has_blocks, any_tiles = source.has_blocks, False
     for statistic in statistics:
         any_tiles = any_tiles or statistic.needs_tiles

@@ -9,7 +9,7 @@ from regard.files.atomic import file_errors
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.as_json import save_numbers
 from regard.tasks.viewing.choice import EVERYTHING, Choice
@@ -180,7 +180,7 @@ def page_example(sentence: str, attention: TextMaps, image: SeenImage | None = N
     maps, names = dict[str, Map](), dict[str, str]()
     for name, weights in attention.maps.items():
         names[name], shown = name, weights
-        if isinstance(weights, AttentionMap) and isinstance(weights.source, LinearRecurrent):
+        if isinstance(weights, AttentionMap) and isinstance(weights.source, LinearSource):
             names[name], shown = f"{name} (shares of sizes)", AttentionMap(shares_of_sizes(weights.source))
         maps[names[name]] = Map(shown, *attention.labels(name), attention.alternatives(name))
     return Example(sentence, maps, show=names[attention.shown])

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import source_of_call
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.nn.multi_head import MultiHeadAttention
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tensors.guards import is_recorded
@@ -147,7 +147,7 @@ class QKClip:
     @torch.no_grad()
     def _measure(self, seen: Seen) -> None:
         for call in seen.calls:
-            if call.map is None or isinstance(call.map.source, LinearRecurrent):
+            if call.map is None or isinstance(call.map.source, LinearSource):
                 continue
             weights = call.map.with_heads()
             heads = _heads_of(call.name, self.model.get_submodule(call.name), weights)

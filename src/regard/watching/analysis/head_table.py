@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
 from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio
@@ -18,7 +18,8 @@ from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
-from regard.watching.report import given_up
+from regard.watching.observed import Record
+from regard.watching.report import given_up, layers_of
 
 
 @torch.no_grad()
@@ -46,6 +47,9 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
         A table with one layer for each map; NaN if no query counts (a sequence without repetition, T = S = 1), or
         if the map has not as many keys as there are tokens. Memory is linear in T and S; induction goes by tiles.
 
+    Attention to another sequence has no distance and no position of its own: these columns are NaN. Attention over the
+    outputs of layers, and a convolution beside attention, are no layers of the table.
+
     Of linear attention, whose weights have signs, the columns are those of the shares $|P_{ij}| / \sum_j |P_{ij}|$.
     For maps with statistics only, the table has distance and entropy where recorded. One of "top_weight", "top_keys"
     and "participation_ratio" must be recorded too: it marks the queries with keys.
@@ -67,11 +71,21 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     0         1      0.50     0.60     0.61      0.42     0.42       0.33       0.33
     """
     maps = watched(maps)
-    rest, found = given_up(maps, skip, "head_table()"), named(maps)
+    rest, record = given_up(maps, skip, "head_table()"), getattr(maps, "record", None)
+    crosses: list[bool] = []
+    if isinstance(record, Record):
+        calls = layers_of(record, crossing=True)
+        crosses = [not call.is_of_positions for call in calls]
+        keyed: Any = {(call.name, call.index): call.map for call in calls}
+        maps = keyed
+    found = named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
         raise ShapeError(f"tokens {tuple(tokens.shape)} have not one number for each key of the maps {shapes}")
-    return table([name for name, _ in found], [_numbers(one, tokens) for _, one in found], rest)
+    numbers = [_numbers(one, tokens) for _, one in found]
+    for own in (own for own, cross in zip(numbers, crosses, strict=False) if cross):
+        own |= {name: torch.full_like(own[name], torch.nan) for name in OF_ONE_SEQUENCE & own.keys()}
+    return table([name for name, _ in found], numbers, rest)
 
 
 @torch.no_grad()
@@ -125,6 +139,8 @@ class QueryValues(NamedTuple):
 
 
 OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
+OF_ONE_SEQUENCE = {"distance", "self", "previous", *OF_TOKENS}
+"""Those with no meaning where queries and keys are of two sequences."""
 BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 """The names of `query_values`."""
 
@@ -139,7 +155,7 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
             "duplicate" count no query.
         names: of `BY_QUERY`.
     """
-    if isinstance(weights.source, LinearRecurrent):
+    if isinstance(weights.source, LinearSource):
         weights = AttentionMap(shares_of_sizes(weights.source))
     source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
     # The largest weight marks the queries with keys.

@@ -12,7 +12,13 @@ from regard.maps.indexing import positions
 from regard.maps.sources.combined import shares_of_sizes
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.hooks.module_names import Names
-from regard.watching.report import given_up
+from regard.watching.observed import Record
+from regard.watching.report import given_up, layers_of
+
+SEVERAL = (
+    "a rollout goes through the self-attention of layers of one length, (batch..., H, T, T); got {}: hand over those "
+    "of the encoder, or of the decoder, as a list"
+)
 
 
 def rollout(
@@ -60,6 +66,11 @@ def rollout(
     if not 0.0 <= residual <= 1.0:
         raise ArgumentError(f"residual must be in [0, 1], got {residual}")
     given_up(maps, skip, "rollout()")
+    record = getattr(maps, "record", None)
+    if isinstance(record, Record):
+        if any(call.kind == "cross-attention" and call.map is not None for call in record.calls):
+            raise ShapeError(SEVERAL.format("attention to another sequence"))
+        maps = [call.map for call in layers_of(record)]
     layers = [_without_signs(one) if signs == "size" else one for _, one in named(maps)]
     _check(layers)
     length, first = layers[0].shape[-1], layers[0]
@@ -88,8 +99,4 @@ def _check(layers: list[AttentionMap]) -> None:
         )
     shapes = {(*one.shape[:-3], *one.shape[-2:]) for one in layers}
     if len(shapes) > 1 or layers[0].shape[-1] != layers[0].shape[-2]:
-        raise ShapeError(
-            "a rollout goes through the self-attention of layers of one length, (batch..., H, T, T); got maps "
-            f"{', '.join(sorted(str(tuple(one.shape)) for one in layers))}: hand over those of the encoder, or of the "
-            "decoder, as a list"
-        )
+        raise ShapeError(SEVERAL.format(f"maps {', '.join(sorted(str(tuple(one.shape)) for one in layers))}"))

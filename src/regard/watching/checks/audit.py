@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, ShapeError
+from regard.watching.checks.chosen_keys import KeyChoice
 from regard.watching.checks.facts import Facts, facts_of
 from regard.watching.checks.finding import Finding, Severity, by_module
 from regard.watching.checks.roles import is_causal
@@ -17,6 +18,8 @@ LEAST = 1e-6
 """A share of weight below this is rounding."""
 NUMBERS = str.maketrans("", "", digits)
 """Deletes the index of a layer from a path: the modules of a stack differ in it alone."""
+SINK = 0.2
+"""A weight on the first key above this is a sink's."""
 TURNED = ("causal", "causal from the first key", "causal from a position", "window", "inverted")
 """Patterns with a meaning only if query and key are of one sequence."""
 TRUE = "True means attend for F.scaled_dot_product_attention, and leave out for nn.MultiheadAttention"
@@ -86,6 +89,8 @@ def _of_call(
             f"padding mask, the right way up ({TRUE})",
             call.name, call.index, {"share": facts.padding},
         )  # fmt: skip
+    if facts.choice is not None and facts.choice.without_first > 0:
+        yield _first_dropped(call, facts.choice)
     if facts.no_key and mask.pattern != "inverted":
         yield _no_key(call, facts, keep)
 
@@ -100,6 +105,19 @@ def _future(call: Observed, facts: Facts, later: float) -> Finding:
     advice = "right for a prefix or an image, and wrong otherwise" if meant else "hand the kernel a causal mask"
     severity: Severity = "info" if meant else "error"
     return Finding("future", severity, f"{says}: {advice}", call.name, call.index, {"share": later})
+
+
+def _first_dropped(call: Observed, choice: KeyChoice) -> Finding:
+    """An indexer that leaves out the first key, on which softmax attention often rests (a sink)."""
+    weight = "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
+    is_sink = choice.first is not None and choice.first > SINK
+    advice = "keep the first key in every choice" if is_sink else "right if it is no sink"
+    numbers = {"rows": choice.without_first} | ({} if choice.first is None else {"weight": choice.first})
+    return Finding(
+        "first key dropped", "warning" if is_sink else "info",
+        f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}: {advice}",
+        call.name, call.index, numbers,
+    )  # fmt: skip
 
 
 def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:

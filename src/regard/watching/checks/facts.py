@@ -15,11 +15,12 @@ from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.mask_kind import MaskKind, kind_of
+from regard.watching.checks.chosen_keys import KeyChoice, choice_of
+from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
@@ -42,13 +43,16 @@ class Facts:
     """How many of the rows of all sequences have no key; rows the model then spread evenly count too."""
     rows: int
     seen: Visible
+    choice: KeyChoice | None = None
+    """The measures of the keys that each query chose; None for other masks."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
         said = [f"{_percent(share)} on {what}" for what, share in shares if share is not None]
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
-        return "; ".join([mask, *([f"weight: {', '.join(said)}"] if said else []), *rows])
+        recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
+        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows])
 
 
 @torch.no_grad()
@@ -81,9 +85,10 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
-    if isinstance(call.map.source, LinearRecurrent):
+    if isinstance(call.map.source, LinearSource):
         return Facts(kind_of(seen), 0.0, None, None, 0, seen.first.shape[1] * call.sizes.flat_batch, seen)
     kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
+    kind = chosen_by(kind, seen, call.chooser)
     rows = _Counted(call, seen, _real_queries(call, keep))
     later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
@@ -96,6 +101,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         no_key=int(no_key.sum()) * (batch // len(no_key)),
         rows=batch * no_key.shape[1],
         seen=seen,
+        choice=choice_of(call, kind, seen),
     )
 
 

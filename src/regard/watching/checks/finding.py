@@ -15,6 +15,7 @@ Reason = Literal[
     "causal from the first key",
     "padding",
     "no key",
+    "first key dropped",
     "not finite",
     "not seen",
     "batch",

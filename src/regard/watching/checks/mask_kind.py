@@ -1,7 +1,7 @@
 """The kind of the mask at a kernel, from the visible keys of its rows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -53,6 +53,9 @@ class MaskKind:
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
 
+    chooser: str = ""
+    """The module that chose the keys of each query; empty if it is not known."""
+
     @property
     def is_unknown(self) -> bool:
         """True for a pattern of no positions: keys hidden from every row need be no padding, as an indexer's."""
@@ -68,7 +71,9 @@ class MaskKind:
         keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
         if self.pattern == "chosen":
             left = f"; {keys} chosen by no query" if self.hidden else ""
-            return f"{self.size} of the causal keys, chosen for each query{left}"
+            if not self.chooser:
+                return f"{self.size} of the causal keys, chosen for each query{left}"
+            return f"{self.size} of the causal keys for each query, chosen by {self.chooser}{left}"
         if self.size is not None:
             said = f"window of {self.size}{self.pattern.removeprefix('window')}"
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
@@ -77,6 +82,16 @@ class MaskKind:
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
         return f"{said}; {self.added} are added to the scores" if self.added else said
+
+
+def chosen_by(kind: MaskKind, seen: Visible, chooser: tuple[str, int] | None) -> MaskKind:
+    """The kind with the module that chose the keys, and how many: padding may leave a row fewer than that."""
+    if chooser is None or kind.pattern not in ("chosen", "dense of no known kind") or kind.sees_later:
+        return kind
+    module, count = chooser
+    if int(seen.count.max()) != count:
+        return kind
+    return replace(kind, pattern="chosen", size=count, chooser=module)
 
 
 def kind_of(seen: Visible) -> MaskKind:

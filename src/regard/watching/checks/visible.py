@@ -13,12 +13,12 @@ from torch import Tensor
 
 from regard.call.biases.base import DenseBias
 from regard.call.masks.base import Mask
-from regard.call.masks.basic import Causal, DenseMask, Lengths, Padding, causal
+from regard.call.masks.basic import Causal, DenseMask, Lengths, Padding
 from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes, take, take_pairs
 from regard.kernels.base import Call
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 
@@ -75,8 +75,8 @@ def visible(call: Call, even: Tensor | None) -> Visible:
 def visible_in(weights: AttentionMap) -> Visible:
     """Read who saw whom from weights a model computed itself, over all heads together."""
     queries, keys = weights.shape[-2:]
-    if isinstance(weights.source, LinearRecurrent):
-        found = _by_range(causal(keys - queries), Sizes((1,), 1, 1, queries, keys, True), weights.device)
+    if isinstance(weights.source, LinearSource):
+        found = _by_range(weights.source.mask, Sizes((1,), 1, 1, queries, keys, True), weights.device)
         assert found is not None, "it is a range for each query"
         return found
     heads = weights.shape[-3] if weights.dimensions.has_heads_last else 1

@@ -57,8 +57,11 @@ class Interceptor:
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         """Called for a module that mixes positions (so many, if that is known) without an observed call."""
 
-    def refuse(self, module: nn.Module, since: int) -> None:
-        """Called at the end of a module that attended in blocks: none of its softmaxes since call `since` is a map."""
+    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
+        """Called for a module that chose so many of the keys for each query, by scores of its own."""
+
+    def refuse(self, module: nn.Module, since: int, reason: str) -> None:
+        """Called for a module that attended in parts: none of its own weights since call `since` is a map."""
 
     def withdraw(self, token: object, reason: str) -> None:
         """Called if a call turns out to be no attention after its `after`."""

@@ -32,6 +32,7 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in
 from regard.watching.hooks.torch_mode import FunctionMode
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
+from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
 
 _local = threading.local()
@@ -148,36 +149,54 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
+    if thread.taken == frame.taken and len(frame.convolutions) == 1:
+        thread.give(frame.convolutions[0], module)
+    if thread.taken == frame.taken and frame.convolutions:
+        frame.mixes = CONVOLUTION
     if thread.taken == frame.taken and (how := "recurrence" if isinstance(module, nn.RNNBase) else frame.mixes):
         thread.mixed(module, how)
     if frame.pending or frame.is_in_blocks or thread.traces:
         thread.try_to(close, thread, frame)
 
 
+FLA = ("gated_delta_rule", "kda", "delta_rule", "gla", "simple_gla", "retention", "lightning_attn", "rwkv7")
 RECURRENCES = (
     "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
-    "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update",
+    "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update", "mamba_selective_scan",
+    "mamba_selective_state_update", "causal_conv1d_fn", "causal_conv1d_update",
+    *(f"{way}_{name}" for way in ("chunk", "fused_recurrent") for name in FLA),
 )  # fmt: skip
-"""Functions of transformers that are linear recurrences: torch shows their parts, which say little."""
-_replaced: dict[tuple[str, str], tuple[Callable[..., Any], int]] = {}
-"""By Python module and name, the function that was there, and how many open watches replaced it."""
+"""Functions of transformers and fla that are recurrences or convolutions: torch shows their parts, which say little."""
+LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
+"""The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
+Home = tuple[Any, str]
+"""A Python module or a class, and the name of a function of it."""
+_replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
+"""By place, the function that was there, and how many open watches replaced it."""
 
 
-def _replace(modules: Iterable[nn.Module]) -> list[tuple[str, str]]:
-    """Replace the recurrences beside the classes of these modules; return their places."""
-    homes = {kind.__module__ for module in modules for kind in type(module).__mro__}
-    found = [(home, name) for home in homes for name in RECURRENCES if hasattr(sys.modules.get(home), name)]
+def _places(modules: Iterable[nn.Module]) -> list[Home]:
+    modules = list(modules)
+    homes = [sys.modules.get(home) for home in {kind.__module__ for one in modules for kind in type(one).__mro__}]
+    found: list[Home] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
+    lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
+    owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
+    return found + [(owner, "forward") for owner in owners]
+
+
+def _replace(modules: Iterable[nn.Module]) -> list[Home]:
+    """Replace the recurrences beside the classes of these modules, and those that are modules; return their places."""
+    found = _places(modules)
     with _lock:
         for home, name in found:
-            there: Any = sys.modules[home]
-            original, users = _replaced.get((home, name), (getattr(there, name), 0))
+            original, users = _replaced.get((home, name), (getattr(home, name), 0))
             if not users:
-                setattr(there, name, _observing(original))
+                setattr(home, name, _observing(original))
             _replaced[home, name] = original, users + 1
     return found
 
 
-def _put_back(places: Iterable[tuple[str, str]]) -> None:
+def _put_back(places: Iterable[Home]) -> None:
     """Put the functions back that no other open watch needs."""
     with _lock:
         for home, name in places:
@@ -185,7 +204,7 @@ def _put_back(places: Iterable[tuple[str, str]]) -> None:
             if users > 1:
                 _replaced[home, name] = original, users - 1
             else:
-                setattr(sys.modules[home], name, original)
+                setattr(home, name, original)
 
 
 def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,7 +224,7 @@ class OpenThreads:
     """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
 
     def __init__(self) -> None:
-        self._open: dict[ThreadState, tuple[int, list[tuple[str, str]]]] = {}
+        self._open: dict[ThreadState, tuple[int, list[Home]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)

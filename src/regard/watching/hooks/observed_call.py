@@ -65,6 +65,8 @@ class ObservedCall(ABC):
     """True if such a call can be edited before it runs."""
     has_scores: ClassVar[bool] = True
     """False for a recurrence, which has no keys that could be dropped."""
+    kind: str = "attention"
+    """How it mixes positions, in one word of the field."""
     how: str
     """The observed function or module, for the report."""
     origins: Origins | None = None

@@ -24,6 +24,7 @@ from regard.watching.readers.traced_calls import (
     FOLLOWED,
     JOINED,
     WRITTEN,
+    observe_choice,
     observe_followed,
     observe_joined,
     observe_written,
@@ -42,6 +43,7 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(READERS, observe_product),
     **dict.fromkeys(FOLLOWED, observe_followed),
     **dict.fromkeys(JOINED, observe_joined),
+    "topk": observe_choice,
     **dict.fromkeys(WRITTEN, observe_written),
     **dict.fromkeys(MIXING, observe_mixing),
 }

@@ -26,6 +26,7 @@ class RunningModule:
 
     __slots__ = (
         "compares",
+        "convolutions",
         "has_pairs",
         "holds_comparison",
         "is_in_blocks",
@@ -33,6 +34,7 @@ class RunningModule:
         "mixes",
         "module",
         "pending",
+        "scans",
         "taken",
         "was_hidden",
     )
@@ -51,6 +53,10 @@ class RunningModule:
         """True if it, or a part of it, multiplied activations with activations, as queries with keys."""
         self.has_pairs = False
         """True if such a product gave a number for each pair of positions; another one then mixes these."""
+        self.convolutions: list[ObservedCall] = []
+        """Its convolutions over positions: one alone is how the module mixes these."""
+        self.scans = 0
+        """How many recurrences of its own were read."""
         self.mixes = ""
         """How the module's own functions mix positions, as far as they were seen to."""
 
@@ -207,10 +213,10 @@ class ThreadState:
                 watch.unread(path, reason)
         self.meant = None
 
-    def refuse(self, frame: RunningModule) -> None:
-        """Notify every watch of attention in blocks."""
+    def refuse(self, frame: RunningModule, reason: str) -> None:
+        """Notify every watch that the weights of the running module's calls so far are parts of its attention."""
         for watch in self.watches:
-            watch.refuse(frame.module, frame.taken)
+            watch.refuse(frame.module, frame.taken, reason)
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
         """Notify every watch of a lookalike of attention, in the running module or in `module`."""
@@ -248,6 +254,12 @@ class ThreadState:
         for watch in self.watches:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
+
+    def chose(self, module: nn.Module, queries: int, keys: int, count: int) -> None:
+        """Notify every watch of a module that chose keys for queries."""
+        for watch in self.watches:
+            if (path := watch.paths.get(id(module))) is not None:
+                watch.chose(path, queries, keys, count)
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:

@@ -1,7 +1,7 @@
 """The factors of an observed linear recurrence, and those of the calls whose state it goes on from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 
 T = TypeVar("T", Tensor, SavedTensor)
+U = TypeVar("U", Tensor, SavedTensor)
 PROVED = 16
 """How many of the first rows may be rebuilt as the proof of a map."""
 OPEN = 16
@@ -40,13 +41,24 @@ class Factored(Generic[T]):
 
     query: T
     key: T
-    decay: T | None
+    decay: T | None = None
     """(B, H, T, 1 or D)."""
-    beta: T | None
+    beta: T | None = None
     """(B, H, T)."""
+    rates: T | None = None
+    """(1, H, 1, D), by which the decay of a head is multiplied: Mamba's A, beside its steps."""
+    read: T | None = None
+    """(B, H, T, D), the vector a of a removal; None for none, or for the delta rule."""
+    removed: T | None = None
+    """(B, H, T, D), its vector b."""
 
-    def tensors(self) -> list[T]:
-        return [one for one in (self.query, self.key, self.decay, self.beta) if one is not None]
+    def named(self) -> dict[str, T]:
+        found = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: one for name, one in found if one is not None}
+
+    def mapped(self, change: Callable[[T, str], U]) -> "Factored[U]":
+        made: Callable[..., Factored[U]] = Factored
+        return made(**{name: change(one, name) for name, one in self.named().items()})
 
 
 class Link(NamedTuple):
@@ -80,22 +92,48 @@ class KeptRecurrence(LinearRecurrent):
         return torch.Size((*self.layout, lengths[-1], sum(lengths)))
 
     @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self._query.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self._query.device
+
+    @property
+    def key_width(self) -> int:
+        return self._query.shape[-1]
+
+    @property
+    def _query(self) -> Tensor:
+        return self.chain[-1].positions.query.tensor
+
+    @property
     def recurrence(self) -> Recurrence:
         """Raises OverwrittenError if the model has written to a factor."""
+        return self.of_some(range(self.flat_heads))
+
+    def of_some(self, flat_heads: range) -> Recurrence:
         for saved in self._saved():
             saved.check()
         with (with_graph if self.graph else undisturbed)():
-            return recurrence_of([_chosen(link.positions, link.rows) for link in self.chain], self.shared)
+            parts = [_chosen(link.positions, link.rows) for link in self.chain]
+            return recurrence_of(parts, self.shared, None if len(flat_heads) == self.flat_heads else flat_heads)
 
     def tensors(self) -> list[Tensor]:
         return [saved.tensor for saved in self._saved()]
 
     def _saved(self) -> list[SavedTensor]:
-        return [saved for link in self.chain for saved in link.positions.tensors()]
+        return [saved for link in self.chain for saved in link.positions.named().values()]
 
 
-def recurrence_of(parts: list[Factored[Tensor]], shared: Shared) -> Recurrence:
-    """The recurrence of consecutive positions, with the queries of the last ones."""
+def recurrence_of(parts: list[Factored[Tensor]], shared: Shared, flat_heads: range | None = None) -> Recurrence:
+    """The recurrence of consecutive positions, with the queries of the last ones, for all heads or for some."""
+
+    def of_flat(x: Tensor) -> Tensor:
+        if flat_heads is None:
+            return of_heads(x, shared.heads)
+        flat = torch.arange(flat_heads.start, flat_heads.stop, device=x.device)
+        return x[flat // shared.heads, flat % shared.heads // (shared.heads // x.shape[1])]
 
     def of(name: str, missing: float = 0.0) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
@@ -104,14 +142,23 @@ def recurrence_of(parts: list[Factored[Tensor]], shared: Shared) -> Recurrence:
             return None
         sizes = [(*some.shape[:2], part.key.shape[2], *some.shape[3:]) for part in parts]
         filled = [some.new_full(n, missing) if x is None else x for x, n in zip(found, sizes, strict=True)]
-        whole = torch.cat(filled, 2)
-        return whole.repeat_interleave(shared.heads // whole.shape[1], 1).flatten(0, 1)
+        return of_flat(filled[0] if len(filled) == 1 else torch.cat(filled, 2))
 
-    query, key = of_heads(parts[-1].query, shared.heads), of("key")
+    query, key, rates, read, removed = of_flat(parts[-1].query), of("key"), parts[-1].rates, of("read"), of("removed")
     assert key is not None
     if shared.is_unit:
         query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in map(widened, (query, key)))
-    return Recurrence(query, key, shared.scale, of("decay"), of("beta", 1.0), by_delta=shared.by_delta)
+    decay = of("decay")
+    if decay is not None and rates is not None:
+        decay = decay * of_flat(rates.expand(len(parts[-1].query), -1, -1, -1))
+    removal = None if read is None or removed is None else (read, removed)
+    return Recurrence(query, key, shared.scale, decay, of("beta", 1.0), removal, by_delta=shared.by_delta)
+
+
+LABELS = {
+    "query": "queries", "key": "keys", "decay": "decays", "beta": "write strengths", "rates": "rates of decay",
+    "read": "vectors that a removal reads by", "removed": "vectors that a removal takes out",
+}  # fmt: skip
 
 
 def kept_recurrence(
@@ -126,12 +173,7 @@ def kept_recurrence(
 
     A call goes on from another one if its first state is the last state there, row by row.
     """
-    kept = Factored(
-        policy.keep(given.query, f"the queries of {name}"),
-        policy.keep(given.key, f"the keys of {name}"),
-        None if given.decay is None else policy.keep(given.decay, f"the decays of {name}"),
-        None if given.beta is None else policy.keep(given.beta, f"the write strengths of {name}"),
-    )
+    kept: Factored[SavedTensor] = given.mapped(lambda x, factor: policy.keep(x, f"the {LABELS[factor]} of {name}"))
     chain: tuple[Link, ...] = (Link(kept, None),)
     prints = None
     ended = policy.ended.setdefault(name, [])
@@ -168,13 +210,14 @@ def _goes_on(one: Ended, before: Tensor) -> Ended | None:
 
 
 def _chosen(positions: Factored[SavedTensor], rows: Tensor | None) -> Factored[Tensor]:
-    def of(saved: SavedTensor | None) -> Tensor | None:
-        return None if saved is None else saved.tensor if rows is None else saved.tensor[rows]
+    def of(saved: SavedTensor, name: str) -> Tensor:
+        return saved.tensor if rows is None or name == "rates" else saved.tensor[rows]
 
-    query, key = of(positions.query), of(positions.key)
-    assert query is not None
-    assert key is not None
-    return Factored(query, key, of(positions.decay), of(positions.beta))
+    return positions.mapped(of)
+
+
+Finish = Callable[[Tensor, int], Tensor]
+"""From the output of a recurrence at the first positions (B, H, t, E), and t, the output of the model's function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,6 +229,7 @@ class RecurrentRebuilding(Rebuilding):
     value: Tensor
     output: Tensor
     before: Tensor | None
+    finish: Finish | None = None
 
     @property
     def queries(self) -> int:
@@ -199,15 +243,11 @@ class RecurrentRebuilding(Rebuilding):
         return self._first(self.output.shape[2])
 
     def _first(self, count: int) -> Rebuilt:
-        cut: Callable[[Tensor], Tensor] = lambda x: x.detach()[:, :, :count]  # noqa: E731
-        given = self.given
-        first = Factored(
-            cut(given.query), cut(given.key), None if given.decay is None else cut(given.decay),
-            None if given.beta is None else cut(given.beta),
-        )  # fmt: skip
-        value = of_heads(widened(cut(self.value)), self.shared.heads)
+        first = self.given.mapped(lambda x, name: x.detach() if name == "rates" else x.detach()[:, :, :count])
+        value = of_heads(widened(self.value.detach()[:, :, :count]), self.shared.heads)
         before = None if self.before is None else self.before.detach().flatten(0, 1)
         recurrence = recurrence_of([first], self.shared)
         rebuilt = recurrence.chunked().product(value.to(recurrence.dtype), before)[0]
-        output = cut(self.output)
-        return Rebuilt(rebuilt.view(output.shape), output, value)
+        rebuilt = rebuilt.view(len(self.value), self.shared.heads, count, -1)
+        output = self.output.detach()[:, :, :count]
+        return Rebuilt(rebuilt if self.finish is None else self.finish(rebuilt, count), output, value)

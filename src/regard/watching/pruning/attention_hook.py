@@ -146,7 +146,7 @@ class AttentionHook(Interceptor):
         if self._wanted(path):
             self.missed.append((path, reason))
 
-    def refuse(self, module: nn.Module, since: int) -> None:
+    def refuse(self, module: nn.Module, since: int, reason: str) -> None:
         self.missed.append((self.paths.get(id(module), ""), "attends in blocks: its softmaxes are no maps"))
 
     def withdraw(self, token: object, reason: str) -> None:

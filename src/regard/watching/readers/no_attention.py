@@ -149,8 +149,8 @@ def judged(thread: ThreadState, product: ValueProduct, trace: Trace) -> Verdict:
     if known or (known is None and _sizes_say_channel(thread, product)):
         return Verdict(f"attention of {product.queries} channels on {keys} channels, not of positions")
     if product.queries == keys and all(_is_handed_over(thread, origin) for origin in trace.origins):
-        return Verdict(f"weights {keys} x {keys} from another module, which compared no queries with keys: a mixture "
-                       "of streams at each position?")  # fmt: skip
+        return Verdict(f"weights {keys} x {keys} from another module, which compared no queries with keys: a "
+                       "mixture of streams at each position?")  # fmt: skip
     if projected and not product.has_queries:
         return Verdict(f"a softmax over the {keys} outputs of a projection that mixed {keys} values of each position: "
                        "a mixture of experts?")  # fmt: skip

@@ -396,7 +396,7 @@ def close(thread: ThreadState, frame: RunningModule) -> None:
         else:
             _report(thread, origin)
     if frame.is_in_blocks:
-        thread.refuse(frame)
+        thread.refuse(frame, "one softmax of several that the module attends by, in blocks")
     thread.traces.leave(len(thread.stack))
 
 

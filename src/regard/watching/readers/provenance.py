@@ -167,7 +167,8 @@ class Traces:
         """Record that a tensor is the output of a projection `of` another one, with channels on its last axis or its
         second."""
         stream = self._continued(of) if isinstance(of, Tensor) and of.is_floating_point() else None
-        self._put(base_of(output), stream, channels_last)
+        # (A projection of the output of weights, or of the weights themselves, has the positions of the queries.)
+        self._put(base_of(output), stream.queries if isinstance(stream, Origins) else stream, channels_last)
 
     def is_channel(self, tensor: Tensor, axis: int) -> bool | None:
         """True if an axis runs over the channels of a projection, False over positions; None if unknown. Known for a
@@ -227,8 +228,10 @@ class Traces:
             self._put(base_of(result), stream, None if made is None else made.channels_last)
 
     def compare(self, scores: Tensor, query: Tensor, key: Tensor) -> None:
-        """Record that a tensor has the scores of queries and keys."""
-        if (origins := self.origins(query, key)) is not None:
+        """Record that a tensor has the scores of queries and keys; or the outputs of queries, if these are weights."""
+        if isinstance(weights := self.stream(query), Origins):
+            self.carry(scores, weights.queries)
+        elif (origins := self.origins(query, key)) is not None:
             self.carry(scores, origins)
 
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:

@@ -1,4 +1,4 @@
-"""Observe linear recurrences: `regard.linear_attention`, and the functions of transformers under their names."""
+"""Observe linear recurrences: `regard.linear_attention`, and functions of transformers and fla under their names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from regard.errors import ArgumentError
+from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.kept.kept_recurrence import Factored, RecurrentRebuilding, Shared, kept_recurrence
+from regard.watching.kept.kept_recurrence import Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
+from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
@@ -31,11 +34,14 @@ class RecurrentCall(ObservedCall):
     after: Tensor | None
     """The state after the last position, if the model asked for it."""
     how: str
+    kind: str = "linear attention"
+    finish: Finish | None = None
+    """The rest of the function, where its output is not that of the recurrence."""
     has_scores: ClassVar[bool] = False
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
         made, evidence, is_whole = kept_recurrence(policy, name, self.given, self.shared, self.before, self.after)
-        rebuilding = RecurrentRebuilding(self.given, self.shared, self.value, self.output, self.before)
+        rebuilding = RecurrentRebuilding(self.given, self.shared, self.value, self.output, self.before, self.finish)
         notes = [] if is_whole else [UNSEEN]
         return Reading(None, notes=notes, rebuilding=rebuilding, stored=made, evidence=evidence)
 
@@ -95,9 +101,114 @@ def _of_steps(
     decay = (given["A"] * step.float()).transpose(1, 2)[..., None]
     before, after = (None if one is None else one.mT for one in states)
     positions, shared = Factored(query, key, decay, step.transpose(1, 2)), Shared(x.shape[2], 1.0, by_delta=False)
-    return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence")
+    return RecurrentCall(positions, shared, value, output, before, after, "Mamba-2's recurrence", "state space")
 
 
+def _selective_scan(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+    """Mamba-1, whose heads are channels of one value each: x and dt (B, H, T), A (H, N), B and C (B, N, T)."""
+    x, gate, skip = given["hidden_states"], given.get("z"), given.get("D")
+    output, after = result if isinstance(result, tuple) else (result, None)
+    after = None if after is None else copied(after)[..., None]
+    step = _softplus(given["dt"], given.get("delta_bias"), given.get("delta_softplus"))
+
+    def finish(rebuilt: Tensor, count: int) -> Tensor:
+        first = rebuilt[..., 0] + (0 if skip is None else skip[:, None] * x[..., :count])
+        return (first if gate is None else first * torch.nn.functional.silu(gate[..., :count]))[..., None]
+
+    query, key = (given[name].mT[:, None] for name in ("C", "B"))
+    positions = Factored(query, key, step[..., None], step, rates=given["A"][None, :, None])
+    shared = Shared(x.shape[1], 1.0, by_delta=False)
+    before = None if state is None else state[..., None]
+    how = "Mamba's selective scan, where each channel is a head"
+    return RecurrentCall(positions, shared, x[..., None], output[..., None], before, after, how, "state space", finish)
+
+
+def _selective_step(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+    """One position of Mamba-1; it writes to its state."""
+    one = {name: given[name][..., None] for name in ("hidden_states", "dt", "B", "C")}
+    one |= {"A": given["A"], "D": given.get("D"), "z": None if given.get("z") is None else given["z"][..., None]}
+    one |= {"delta_bias": given.get("dt_bias"), "delta_softplus": given.get("dt_softplus")}
+    return _selective_scan(one, state, (result[..., None], given["state"]))
+
+
+def _softplus(step: Tensor, bias: Tensor | None, is_soft: bool | None) -> Tensor:
+    step = step if bias is None else step + bias.to(step.dtype)[:, None]
+    return torch.nn.functional.softplus(step) if is_soft else step
+
+
+def _lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+    """MiniMax's lightning attention, a module: its queries, keys and values are made again from its input."""
+    module, x, mask = given["self"], given["hidden_states"], given.get("attention_mask")
+    made = module.act_fn(module.qkv_proj.forward(x))  # (not by a call of the module, which the watch would see)
+    made = made if mask is None else (made * mask[..., None]).to(made.dtype)
+    query, key, value = made.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2).chunk(3, -1)
+    output, after = result
+
+    def finish(rebuilt: Tensor, count: int) -> Tensor:
+        first, of = rebuilt.transpose(1, 2).flatten(2).to(x.dtype), x[:, :count]
+        found: Tensor = module.out_proj(torch.sigmoid(module.output_gate(of)) * module.norm(first))
+        return found[:, None]
+
+    decay = -module.slope_rate.reshape(1, -1, 1, 1).expand(len(x), -1, x.shape[1], 1)
+    shared = Shared(query.shape[1], 1.0, by_delta=False)
+    how = "lightning attention, with a decay a head"
+    return RecurrentCall(Factored(query, key, decay), shared, value, output[:, None], state, after, how, finish=finish)
+
+
+def _of_fla(how: str, decay_of: Callable[[dict[str, Any]], Tensor | None], *, by_delta: bool = False) -> ReadCall:
+    """The reader of a function of fla, (B, T, H, ...) -> (output, last state or None)."""
+
+    def read(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+        for name in ("cu_seqlens", "head_first", "use_gate_in_kernel", "transpose_state_layout"):
+            if given.get(name) is not None and given[name] is not False:
+                raise ArgumentError(f"a function of fla with {name}= is not read: it is of another layout")
+        query = given["r"] if "r" in given else given["q"]
+        key, value, beta = given["k"].transpose(1, 2), given["v"].transpose(1, 2), given.get("beta")
+        query, decay, scale = query.transpose(1, 2), decay_of(given), given.get("scale")
+        if decay is not None:
+            decay = decay.transpose(1, 2)
+            decay = (decay if decay.dim() == 4 else decay[..., None]).expand(len(key), -1, key.shape[2], -1)
+        # (fla adds b (a^T S) to the state; a removal takes it.)
+        a, b = (given[name].transpose(1, 2) if name in given else None for name in ("a", "b"))
+        beta = None if beta is None else beta.transpose(1, 2)
+        positions = Factored(query, key, decay, beta, None, None if a is None else -a, b)
+        scale = scale if scale is not None else 1.0 if a is not None else query.shape[-1] ** -0.5
+        shared = Shared(value.shape[1], scale, by_delta, bool(given.get("use_qk_l2norm_in_kernel")))
+        output, after = result
+        return RecurrentCall(positions, shared, value, output.transpose(1, 2), state, after, how)
+
+    return read
+
+
+def _retention(given: dict[str, Any]) -> Tensor:
+    """ln(1 - 2^(-5 - h)), (1, 1, H): Sun et al. 2023, equation 8."""
+    return torch.log1p(-(2.0 ** (-5.0 - torch.arange(given["q"].shape[2], device=given["q"].device))))[None, None]
+
+
+def _fla_lightning(given: dict[str, Any]) -> Tensor:
+    heads = given["q"].shape[2]
+    places = torch.arange(heads, device=given["q"].device)
+    return (-(8 / heads * (1 - given["layer_idx"] / given["num_layers"])) * places)[None, None]
+
+
+def _either(given: dict[str, Any]) -> Tensor | None:
+    """The decays of single positions, or those of the heads."""
+    g, of_heads = given.get("g"), given.get("g_gamma")
+    if g is not None and of_heads is not None:
+        return g + of_heads
+    return of_heads[None, None] if g is None and of_heads is not None else g
+
+
+_FLA: dict[str, ReadCall] = {
+    "gated_delta_rule": _of_fla("fla's gated delta rule", lambda given: given.get("g"), by_delta=True),
+    "kda": _of_fla("fla's Kimi delta attention", lambda given: given["g"], by_delta=True),
+    "delta_rule": _of_fla("fla's delta rule", lambda given: None, by_delta=True),
+    "gla": _of_fla("fla's gated linear attention", lambda given: given.get("g", given.get("gk"))),
+    "simple_gla": _of_fla("fla's linear attention with a decay a head", _either),
+    "retention": _of_fla("fla's retention", _retention),
+    "lightning_attn": _of_fla("fla's lightning attention", _fla_lightning),
+    "rwkv7": _of_fla("fla's RWKV-7", lambda given: given["w"]),
+}
 READERS: dict[str, ReadCall] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "torch_recurrent_gated_delta_rule": _delta_rule,
@@ -105,24 +216,47 @@ READERS: dict[str, ReadCall] = {
     "recurrent_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _state_space,
     "mamba2_selective_state_update": _one_step,
+    "mamba_selective_scan": _selective_scan,
+    "mamba_selective_state_update": _selective_step,
+    "forward": _lightning,
+    **{f"{way}_{name}": reader for name, reader in _FLA.items() for way in ("chunk", "fused_recurrent")},
 }
-"""The readers of transformers' functions, by name."""
+"""The readers of functions, by name; `forward` is that of a module of lightning attention."""
+CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
 
 
 def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a function of `READERS`, and hand it to the thread's watches as one call."""
     given = signature(func).bind(*args, **kwargs).arguments
     given |= given.pop("kwargs", {})
-    written = given.get("state")
+    written, cache = given.get("state", given.get("conv_state")), given.get("past_key_values")
     state = given.get("initial_state", given.get("initial_states")) if written is None else copied(written)
+    if cache is not None and hasattr(cache, "get_linear_cache"):
+        state = cache.get_linear_cache(given["self"].layer_idx)
     was_hidden = thread.hidden
     thread.hide(True)
     try:
         result = func(*args, **kwargs)
     finally:
         thread.hide(was_hidden)
-    thread.try_to(lambda: thread.give(READERS[func.__name__](given, state, result)))
+    thread.try_to(_give, thread, func.__name__, given, state, result)
     return result
+
+
+def _give(thread: ThreadState, name: str, given: dict[str, Any], state: Tensor | None, result: Any) -> None:
+    frame = thread.innermost()
+    thread.traces.follow(result if isinstance(result, Tensor) else result[0], *given.values())
+    if name in CONVOLUTIONS:
+        if frame is not None:
+            frame.convolutions.append(convolution_of(given, state, result))
+        return
+    with DisableTorchFunction():
+        call = READERS[name](given, state, result)
+    thread.give(call)
+    if frame is not None:
+        frame.scans += 1
+        if frame.scans > 1:
+            thread.refuse(frame, "one of several recurrences of a module, each for some of its channels")
 
 
 def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -135,8 +269,8 @@ def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs
 def _give_own(thread: ThreadState, args: Args, kwargs: Kwargs, result: Any) -> None:
     query, key, value = args[:3]
     decay, beta, removal = (kwargs.get(name) for name in ("decay", "beta", "removal"))
-    if query.dim() != 4 or isinstance(removal, tuple):
-        thread.unread("regard.linear_attention with other than (B, H, T, D), or with a removal of its own")
+    if query.dim() != 4:
+        thread.unread("regard.linear_attention with other than (B, H, T, D)")
         return
     heads = max(x.shape[1] for x in (query, key, value))
     size = (query.shape[0], heads, query.shape[2])
@@ -146,5 +280,6 @@ def _give_own(thread: ThreadState, args: Args, kwargs: Kwargs, result: Any) -> N
     scale = kwargs.get("scale")
     shared = Shared(heads, query.shape[-1] ** -0.5 if scale is None else scale, by_delta=removal == "delta")
     output, after = (result, None) if isinstance(result, Tensor) else (result[0], getattr(result, "state", None))
-    positions, how = Factored(query, key, decay, beta), "regard.linear_attention"
+    a, b = (x.expand(*size, -1) for x in removal) if isinstance(removal, tuple) else (None, None)
+    positions, how = Factored(query, key, decay, beta, None, a, b), "regard.linear_attention"
     thread.give(RecurrentCall(positions, shared, value, output, kwargs.get("state"), after, how))

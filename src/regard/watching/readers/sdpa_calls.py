@@ -30,7 +30,7 @@ from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
-from regard.watching.readers.provenance import Origins
+from regard.watching.readers.provenance import Origins, Stream
 
 
 @dataclass(slots=True, eq=False)
@@ -272,10 +272,18 @@ def laid_out_by_heads(
     """A call of F.scaled_dot_product_attention with a dimension of heads, if the model gave it another layout. `output`
     is None before it ran."""
     call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
-    call.origins = thread.traces.origins(call.query, call.key)
+    call.origins = of_depth(call.query, call.key, thread.traces.origins(call.query, call.key))
     if output is not None:
         thread.traces.follow(output, call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
+
+
+def of_depth(query: Tensor, key: Tensor, origins: Origins | None) -> Origins | None:
+    """The same learned queries at every position, for keys that each position has of its own: outputs of layers."""
+    if origins is None or origins.queries.sort != "slots" or query.dim() != 4 or query.shape[1] < 2:
+        return origins
+    is_same, has_own = not query.stride(1), bool(key.stride(1)) and key.shape[1] == query.shape[1]
+    return origins._replace(keys=Stream("layers")) if is_same and has_own else origins
 
 
 def _by_heads(thread: ThreadState, call: Sdpa) -> Sdpa:

@@ -43,6 +43,18 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     return result
 
 
+def observe_choice(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run topk, and note a choice of keys by the scores of queries and keys, as an indexer's."""
+    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+    scores, chosen = args[0] if args else None, result[1]
+    if isinstance(scores, Tensor) and scores.dim() > 2 and thread.has_compared():
+        module = thread.innermost_module()
+        if module is not None:
+            queries, keys = scores.shape[-2:]
+            thread.chose(module, queries, keys, chosen.shape[-1])
+    return result
+
+
 def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """The same for tensors in a row: a cache puts the new keys last."""
     result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.linear_recurrent import LinearRecurrent
+from regard.maps.sources.linear import LinearSource
 from regard.tasks.training.reporting.events import Callback, Event, HeadsMeasured, Started, Validated
 
 Attend = Callable[[], Iterable[Mapping[str, AttentionMap]]]
@@ -75,4 +75,4 @@ def head_statistics(passes: Iterable[Mapping[str, AttentionMap]], step: int = 0)
 
 
 def _with_logits(maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
-    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearRecurrent)}
+    return {name: weights for name, weights in maps.items() if not isinstance(weights.source, LinearSource)}

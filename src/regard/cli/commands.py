@@ -19,6 +19,7 @@ from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
 from regard.cli.measure import MeasureCommand
 from regard.cli.remember import RememberCommand
+from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
 from regard.cli.translate import TranslateCommand
@@ -41,7 +42,16 @@ COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, CheckCommand, ExportCommand, DemoCommand),
+        *(
+            RememberCommand,
+            TuneCommand,
+            ViewCommand,
+            MeasureCommand,
+            ServeCommand,
+            CheckCommand,
+            ExportCommand,
+            DemoCommand,
+        ),
     )
 }
 """The commands other than `regard train`, by name."""

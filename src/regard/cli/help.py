@@ -76,6 +76,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard measure gpt2 --data 'shards/*.parquet' --out stats --max-tokens 512 --resume",
         "regard measure runs/book --data lines.txt --out stats --statistics entropy induction top_keys",
     ),
+    "serve": (
+        "regard serve runs/mine --languages de-en",
+        "regard serve runs/mine runs/book --port 8080",
+        "regard serve opus-mt-en-de --host 0.0.0.0 --token-file token.txt --allow-host example.org",
+    ),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",

@@ -121,7 +121,7 @@ def _of_head(name: str, head: int, heads: AttentionMap, asked: Attention) -> Map
             made.received = _rounded(numbers["received"][0])
         if k:
             made.top_keys = numbers["top_keys"].indices[0].tolist()
-            made.top_weights = _rounded(numbers["top_keys"].weights[0])
+            made.top_weights = _rounded(numbers["top_keys"].values[0])
         if asked.picture is not None:
             made.picture = _rounded(numbers["pooled_mean"][0])
     if asked.rows:

@@ -258,7 +258,10 @@ class ServedLanguageModel(Served):
         model = self.model
         if asked.tokens is None and asked.target is None and not asked.text:
             raise Refused(400, "there is nothing to look at in an empty text")
-        ids = asked.tokens or model.language.prompt(asked.text + (asked.target or ""))
+        if asked.tokens is not None:
+            ids = asked.tokens[-model.block_length :]  # of a longer text, the last that the model reads at once
+        else:
+            ids = model.language.prompt(asked.text + (asked.target or ""))
         with self.edited(asked.edits):
             return model.attend(ids)
 

@@ -22,6 +22,10 @@ TOLD_BEFORE = 1.0
 """Seconds before the end of the grace in which running requests are told."""
 
 
+BACKLOG = 512
+"""Connections that wait to be taken."""
+
+
 class Place(NamedTuple):
     """Where a server listens."""
 
@@ -110,7 +114,7 @@ def run(
     config = uvicorn.Config(
         application(desk, entrance), host=place.host, port=place.port, log_config=None, lifespan="off", ws="none",
         access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
-        timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=512,
+        timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
     )  # fmt: skip
     server = _Server(config, desk, place.grace)
     try:
@@ -118,6 +122,7 @@ def run(
     except SystemExit:
         raise ArgumentError(f"host and port cannot be listened on: {place.host}:{place.port}") from None
     try:
+        listening.listen(BACKLOG)  # who reads the line may come at once
         begun("http://{}:{}".format(*listening.getsockname()[:2]))
         # uvicorn raises the signal that ended it again, for the handlers from before.
         with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):

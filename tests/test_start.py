@@ -31,6 +31,7 @@ WITHOUT_TORCH = [
             "tune",
             "view",
             "measure",
+            "serve",
             "check",
             "export",
             "demo",

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.guard import allowed_hosts
 from regard.serving.served import Served
-from regard.serving.server import load
-from regard.serving.settings import Entrance, Limits
+from regard.serving.server import load_models
+from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks import train_language_model
 from regard.tasks.translation.train import run_translation
 from tests.tasks import test_language_model
@@ -40,7 +40,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(
-        self, path: str, question: Any = None, *, body: bytes | None = None, method: str = "", **headers: str
+        self, path: str, question: Any = None, *, body: bytes | None = None, method: str = "", **headers: Any
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         """The status, the body and the headers of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -54,16 +54,16 @@ class Running:
         finally:
             connection.close()
 
-    def json(self, path: str, question: Any = None, **headers: str) -> Any:
+    def json(self, path: str, question: Any = None, **headers: Any) -> Any:
         status, body, _ = self.ask(path, question, **headers)
         assert status == 200, body
         return json.loads(body)
 
 
 @contextmanager
-def serving(models: dict[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
+def serving(models: Mapping[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
     """A server of some models."""
-    desk = Desk(models, Limits(**limits), version="test")
+    desk = Desk(models, RequestLimits(**limits), version="test")
     app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token))
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
     listening = config.bind_socket()
@@ -88,9 +88,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serve
     run_translation(small_config(folder, out=folder / TRANSLATOR, steps=25, validate_every=25, save_every=25))
     train_language_model(test_language_model.small_config(folder, out=folder / WRITER, documents="lines"))
     with ExitStack() as stack:
-        yield load(
-            [folder / TRANSLATOR, folder / WRITER], ["en-fr"], device="cpu", limits=Limits(), threads=1, stack=stack,
-            tell=lambda _: None,
+        yield load_models(
+            [folder / TRANSLATOR, folder / WRITER], ["en-fr"], device="cpu", limits=RequestLimits(), threads=1,
+            stack=stack, tell=lambda _: None,
         )  # fmt: skip
 
 

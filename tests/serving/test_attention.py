@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from regard.serving.application import addresses
+from regard.serving.application import served_addresses
 from tests.serving.conftest import TRANSLATOR, WRITER, Running
 
 TEXT = "we see two cats"
@@ -106,10 +106,10 @@ def test_the_pages_questions_are_answered_in_bytes(server: Running) -> None:
 
 def test_openapi_describes_every_address(server: Running) -> None:
     described = server.json("/openapi.json")
-    every = addresses(server.desk)
+    every = served_addresses(server.desk)
     assert set(described["paths"]) == {one.path for one in every}
     schemas = described["components"]["schemas"]
-    assert schemas["Translate"]["properties"]["alternatives"]["maximum"] == 10
+    assert schemas["TranslateQuestion"]["properties"]["alternatives"]["maximum"] == 10
     text = json.dumps(described)
     assert all(f'"#/components/schemas/{name}"' in text for name in schemas)
     for one in every:

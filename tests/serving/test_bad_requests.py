@@ -13,7 +13,7 @@ from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 GOOD = {"q": "we see two cats", "source": "en", "target": "fr"}
 FORM = b"q=a&source=en&target=fr"
-AS_FORM = {"content_type": "application/x-www-form-urlencoded"}
+AS_FORM: dict[str, Any] = {"content_type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_names_of_the_server_are_answered(server: Running, host: str) -> None:
         {"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "same-site"},
     ],
 )  # fmt: skip
-def test_a_form_of_another_page_is_refused(server: Running, headers: dict[str, str]) -> None:
+def test_a_form_of_another_page_is_refused(server: Running, headers: dict[str, Any]) -> None:
     status, _, answered = server.ask("/translate", body=FORM, **AS_FORM, **headers)
     assert status == 403
     assert not [name for name in answered if name.lower().startswith("access-control")]
@@ -56,7 +56,7 @@ def test_a_form_of_another_page_is_refused(server: Running, headers: dict[str, s
 
 
 def test_the_page_itself_may_ask(server: Running) -> None:
-    own = {"origin": server.address, "sec_fetch_site": "same-origin"}
+    own: dict[str, Any] = {"origin": server.address, "sec_fetch_site": "same-origin"}
     assert server.ask("/translate", GOOD, **own)[0] == 200
 
 

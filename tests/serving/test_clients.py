@@ -1,8 +1,10 @@
 """The clients of LibreTranslate and OpenAI, unchanged, and the questions that they send."""
 
 import json
+import shlex
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 
 import openai
 import pytest
@@ -10,6 +12,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from regard.serving.served import ServedLanguageModel, ServedTranslator
 from regard.tasks.generation.filters import TopK
+from tests import ROOT
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 
 SENTENCE = "we see two cats"
@@ -107,3 +110,18 @@ def test_both_clients_bring_the_token(server: Running) -> None:
             401,
             401,
         ]
+
+
+def test_the_curl_lines_of_the_page_are_answered(server: Running) -> None:
+    """As they stand in the docs, at another port."""
+    text = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line[2:]) for line in text.split("\n") if line.startswith("$ curl")]
+    assert len(lines) == 5
+    for _, *arguments, address in lines:
+        path = "/" + address.split("/", 3)[3]
+        if arguments[0] == "--json":
+            status, body, _ = server.ask(path, json.loads(arguments[1]))
+        else:
+            form = urlencode([pair.split("=") for pair in arguments[1::2]])
+            status, body, _ = server.ask(path, body=form.encode(), content_type="application/x-www-form-urlencoded")
+        assert (status, body[:9] != b"") == (200, True), (arguments, body)

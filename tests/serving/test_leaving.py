@@ -1,4 +1,4 @@
-"""Work stops at the next step when its client leaves; works wait in a bounded queue, and run together or in turn."""
+"""Work stops at the next step when its client leaves; works wait in a bounded queue, or run together, or in turn."""
 
 import http.client
 import json
@@ -179,7 +179,7 @@ def test_a_work_alone_is_not_interrupted() -> None:
     import asyncio
 
     from regard.serving.ticket import ENDED, Ticket
-    from regard.serving.worker import Work
+    from regard.serving.worker import RequestWork
 
     seen: list[str] = []
 
@@ -191,9 +191,9 @@ def test_a_work_alone_is_not_interrupted() -> None:
     async def run() -> None:
         worker, tickets = Worker("test", most_waiting=9), [Ticket() for _ in range(3)]
         hold = threading.Event()
-        worker.submit(Work(Ticket(), lambda: iter([hold.wait()])))
+        worker.submit(RequestWork(Ticket(), lambda: iter([hold.wait()])))
         for ticket, name in zip(tickets, "abc", strict=True):
-            worker.submit(Work(ticket, lambda name=name: steps(name), alone=name == "b"))  # type: ignore[misc]
+            worker.submit(RequestWork(ticket, lambda name=name: steps(name), alone=name == "b"))  # type: ignore[misc]
         hold.set()
         for ticket in tickets:
             while await ticket.next() is not ENDED:

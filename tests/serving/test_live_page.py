@@ -22,7 +22,10 @@ def opened(browser: Chromium, server: Running, *, width: int = 1280, dark: bool 
 def type_and_answer(browser: Chromium, text: str, model: str = TRANSLATOR, more: str = "") -> str:
     """The answer to a text, once its attention is drawn."""
     browser.run(f"""
-      const set = (id, value) => {{ const one = document.getElementById(id); one.value = value; one.dispatchEvent(new Event("change")); }};
+      const set = (id, value) => {{
+        document.getElementById(id).value = value;
+        document.getElementById(id).dispatchEvent(new ToEvents("change"));
+      }};
       if (document.getElementById("model").value !== "{model}") set("model", "{model}");
       set("text", {text!r}); {more}
       document.getElementById("go").click();""")
@@ -61,7 +64,8 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     settle(browser)
     assert answers(browser) == [expected(server, text="we see two cats")]
     # Every weight of a row comes from the server, and they are those of the model.
-    row = """const view = regard(); view.changed({ kind: "decoder cross", layer: "0", heads: [1], focus: { row: 1 }, pinned: true });
+    row = """const chosen = { kind: "decoder cross", layer: "0", heads: [1] };
+      regard().changed({ ...chosen, focus: { row: 1 }, pinned: true });
       await new Promise((done) => setTimeout(done, 100));
       return [...document.querySelectorAll(".reading li")].map((item) => item.textContent);"""
     browser.run(row)

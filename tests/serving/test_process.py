@@ -54,6 +54,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     connection.request("POST", "/v1/completions", json.dumps(question), {"content-type": "application/json"})
     answer = connection.getresponse()
     answer.read(100)
+    connection.sock and connection.sock.settimeout(10)
     process.send_signal(signal.SIGTERM)
     begun = time.monotonic()
     told = answer.read()
@@ -61,3 +62,4 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     assert process.wait(timeout=10) == 0
     assert time.monotonic() - begun < 6
     assert process.stderr.read() == ""
+    answer.close(), connection.close()

@@ -12,7 +12,7 @@ from regard.cli.engines import usable_cores
 from regard.cli.loading import loading
 from regard.cli.shared import Command, Device, below, refuse_first
 from regard.errors import ArgumentError
-from regard.serving.settings import Entrance, Limits, serve_libraries
+from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
 
 Models = Annotated[
@@ -64,9 +64,9 @@ class ServeCommand(Command):
     device: Device = "auto"
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """The limits of a request."""
-        return self.part(Limits)
+        return self.part(RequestLimits)
 
     def check(self) -> None:
         refuse_first(
@@ -86,16 +86,18 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.server import Place, load, run
+            from regard.serving.server import ListeningPlace, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
-        place = Place(self.host, self.port, self.grace, self.log_requests)
+        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
         with ExitStack() as stack:
-            models = load(
+            models = load_models(
                 self.models, self.languages, device=self.device, limits=self.limits,
                 threads=self.workers or usable_cores(), stack=stack, tell=_say,
             )  # fmt: skip
-            run(models, place, entrance, self.limits, lambda address: _say(f"serving at {address} (Ctrl-C ends it)"))
+            serve_forever(
+                models, place, entrance, self.limits, lambda address: _say(f"serving at {address} (Ctrl-C ends it)")
+            )
 
     def _token(self) -> str | None:
         if self.token_file is None:

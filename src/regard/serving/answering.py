@@ -14,7 +14,7 @@ from regard.serving.ticket import ENDED, Refused, Ticket
 
 Render = Callable[[list[Any]], Response]
 """From all events of a work to the answer."""
-Event = Callable[[Any], list[bytes]]
+ToEvents = Callable[[Any], list[bytes]]
 """From an event of a work to lines of an event stream."""
 
 
@@ -29,7 +29,7 @@ class Ending:
         self.at = min(self.at, time.monotonic() + seconds)
 
 
-class Answered:
+class HttpAnswer:
     """An answer as an ASGI application.
 
     Args:
@@ -42,7 +42,7 @@ class Answered:
     """
 
     def __init__(
-        self, ticket: Ticket, *, render: Render | None = None, event: Event | None = None, seconds: float,
+        self, ticket: Ticket, *, render: Render | None = None, event: ToEvents | None = None, seconds: float,
         ending: Ending, openai: bool = False,
     ) -> None:  # fmt: skip
         self._ticket, self._render, self._event, self._openai = ticket, render, event, openai
@@ -133,6 +133,6 @@ def sse(content: Any, event: str = "") -> list[bytes]:
     return [f"event: {event}\n".encode() if event else b"", b"data: ", msgspec.json.encode(content), b"\n\n"]
 
 
-def json_of(content: Any, status: int = 200) -> Response:
+def json_answer(content: Any, status: int = 200) -> Response:
     """An answer of JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")

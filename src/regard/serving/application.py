@@ -45,27 +45,33 @@ class Address(NamedTuple):
         return "GET" if self.takes is None else "POST"
 
 
-def addresses(desk: Desk) -> list[Address]:
+def served_addresses(desk: Desk) -> list[Address]:
     """All that programs may ask."""
     translate, completions, own = TranslateApi(desk), CompletionsApi(desk), OwnApi(desk)
     s = shapes
     return [
-        Address("/translate", translate.translate, "Translate texts (LibreTranslate)", s.Translate, s.Translated, (JSON, FORM)),
-        Address("/languages", translate.languages, "The languages (LibreTranslate)", None, list[s.Language]),
+        Address("/translate", translate.translate, "Translate", s.TranslateQuestion, s.Translated, (JSON, FORM)),
+        Address("/languages", translate.languages, "The languages", None, list[s.Language]),
         Address("/health", translate.health, "Whether the server answers", None, s.Health),
-        Address("/v1/models", completions.models, "The models (OpenAI)", None, s.ModelCards),
-        Address("/v1/models/{name}", completions.one_model, "A model (OpenAI)", None, s.ModelCard),
-        Address("/v1/completions", completions.complete, "Continue prompts (OpenAI)", s.Complete, s.Completion, (JSON,), (JSON, STREAM)),
-        Address("/regard/v1/answer", own.answer, "An answer as it is written", s.Answer, None, (JSON,), (STREAM,)),
-        Address("/regard/v1/attention", own.attention, "Numbers of heads", s.Attention, s.AttentionNumbers, (JSON,), (JSON, ARROW)),
-        Address("/regard/v1/view", own.view, "Data of the page", s.View, dict[str, Any]),
-        Address("/regard/v1/view/weights", own.weights, "Weights of a view", s.Weights, None, (JSON,), (BYTES,)),
+        Address("/v1/models", completions.models, "The models", None, s.ModelCards),
+        Address("/v1/models/{name}", completions.one_model, "A model", None, s.ModelCard),
+        Address(
+            "/v1/completions", completions.complete, "Continue prompts", s.Complete, s.Completion, (JSON,),
+            (JSON, STREAM),
+        ),
+        Address("/regard/v1/answer", own.answer, "An answer as it is written", s.AnswerQuestion, gives_as=(STREAM,)),
+        Address(
+            "/regard/v1/attention", own.attention, "Numbers of heads", s.AttentionQuestion, s.AttentionNumbers, (JSON,),
+            (JSON, ARROW),
+        ),
+        Address("/regard/v1/view", own.view, "Data of the page", s.ViewQuestion, dict[str, Any]),
+        Address("/regard/v1/view/weights", own.weights, "Weights of a view", s.WeightsQuestion, gives_as=(BYTES,)),
     ]  # fmt: skip
 
 
 def application(desk: Desk, entrance: Entrance) -> Guard:
     """The ASGI application of a desk, behind its guard."""
-    every = addresses(desk)
+    every = served_addresses(desk)
     described = msgspec.json.encode(openapi(every, desk.version))
 
     async def document(_: Request) -> Response:

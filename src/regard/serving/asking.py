@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from regard.serving.answering import Answered, Ending
+from regard.serving.answering import Ending, HttpAnswer
 from regard.serving.guard import Guard
 from regard.serving.looking import Looks
 from regard.serving.served import Served
-from regard.serving.settings import Limits
+from regard.serving.settings import RequestLimits
 from regard.serving.ticket import Refused, Ticket
-from regard.serving.worker import SharedWork, Work, Worker
+from regard.serving.worker import RequestWork, SharedWork, Worker
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -23,7 +23,7 @@ class Desk:
     guard: Guard
     """Set by the application that it stands before."""
 
-    def __init__(self, models: Mapping[str, Served], limits: Limits, *, version: str) -> None:
+    def __init__(self, models: Mapping[str, Served], limits: RequestLimits, *, version: str) -> None:
         self.models, self.limits, self.ending, self.version = models, limits, Ending(), version
         self.workers = {name: Worker(name, most_waiting=limits.max_waiting) for name in models}
         self.looks = {name: Looks(models) for name in models}
@@ -57,15 +57,15 @@ class Desk:
         if (length := sum(map(len, texts))) > self.limits.max_text:
             raise Refused(400, f"texts have at most {self.limits.max_text:,} characters, got {length:,}")
 
-    def answered(self, served: Served, work: Work | SharedWork, **how: Any) -> Answered:
+    def answered(self, served: Served, work: RequestWork | SharedWork, **how: Any) -> HttpAnswer:
         """Submit a work, and answer with it."""
         self.workers[served.name].submit(work)
-        return Answered(work.ticket, seconds=self.limits.max_seconds, ending=self.ending, **how)
+        return HttpAnswer(work.ticket, seconds=self.limits.max_seconds, ending=self.ending, **how)
 
-    def once(self, served: Served, do: Callable[[], Any], **how: Any) -> Answered:
+    def once(self, served: Served, do: Callable[[], Any], **how: Any) -> HttpAnswer:
         """Do one thing in the thread of a model, and answer with it."""
 
         def steps() -> Iterator[Any]:
             yield do()
 
-        return self.answered(served, Work(Ticket(), steps), **how)
+        return self.answered(served, RequestWork(Ticket(), steps), **how)

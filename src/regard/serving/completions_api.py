@@ -8,12 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.serving.answering import json_of, sse
+from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.served import Done, Piece, ServedLanguageModel, ServedTranslator
+from regard.serving.served import AnswerPiece, Done, ServedLanguageModel, ServedTranslator
 from regard.serving.shapes import Complete, Completion, CompletionChoice, ModelCard, ModelCards, Usage
 from regard.serving.ticket import Refused, Ticket
-from regard.serving.worker import Work
+from regard.serving.worker import RequestWork
 
 USUAL_TOKENS = 16
 """OpenAI's own default of `max_tokens`."""
@@ -27,11 +27,11 @@ class CompletionsApi:
 
     async def models(self, _: Request) -> Response:
         """All models."""
-        return json_of(ModelCards(data=[self._card(name) for name in self._desk.models]))
+        return json_answer(ModelCards(data=[self._card(name) for name in self._desk.models]))
 
     async def one_model(self, request: Request) -> Response:
         """One model."""
-        return json_of(self._card(self._desk.model(request.path_params["name"]).name))
+        return json_answer(self._card(self._desk.model(request.path_params["name"]).name))
 
     async def complete(self, request: Request) -> Any:
         """Continue prompts, as a whole or as a stream."""
@@ -46,7 +46,7 @@ class CompletionsApi:
             raise Refused(400, f"texts of a request are at most {self._desk.limits.max_beam}, got {many}")
         ticket = Ticket()
         form = _Form(asked.model, prompts, asked)
-        work = Work(ticket, lambda: _steps(served, prompts, asked, ticket))
+        work = RequestWork(ticket, lambda: _steps(served, prompts, asked, ticket))
         how: dict[str, Any] = {"event": form.events} if asked.stream else {"render": form.whole}
         return self._desk.answered(served, work, openai=True, **how)
 
@@ -60,15 +60,16 @@ class CompletionsApi:
 
 def _steps(
     served: ServedLanguageModel, prompts: list[str], asked: Complete, ticket: Ticket
-) -> Iterator[Piece | Done | None]:
+) -> Iterator[AnswerPiece | Done | None]:
     stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if not all(stop):
         raise Refused(400, "stop strings must have a character")
     most, each = served.limit(asked.max_tokens, USUAL_TOKENS), asked.n or 1
+    temperature = 1.0 if asked.temperature is None else asked.temperature
     for index in range(len(prompts) * each):
         yield from served.write(
-            prompts[index // each], ticket, most=most, temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=asked.top_p or 1.0, seed=((asked.seed or 0) + index % each) % 2**32, stop=stop, index=index,
+            prompts[index // each], ticket, most=most, temperature=temperature,
+            top_p=asked.top_p or 1.0, seed=((asked.seed or 0) + index % each) % 2**32, stop=stop, place=index,
         )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ class _Form:
 
     def _count(self, done: Done) -> None:
         use = self._usage
-        use.prompt_tokens += done.read if done.index % (self._asked.n or 1) == 0 else 0
+        use.prompt_tokens += done.read if done.place % (self._asked.n or 1) == 0 else 0
         use.completion_tokens += done.drawn
         use.total_tokens = use.prompt_tokens + use.completion_tokens
 
@@ -102,19 +103,19 @@ class _Form:
         for one in done:
             self._count(one)
         choices = [
-            CompletionChoice(text=self._echo(one.index) + one.text, index=one.index, finish_reason=_reason(one))
+            CompletionChoice(text=self._echo(one.place) + one.text, index=one.place, finish_reason=_reason(one))
             for one in done
         ]
-        return json_of(self._completion(choices, self._usage))
+        return json_answer(self._completion(choices, self._usage))
 
-    def events(self, event: Piece | Done) -> list[bytes]:
+    def events(self, event: AnswerPiece | Done) -> list[bytes]:
         """An event of the stream."""
-        text = self._echo(event.index)
-        if isinstance(event, Piece):
-            return sse(self._completion([CompletionChoice(text=text + event.text, index=event.index)]))
+        text = self._echo(event.place)
+        if isinstance(event, AnswerPiece):
+            return sse(self._completion([CompletionChoice(text=text + event.text, index=event.place)]))
         self._count(event)
         self._ended += 1
-        found = sse(self._completion([CompletionChoice(text=text, index=event.index, finish_reason=_reason(event))]))
+        found = sse(self._completion([CompletionChoice(text=text, index=event.place, finish_reason=_reason(event))]))
         options = self._asked.stream_options
         if options is not None and options.include_usage and self._ended == len(self._prompts) * (self._asked.n or 1):
             found += sse(self._completion([], self._usage))

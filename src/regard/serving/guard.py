@@ -10,7 +10,7 @@ import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
-from regard.serving.settings import Entrance, Limits
+from regard.serving.settings import Entrance, RequestLimits
 from regard.serving.ticket import Refused
 
 OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
@@ -37,7 +37,7 @@ HEADERS = {
 class Guard:
     """An ASGI application before another one."""
 
-    def __init__(self, app: Any, entrance: Entrance, limits: Limits) -> None:
+    def __init__(self, app: Any, entrance: Entrance, limits: RequestLimits) -> None:
         self._app, self._entrance, self._limits = app, entrance, limits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -63,7 +63,7 @@ class Guard:
     def _check(self, scope: Any) -> None:
         headers, method = Headers(scope=scope), scope["method"]
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or name_of(hosts[0]) not in self._entrance.hosts:
+        if len(hosts) != 1 or host_name(hosts[0]) not in self._entrance.hosts:
             raise Refused(421, "this server answers to other names: start it with --allow-host NAME")
         origins = headers.getlist("origin")
         is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
@@ -108,10 +108,10 @@ class Guard:
         return bounded
 
 
-def name_of(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without its port.
 
-    >>> name_of("Example.org:80"), name_of("[::1]:8000"), name_of("[::1]")
+    >>> host_name("Example.org:80"), host_name("[::1]:8000"), host_name("[::1]")
     ('example.org', '[::1]', '[::1]')
     """
     return (host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]).lower().rstrip(".")
@@ -120,10 +120,10 @@ def name_of(host: str) -> str:
 def allowed_hosts(host: str, named: Iterable[str]) -> frozenset[str]:
     """The names of this machine by itself, the address that is listened on, and those that were named."""
     own = f"[{host}]" if ":" in host else host
-    return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(name_of(one) for one in named)})
+    return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(host_name(one) for one in named)})
 
 
-def too_large(limits: Limits) -> Refused:
+def too_large(limits: RequestLimits) -> Refused:
     """The refusal of a body."""
     return Refused(413, f"a request has at most {limits.max_body:,} bytes")
 

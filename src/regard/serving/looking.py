@@ -9,7 +9,7 @@ import torch
 
 from regard.maps.attention_map import AttentionMap
 from regard.serving.served import Served
-from regard.serving.shapes import Attention, AttentionNumbers, MapNumbers, Subject
+from regard.serving.shapes import AttentionNumbers, AttentionQuestion, LookedAt, MapNumbers
 from regard.serving.ticket import Refused
 from regard.tasks.pictures.save import page_example
 from regard.tasks.pictures.token_maps import TextMaps
@@ -53,31 +53,31 @@ class Looks:
         self._seen = Kept[TextMaps](kept)
         self._views = Kept[tuple[Replier, dict[str, Any]]](kept)
 
-    def seen(self, asked: Subject) -> TextMaps:
+    def seen(self, asked: LookedAt) -> TextMaps:
         """The attention of a model to a text."""
         assert asked.model is not None
         model = self._models[asked.model]
         key = msgspec.json.encode([asked.model, asked.text, asked.tokens, asked.target, asked.edits])
         return self._seen.of(key, lambda: model.look(asked))
 
-    def view(self, subjects: Sequence[Subject]) -> dict[str, Any]:
+    def view(self, subjects: Sequence[LookedAt]) -> dict[str, Any]:
         """The page's data of texts, without weights."""
         return self._view(subjects)[1]
 
-    def weights(self, subjects: Sequence[Subject], question: Mapping[str, Any]) -> Reply:
+    def weights(self, subjects: Sequence[LookedAt], question: Mapping[str, Any]) -> Reply:
         """The answer to a question of the page's."""
         return self._view(subjects)[0].to(question)
 
-    def _view(self, subjects: Sequence[Subject]) -> tuple[Replier, dict[str, Any]]:
+    def _view(self, subjects: Sequence[LookedAt]) -> tuple[Replier, dict[str, Any]]:
         def make() -> tuple[Replier, dict[str, Any]]:
             examples = [page_example(_title(one), self.seen(one)) for one in subjects]
             replier = Replier(examples)
-            return replier, skeleton(examples, replier.maps, "Attention")
+            return replier, skeleton(examples, replier.maps, "What it looks at")
 
         return self._views.of(msgspec.json.encode(subjects), make)
 
     @torch.no_grad()
-    def numbers(self, asked: Attention) -> AttentionNumbers:
+    def numbers(self, asked: AttentionQuestion) -> AttentionNumbers:
         """The numbers of heads; never all weights.
 
         Raises:
@@ -105,18 +105,18 @@ class Looks:
         return AttentionNumbers(model=asked.model, heads=found, labels=labels, alignment=_alignment(seen, asked))
 
 
-def _of_head(name: str, head: int, heads: AttentionMap, asked: Attention) -> MapNumbers:
+def _of_head(name: str, head: int, heads: AttentionMap, asked: AttentionQuestion) -> MapNumbers:
     one = heads.only(heads=slice(head, head + 1))
     _, queries, keys = heads.shape
     made = MapNumbers(map=name, head=head, queries=queries, keys=keys)
     k = min(asked.top_keys, keys)
     wanted = [*(["received"] if asked.received else []), *(["top_keys"] if k else [])]
-    grid: dict[str, Any] = {}
+    sizes: dict[str, Any] = {"k": k} if k else {}
     if asked.picture is not None:
         wanted.append("pooled_mean")
-        grid = dict(zip(("rows", "columns"), asked.picture, strict=True))
+        sizes |= zip(("rows", "columns"), asked.picture, strict=True)
     if wanted:
-        numbers: dict[str, Any] = one.summary(*wanted, **grid, **({"k": k} if k else {}))
+        numbers: dict[str, Any] = one.summary(*wanted, **sizes)
         if asked.received:
             made.received = _rounded(numbers["received"][0])
         if k:
@@ -138,7 +138,7 @@ def _rounded(values: Any) -> Any:
     return digits(whole)
 
 
-def _alignment(seen: TextMaps, asked: Attention) -> list[tuple[int, int]] | None:
+def _alignment(seen: TextMaps, asked: AttentionQuestion) -> list[tuple[int, int]] | None:
     if not asked.alignment:
         return None
     if not hasattr(seen, "alignment_names"):
@@ -148,7 +148,7 @@ def _alignment(seen: TextMaps, asked: Attention) -> list[tuple[int, int]] | None
     return [(row, int(column)) for row, column in enumerate(mean.argmax(-1))]
 
 
-def _title(asked: Subject) -> str:
+def _title(asked: LookedAt) -> str:
     cut = "".join(f" · {one.map} {one.head} × {one.factor:g}" for one in asked.edits)
     return f"{asked.model}: {asked.text[:60]}{cut}"
 

@@ -16,8 +16,8 @@ from regard.edits.scale_heads import ScaleHeads
 from regard.errors import ArgumentError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
-from regard.serving.settings import Limits
-from regard.serving.shapes import Answer, HeadEdit, Subject
+from regard.serving.settings import RequestLimits
+from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
 from regard.serving.ticket import Refused, Ticket
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
@@ -33,11 +33,12 @@ from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A piece of an answer."""
 
     text: str
-    index: int = 0
+    place: int = 0
+    """Of several answers, which one."""
 
 
 class Done(NamedTuple):
@@ -45,14 +46,15 @@ class Done(NamedTuple):
 
     text: str
     tokens: list[int]
-    """Those that `Subject.tokens` takes."""
+    """Those that `LookedAt.tokens` takes."""
     labels: list[str]
     is_cut: bool
     read: int = 0
     """The number of tokens of the prompt."""
     drawn: int = 0
     """The number of tokens of the answer."""
-    index: int = 0
+    place: int = 0
+    """Of several answers, which one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,17 +73,17 @@ class Served(ABC):
 
     task: str
 
-    def __init__(self, name: str, module: nn.Module, limits: Limits) -> None:
+    def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
         self.name, self.module, self.limits = name, module, limits
         self.maps: list[str] = []
         self.heads = 0
 
     @abstractmethod
-    def look(self, asked: Subject) -> TextMaps:
+    def look(self, asked: LookedAt) -> TextMaps:
         """The attention of the model to a text and its answer."""
 
     @abstractmethod
-    def answer(self, asked: Answer, ticket: Ticket) -> Iterator[Piece | Done | None]:
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
         """The answer to a text, a step at a time."""
 
     def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
@@ -135,7 +137,7 @@ class ServedTranslator(Served):
 
     task = TRANSLATION
 
-    def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: Limits) -> None:
+    def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: RequestLimits) -> None:
         super().__init__(name, translator.model, limits)
         self.translator, self.languages = translator, languages
         self._learn(
@@ -154,7 +156,7 @@ class ServedTranslator(Served):
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
 
     @torch.inference_mode()
-    def answer(self, asked: Answer, ticket: Ticket) -> Iterator[Piece | Done | None]:
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
         """A greedy or drawn translation, by our own modules."""
         translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
         (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
@@ -177,14 +179,14 @@ class ServedTranslator(Served):
                 whole = tokenizer.decode(tokens)
                 piece = whole[len(written) :] if whole.startswith(written) and not whole.endswith("\ufffd") else ""
                 written += piece
-                yield Piece(piece) if piece else None
+                yield AnswerPiece(piece) if piece else None
         text = tokenizer.decode(tokens)
         yield Done(
             text, tokens, tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id, len(draft.ids) + 1, len(tokens)
         )
 
     @torch.no_grad()
-    def look(self, asked: Subject) -> TextMaps:
+    def look(self, asked: LookedAt) -> TextMaps:
         translator = self.translator
         (draft,) = drafts_of(translator, [asked.text], TranslationOptions(max_length=self.limits.max_length))
         if draft.problem or not draft.ids:
@@ -197,7 +199,7 @@ class ServedTranslator(Served):
                 raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
             return self._forced(tokens, draft.ids)
 
-    def _target(self, asked: Subject, text: str) -> list[int]:
+    def _target(self, asked: LookedAt, text: str) -> list[int]:
         if asked.target is not None:
             (ids,) = self.translator.target_tokenizer.encode_batch([asked.target])
             return [*ids, self.translator.target_tokenizer.marks.end_id]
@@ -219,23 +221,23 @@ class ServedLanguageModel(Served):
 
     task = LANGUAGE_MODEL
 
-    def __init__(self, name: str, model: LanguageModel, limits: Limits) -> None:
+    def __init__(self, name: str, model: LanguageModel, limits: RequestLimits) -> None:
         super().__init__(name, model.model, limits)
         self.model = model
         begin = model.language.prompt("")
         self._learn(text_attention(model.tokenizer, begin, self.module.attend(torch.tensor([begin]).to(model.device))))  # type: ignore[operator]
 
-    def answer(self, asked: Answer, ticket: Ticket) -> Iterator[Piece | Done | None]:
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
         most = self.limit(asked.max_tokens, 64)
         with self.edited(asked.edits):
-            prompt, how = asked.text + asked.prefix, {"temperature": asked.temperature, "seed": asked.seed}
-            yield from self.write(prompt, ticket, most=most, **how)
+            prompt = asked.text + asked.prefix
+            yield from self.write(prompt, ticket, most=most, temperature=asked.temperature, seed=asked.seed)
 
     @torch.inference_mode()
     def write(
         self, prompt: str, ticket: Ticket, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
-        stop: Sequence[str] = (), index: int = 0,
-    ) -> Iterator[Piece | Done | None]:  # fmt: skip
+        stop: Sequence[str] = (), place: int = 0,
+    ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
         """A text, piece by piece."""
         model, tokens = self.model, list[int]()
         begun = model.language.prompt(prompt)
@@ -247,14 +249,14 @@ class ServedLanguageModel(Served):
             seed=seed, drawn=tokens.append,
         ):  # fmt: skip
             text += piece
-            yield Piece(piece, index)
+            yield AnswerPiece(piece, place)
         is_cut = len(tokens) == most and tokens[-1] not in model.language.end_ids
         shown = [*begun, *(token for token in tokens if token not in model.language.end_ids)]
         labels = model.tokenizer.label_of_each(shown)
-        yield Done(text, shown, labels, is_cut, len(begun), len(tokens), index)
+        yield Done(text, shown, labels, is_cut, len(begun), len(tokens), place)
 
     @torch.no_grad()
-    def look(self, asked: Subject) -> TextMaps:
+    def look(self, asked: LookedAt) -> TextMaps:
         model = self.model
         if asked.tokens is None and asked.target is None and not asked.text:
             raise Refused(400, "there is nothing to look at in an empty text")
@@ -271,7 +273,7 @@ def _refusing(found: list[Translation]) -> list[Translation] | Exception:
     return found if problem is None else Refused(400, problem)
 
 
-def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device: str, limits: Limits) -> Served:
+def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device: str, limits: RequestLimits) -> Served:
     """Load the model of a run, or of a folder in Hugging Face's format.
 
     Raises:

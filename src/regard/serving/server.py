@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, RegardError
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.served import Served, ServedTranslator, served
-from regard.serving.settings import Entrance, Limits
+from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
 from regard.tasks.training.interrupts import handled
 from regard.version import __version__
@@ -26,7 +26,7 @@ BACKLOG = 512
 """Connections that wait to be taken."""
 
 
-class Place(NamedTuple):
+class ListeningPlace(NamedTuple):
     """Where a server listens."""
 
     host: str
@@ -36,8 +36,8 @@ class Place(NamedTuple):
     logs_requests: bool
 
 
-def load(
-    folders: Sequence[Path], languages: Sequence[str], *, device: str, limits: Limits, threads: int,
+def load_models(
+    folders: Sequence[Path], languages: Sequence[str], *, device: str, limits: RequestLimits, threads: int,
     stack: ExitStack, tell: Callable[[str], None],
 ) -> dict[str, Served]:  # fmt: skip
     """The models by name. Translators search by CTranslate2 where it is installed and can.
@@ -102,8 +102,12 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run(
-    models: dict[str, Served], place: Place, entrance: Entrance, limits: Limits, begun: Callable[[str], None]
+def serve_forever(
+    models: dict[str, Served],
+    place: ListeningPlace,
+    entrance: Entrance,
+    limits: RequestLimits,
+    begun: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C.
 

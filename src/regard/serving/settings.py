@@ -7,7 +7,7 @@ from regard.errors import ArgumentError, MissingExtraError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """The most that one request may ask for, and that may wait.
 
     Raises:

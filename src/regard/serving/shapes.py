@@ -1,4 +1,4 @@
-"""The questions and answers of the server. msgspec checks the questions by these classes, and OpenAPI is made of them."""
+"""The questions and answers of the server: msgspec checks questions by these classes, and OpenAPI is made of them."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ class Question(Struct, kw_only=True, forbid_unknown_fields=True):
 # -- LibreTranslate -----------------------------------------------------------------------------------------
 
 
-class Translate(Struct, kw_only=True):
+class TranslateQuestion(Struct, kw_only=True):
     """A question of LibreTranslate's."""
 
     q: Texts
@@ -160,7 +160,7 @@ class HeadEdit(Question):
     factor: Annotated[float, Meta(ge=-10, le=10)] = 0.0
 
 
-class Subject(Question):
+class LookedAt(Question):
     """A model that reads a text, and writes given tokens: its attention is asked for."""
 
     text: str
@@ -171,7 +171,7 @@ class Subject(Question):
     edits: Annotated[list[HeadEdit], Meta(max_length=256)] = field(default_factory=list)
 
 
-class Answer(Question):
+class AnswerQuestion(Question):
     """A text to be translated or continued, piece by piece."""
 
     text: str
@@ -185,7 +185,7 @@ class Answer(Question):
     edits: Annotated[list[HeadEdit], Meta(max_length=256)] = field(default_factory=list)
 
 
-class Attention(Subject):
+class AttentionQuestion(LookedAt):
     """What is asked of the attention."""
 
     maps: Annotated[list[str], Meta(max_length=1_000)] | None = None
@@ -226,13 +226,13 @@ class AttentionNumbers(Struct, kw_only=True, omit_defaults=True):
     alignment: list[tuple[int, int]] | None = None
 
 
-class View(Question):
+class ViewQuestion(Question):
     """Texts whose attention is looked at: the answer is the page's data without weights."""
 
-    subjects: Annotated[list[Subject], Meta(min_length=1, max_length=4)]
+    subjects: Annotated[list[LookedAt], Meta(min_length=1, max_length=4)]
 
 
-class Weights(View):
+class WeightsQuestion(ViewQuestion):
     """A question about the weights of a view, in the words of the page."""
 
     question: dict[str, Any]

@@ -20,7 +20,7 @@ class Left(Exception):
     """Raised in a worker's thread at the first step after the request has ended: its client has left, or was told."""
 
 
-class _End(NamedTuple):
+class _LastEvent(NamedTuple):
     error: Exception | None
 
 
@@ -58,14 +58,14 @@ class Ticket:
 
     def end(self, error: Exception | None = None) -> None:
         """Say that no event follows."""
-        self.tell(_End(error))
+        self.tell(_LastEvent(error))
 
     # -- in the event loop -------------------------------------------------------------------------------
 
     async def next(self) -> Any:
         """The next event, or `ENDED`; raises the error of a work that failed."""
         event = await self._events.get()
-        if not isinstance(event, _End):
+        if not isinstance(event, _LastEvent):
             return event
         if event.error is not None:
             raise event.error

@@ -7,11 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from regard.serving.answering import json_of
+from regard.serving.answering import json_answer
 from regard.serving.asking import Desk
 from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
-from regard.serving.shapes import Health, Language, Translate, Translated
+from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import SharedWork
 from regard.tasks.translation.results import Translation
@@ -25,7 +25,7 @@ class TranslateApi:
 
     async def translate(self, request: Request) -> Any:
         """Translate texts line by line."""
-        asked = msgspec.convert(await self._fields(request), Translate, strict=self._is_json(request))
+        asked = msgspec.convert(await self._fields(request), TranslateQuestion, strict=self._is_json(request))
         self._admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         self._desk.check_text(*texts)
@@ -45,8 +45,8 @@ class TranslateApi:
             others = [other for _, other in wholes]
             answer = Translated(translatedText=bests[0] if is_one else bests)
             if asked.alternatives:
-                answer.alternatives = others[0] if is_one else others
-            return json_of(answer)
+                answer.alternatives = [*others[0]] if is_one else [*others]
+            return json_answer(answer)
 
         return self._desk.answered(served, SharedWork(ticket, sentences, key, served.translate), render=render)
 
@@ -58,16 +58,16 @@ class TranslateApi:
         for one in self._translators():
             targets.setdefault(one.languages[0], []).append(one.languages[1])
         names = {code: code for code in targets}
-        return json_of([Language(code=code, name=names[code], targets=some) for code, some in targets.items()])
+        return json_answer([Language(code=code, name=names[code], targets=some) for code, some in targets.items()])
 
     async def health(self, _: Request) -> Response:
         """Say that the server answers."""
-        return json_of(Health(status="ok"))
+        return json_answer(Health(status="ok"))
 
     def _translators(self) -> list[ServedTranslator]:
         return [one for one in self._desk.models.values() if isinstance(one, ServedTranslator)]
 
-    def _model(self, asked: Translate) -> ServedTranslator:
+    def _model(self, asked: TranslateQuestion) -> ServedTranslator:
         found = [one for one in self._translators() if one.languages[1] == asked.target]
         found = [one for one in found if asked.source in ("auto", one.languages[0])]
         if len({one.languages[0] for one in found}) > 1:

@@ -18,7 +18,7 @@ IN_TURN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class RequestWork:
     """The work of a request."""
 
     ticket: Ticket
@@ -48,14 +48,14 @@ class Worker:
 
     def __init__(self, name: str, *, most_waiting: int) -> None:
         self._most_waiting = most_waiting
-        self._waiting: deque[Work | SharedWork] = deque()
+        self._waiting: deque[RequestWork | SharedWork] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._seconds = 1.0
         self._thread = threading.Thread(target=self._serve, name=f"regard {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work | SharedWork) -> None:
+    def submit(self, work: RequestWork | SharedWork) -> None:
         """Put a work into the queue.
 
         Raises:
@@ -81,7 +81,7 @@ class Worker:
     # -- in the thread -----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        running: deque[tuple[Work, Iterator[Any]]] = deque()
+        running: deque[tuple[RequestWork, Iterator[Any]]] = deque()
         while True:
             for one in self._taken(running):
                 running.append((one, one.steps()))
@@ -94,7 +94,7 @@ class Worker:
                 if self._step(work, steps):
                     (running.appendleft if work.alone else running.append)((work, steps))
 
-    def _taken(self, running: Sequence[Any]) -> list[Work]:
+    def _taken(self, running: Sequence[Any]) -> list[RequestWork]:
         """The next works that run step by step; shared ones have been run. It waits only if nothing is running."""
         if running and running[0][0].alone:
             return []
@@ -104,7 +104,7 @@ class Worker:
             first = self._waiting[0] if self._waiting else None
             if first is None or self._is_closed:
                 return []
-            if isinstance(first, Work):
+            if isinstance(first, RequestWork):
                 return [] if len(running) >= IN_TURN else [self._take(0)]
             if not running:
                 self._gather(first)
@@ -140,7 +140,7 @@ class Worker:
                 one.ticket.tell(answer)
                 one.ticket.end()
 
-    def _step(self, work: Work, steps: Iterator[Any]) -> bool:
+    def _step(self, work: RequestWork, steps: Iterator[Any]) -> bool:
         """One step; whether there are more."""
         try:
             work.ticket.check()

@@ -14,11 +14,11 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 73_690
+MOST_LINES = 75_900
 MOST_LINES_OF_THE_LIBRARY = 49_585  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 63_850
+MOST_LINES_OF_TESTS = 64_800
 LONGEST_FILE = 420
-MOST_ROOMS, MOST_ARROWS = 22, 109
+MOST_ROOMS, MOST_ARROWS = 23, 119
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"

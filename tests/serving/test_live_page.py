@@ -24,7 +24,7 @@ def type_and_answer(browser: Chromium, text: str, model: str = TRANSLATOR, more:
     browser.run(f"""
       const set = (id, value) => {{
         document.getElementById(id).value = value;
-        document.getElementById(id).dispatchEvent(new ToEvents("change"));
+        document.getElementById(id).dispatchEvent(new Event("change"));
       }};
       if (document.getElementById("model").value !== "{model}") set("model", "{model}");
       set("text", {text!r}); {more}

@@ -115,8 +115,9 @@ def serve_forever(
         ArgumentError: the address cannot be listened on.
     """
     desk = Desk(models, limits, version=__version__)
+    logs = uvicorn.config.LOGGING_CONFIG if place.logs_requests else None
     config = uvicorn.Config(
-        application(desk, entrance), host=place.host, port=place.port, log_config=uvicorn.config.LOGGING_CONFIG if place.logs_requests else None, lifespan="off", ws="none",
+        application(desk, entrance), host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
         access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
         timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
     )  # fmt: skip

@@ -39,7 +39,7 @@ export function serverOf(token) {
       async send({ id, kind: _, ...question }) {
         let content, buffers = [];
         try {
-          ({ content, buffers } = replyIn(await (await ask("/regard/v1/view/weights", { subjects, question })).arrayBuffer()));
+          ({ content, buffers } = readReply(await (await ask("/regard/v1/view/weights", { subjects, question })).arrayBuffer()));
         } catch (error) {
           content = { error: error.message };
         }
@@ -77,7 +77,7 @@ export async function* eventsOf(body) {
 }
 
 /** The content and the buffers of a reply: see `reply_bytes` of the server. */
-export function replyIn(bytes) {
+export function readReply(bytes) {
   const length = new DataView(bytes).getUint32(0, true);
   const { bufferBytes, ...content } = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
   let at = 4 + length;

@@ -14,7 +14,7 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 75_900
+MOST_LINES = 75_901
 MOST_LINES_OF_THE_LIBRARY = 49_585  # without the toolkit: tasks/, corpus/, serving/ and cli/
 MOST_LINES_OF_TESTS = 64_800
 LONGEST_FILE = 420

@@ -179,8 +179,9 @@ def arrow_bytes(found: AttentionNumbers) -> bytes:
 def reply_bytes(reply: Reply) -> bytes:
     """A reply of the page's kernel: the length of its JSON (4 bytes, little end first), the JSON, the buffers.
 
-    >>> reply_bytes(Reply({"largest": 1}, [b"abcd"]))
-    b'!\\x00\\x00\\x00{"largest":1,"bufferBytes":[4]}  abcd'
+    >>> whole = reply_bytes(Reply({"largest": 1}, [b"abcd"]))
+    >>> whole[:4] == len(whole[4:-4]).to_bytes(4, "little"), whole[4:-4].strip(), whole[-4:]
+    (True, b'{"largest":1,"bufferBytes":[4]}', b'abcd')
     """
     text = msgspec.json.encode({**reply.content, "bufferBytes": [len(one) for one in reply.buffers]})
     text += b" " * (-len(text) % 4)

@@ -8,7 +8,7 @@ export default [
   { ignores: [".venv/", "build/"] },
   js.configs.recommended,
   {
-    files: ["src/regard/views/html/*.js", "src/regard/views/widget/*.js", "tests/views/script/*.js"],
+    files: ["src/regard/views/html/*.js", "src/regard/views/widget/*.js", "src/regard/serving/live/*.js", "tests/views/script/*.js"],
     languageOptions: { ecmaVersion: 2024, sourceType: "module", globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: "error" },
     rules: {

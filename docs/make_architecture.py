@@ -37,6 +37,7 @@ ROOMS = {
     "views": ("heatmaps, every head of a model, a page to hover over", "look"),
     "tasks": ("the toolkit: text, generation, training, runs, translation, language models, exports", "train"),
     "corpus": ("the toolkit: a model over many documents, into tables", "train"),
+    "serving": ("the toolkit: models behind HTTP, a live page", "train"),
     "cli": ("the toolkit: the command line", "train"),
 }
 """What each room is for, and the colour of its kind."""

@@ -32,6 +32,7 @@ WITHOUT_TORCH = [
             "view",
             "measure",
             "atlas",
+            "serve",
             "check",
             "export",
             "demo",

@@ -39,6 +39,7 @@ FLOORS = [
     ["views"],
     ["tasks"],
     ["corpus"],
+    ["serving"],
     ["cli"],
     ["__main__"],
 ]
@@ -177,7 +178,7 @@ def test_planted_questions_of_torchs_state_are_seen(tmp_path: Path) -> None:
 def test_the_house_keeps_within_its_budget_of_lines() -> None:
     of_source = house.lines(SOURCE)
     assert sum(of_source.values()) <= MOST_LINES
-    assert sum(house.lines(SOURCE, without=("tasks", "corpus", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
+    assert sum(house.lines(SOURCE, without=("tasks", "corpus", "serving", "cli")).values()) <= MOST_LINES_OF_THE_LIBRARY
     assert sum(house.lines(TESTS).values()) <= MOST_LINES_OF_TESTS
     assert {name: count for name, count in of_source.items() if count > LONGEST_FILE} == {}
 

@@ -18,7 +18,13 @@ def test_all_that_is_no_python_is_packed() -> None:
     packed = {path.relative_to(home).as_posix() for pattern in DATA for path in home.glob(pattern)}
     others = {name for name in package.sources() if not name.endswith(".py")}
     assert others - packed == set()
-    assert {"py.typed", "views/html/page.js", "views/html/page.css", "views/widget/widget.js"} <= packed
+    assert {
+        "py.typed",
+        "views/html/page.js",
+        "views/html/page.css",
+        "views/widget/widget.js",
+        "serving/live/live.html",
+    } <= packed
 
 
 def test_a_licence_a_command_and_every_package_are_packed() -> None:

@@ -20,6 +20,7 @@ from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
 from regard.cli.measure import MeasureCommand
 from regard.cli.remember import RememberCommand
+from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
 from regard.cli.translate import TranslateCommand
@@ -48,6 +49,7 @@ COMMANDS: dict[str, type[Command]] = {
             ViewCommand,
             MeasureCommand,
             AtlasCommand,
+            ServeCommand,
             CheckCommand,
             ExportCommand,
             DemoCommand,

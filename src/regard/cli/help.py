@@ -80,6 +80,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "regard atlas stats --out page.html",
         "regard atlas stats-before stats-after --out page.html --csv heads.csv",
     ),
+    "serve": (
+        "regard serve runs/mine --languages de-en",
+        "regard serve runs/mine runs/book --port 8080",
+        "regard serve opus-mt-en-de --host 0.0.0.0 --token-file token.txt --allow-host example.org",
+    ),
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",

@@ -117,7 +117,7 @@ class CTranslate2Engine:
             num_hypotheses=size if job.prefixes or job.beam.length_penalty else job.beam.num_best,
             length_penalty=job.beam.length_penalty if size > 1 else 0,
             max_input_length=0, max_decoding_length=job.max_steps, min_decoding_length=0,
-            return_end_token=True, return_scores=True, asynchronous=True,
+            return_end_token=True, return_scores=True, asynchronous=True, callback=_callback(job),
         )  # fmt: skip
         return answers
 
@@ -148,6 +148,19 @@ class CTranslate2Engine:
 
     def _prefixes(self, job: SearchJob) -> list[list[str]]:
         return [[self._target[number] for number in ids] for ids in job.prefixes]
+
+
+def _callback(job: SearchJob) -> Callable[[Any], bool] | None:
+    """Ends the answers that are no longer wanted: CTranslate2 asks at each step of a greedy search, and never of a
+    beam."""
+    if not job.wanted or job.beam.size > 1:
+        return None
+
+    def is_left(step: Any) -> bool:
+        is_wanted = job.wanted[step.batch_id]
+        return is_wanted is not None and not is_wanted()
+
+    return is_left
 
 
 class EngineOrOwn:

@@ -6,7 +6,7 @@ applied in order:
     sample(..., filters=[RepetitionPenalty(1.2), Temperature(0.8), TopK(50), TopP(0.95)])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -111,6 +111,29 @@ class Vocabulary:
             raise ArgumentError(f"the model has {vocab_size} tokens, the constraint {self.tokens.shape[-1]}")
         tokens = self.tokens.to(progress.sources.device)
         return tokens[None] if tokens.dim() == 1 else tokens[progress.sources]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StillWanted:
+    """Answers that are no longer wanted end at this step.
+
+    >>> wanted = StillWanted([lambda: False, None], end_id=2)
+    >>> wanted.allowed(Progress(torch.tensor([0, 1]), torch.zeros(2, 0, dtype=torch.long)), 3)
+    tensor([[False, False,  True],
+            [ True,  True,  True]])
+    """
+
+    wanted: Sequence[Callable[[], bool] | None]
+    """Whether the answer to each source is still wanted; None for always."""
+    end_id: int
+
+    def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
+        left = [source for source, is_wanted in enumerate(self.wanted) if is_wanted is not None and not is_wanted()]
+        free = torch.ones(len(progress.sources) if left else 1, vocab_size, dtype=torch.bool)
+        if left:
+            rows = torch.isin(progress.sources.cpu(), torch.tensor(left)).nonzero()[:, 0]
+            free[rows] = torch.arange(vocab_size) == self.end_id
+        return free.to(progress.sources.device)
 
 
 # -- filters -----------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class LanguageModel:
         stop: Sequence[str] = (),
         seed: int = 0,
         cut_off: Callable[[], None] = lambda: None,
+        drawn: Callable[[int], None] = lambda _: None,
     ) -> Iterator[str]:
         """Continue a prompt, and hand out the new text piece by piece as it is written.
 
@@ -144,11 +145,12 @@ class LanguageModel:
             stop: strings that end the text; the text ends before the first of them.
             seed: the seed of the random numbers.
             cut_off: is called for each text that reaches `max_tokens` before its end, if the model ends texts.
+            drawn: is called with each token.
 
         Raises:
             ArgumentError: `max_tokens` is below 1, or a stop string is empty.
         """
-        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed), cut_off):
+        for _, piece in self._write(prompt, 1, max_tokens, filters, stop, self._begin(seed), cut_off, drawn):
             yield piece
 
     def samples(
@@ -199,6 +201,7 @@ class LanguageModel:
         stop: Sequence[str],
         generator: torch.Generator,
         cut_off: Callable[[], None],
+        drawn: Callable[[int], None] = lambda _: None,
     ) -> Iterator[tuple[int, str]]:
         """Pieces of `count` texts as they come, each with the number of its text."""
         if max_tokens < 1:
@@ -210,6 +213,7 @@ class LanguageModel:
             most = len(begun) + max_tokens - len(next(iter(texts.values())))
             for row, token in self._block(texts, begun[0] == self.language.begin_id, most, filters, generator):
                 texts[row].append(token)
+                drawn(token)
                 is_end = token in self.language.end_ids
                 if not is_end and (piece := streams[row].add(token)):
                     yield row, piece

@@ -39,7 +39,7 @@ class Draft:
     @property
     def begun(self) -> Begun:
         """The sentence as a search takes it."""
-        return Begun(normalise(self.text), self.ids, self.prefix)
+        return Begun(normalise(self.text), self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:

@@ -1,5 +1,6 @@
 """Requests to a translator: sentences, and how to translate them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ class Request(NamedTuple):
 
     source: str
     prefix: str = ""
+    is_wanted: Callable[[], bool] | None = None
+    """Asked before each step of a search; once it is False, the translation ends where it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """The search stage: sentences as batches of similar length, and the stages that each batch of answers goes through."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -37,6 +37,7 @@ class Begun(NamedTuple):
     ids: Sequence[int]
     prefix: Sequence[int] = ()
     rule: WordRule | None = None
+    is_wanted: Callable[[], bool] | None = None
 
 
 class AfterSearch(Protocol):
@@ -95,6 +96,7 @@ class Search:
             beam=self.beam,
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=self.vocabulary,
+            wanted=[one.is_wanted for one in begun] if any(one.is_wanted for one in begun) else (),
             words=_whole_words(begun, self.model.token_kinds) if any(one.rule for one in begun) else None,
         )
 

@@ -68,6 +68,15 @@ def _carried(name: str, example: Example, arrays: Arrays) -> dict[str, Any]:
     return entry
 
 
+def live_sources() -> list[str]:
+    """The modules that ask for weights, for a page with a server behind it."""
+    return [_own(name) for name in ("questions.js", "kernel_weights.js")]
+
+
+def _own(name: str) -> str:
+    return files("regard.views.widget").joinpath(name).read_text(encoding="utf-8")
+
+
 def front_end() -> str:
     """The JavaScript of the widget as one ES module that exports `default { render }`, as anywidget takes it.
 
@@ -75,6 +84,6 @@ def front_end() -> str:
     >>> text.count("export "), "export default" in text, "import " in text
     (1, True, False)
     """
-    own = (files("regard.views.widget").joinpath(name).read_text(encoding="utf-8") for name in OWN_MODULES)
+    own = map(_own, OWN_MODULES)
     style = f"const PAGE_STYLE = {json.dumps(resource('page.css'))};"
     return re.sub(r"(?m)^export (?!default)", "", one_module([script(), style, *own]))

@@ -1,0 +1,132 @@
+"""`regard serve` under clients, beside CTranslate2 called in a loop on the same sentences."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from regard.models.config import TransformerConfig
+from regard.tasks.exports.engine import searching_by_ctranslate2
+from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.train import run_translation
+from regard.tasks.translation.translator import Translator
+from tests.tasks.small_runs import PAIRS, small_config
+
+TITLE = "Models behind HTTP"
+HEADER = (
+    "| clients | answered | refused (429) | errors | p50, ms | p95, ms | p99, ms | sentences/s | loop, sentences/s "
+    "| share |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+JSON = "application/json"
+CLIENTS, SECONDS, BATCH = (64, 256), 10.0, 64
+
+
+def run() -> tuple[list[str], list[str]]:
+    """The rows of the table, and the notes."""
+    rows, grown = [], 0.0
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where) / "model"
+        sizes = TransformerConfig(
+            dim=256, num_heads=4, encoder_layers=3, decoder_layers=3, feed_forward_dim=1024, dropout=0.0
+        )
+        config = small_config(Path(where), out=folder, steps=20, validate_every=20, save_every=20, transformer=sizes)
+        run_translation(config)
+        loop = in_a_loop(folder)
+        with serving(folder) as (port, process):
+            asyncio.run(load(port, 8, 2.0))
+            before = resident_mb(process)
+            for clients in CLIENTS:
+                found = asyncio.run(load(port, clients, SECONDS))
+                rows.append(row(clients, found, loop))
+            grown = resident_mb(process) - before
+    return rows, [
+        f"A Transformer of 3 + 3 layers, D = 256, beam 5, {SECONDS:.0f} s each; server, engine and clients share "
+        f"{len(os.sched_getaffinity(0))} cores, the loop has them for itself and takes batches of {BATCH} sentences.",
+        f"The server's memory grew by {grown:.0f} MB under all of it.",
+    ]
+
+
+def sentences() -> Iterator[str]:
+    """Sentences of the training text, joined at random."""
+    draw, some = random.Random(0), [source for source, _ in PAIRS]
+    while True:
+        yield " ".join(draw.choices(some, k=draw.randint(1, 2)))
+
+
+def in_a_loop(folder: Path) -> float:
+    """Sentences a second of CTranslate2 in batches, tokens and texts included."""
+    translator, given = Translator.load(folder, device="cpu"), sentences()
+    options = TranslationOptions(labels=False, max_length=512, max_target_length=512)
+    with searching_by_ctranslate2(translator, folder, precision="float32", threads=len(os.sched_getaffinity(0))):
+        done, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < SECONDS:
+            translator.translate_window([next(given) for _ in range(BATCH)], options)
+            done += BATCH
+        return done / (time.perf_counter() - begun)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[int, int]]:
+    """A server in a process of its own: its port and its number."""
+    command = [sys.executable, "-m", "regard", "serve", str(folder), "--port", "0", "--languages", "en-fr"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(one for one in process.stderr if "serving at" in one)
+        try:
+            yield int(line.split(":")[3].split()[0]), process.pid
+        finally:
+            process.terminate()
+
+
+async def load(port: int, clients: int, seconds: float) -> list[tuple[int, float]]:
+    """The status and the seconds of each request of clients that ask one after the other."""
+    found: list[tuple[int, float]] = []
+    given, end = sentences(), time.perf_counter() + seconds
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while (begun := time.perf_counter()) < end:
+            body = json.dumps({"q": next(given), "source": "en", "target": "fr"}).encode()
+            head = f"POST /translate HTTP/1.1\nHost: localhost\nContent-Type: {JSON}\nContent-Length: {len(body)}"
+            writer.write(f"{head}\n\n".replace("\n", "\r\n").encode() + body)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+            length = next(int(one.split(":")[1]) for one in lines if one.startswith("content-length"))
+            await reader.readexactly(length)
+            status = int(lines[0].split()[1])
+            found.append((status, time.perf_counter() - begun))
+            if status == 429:
+                await asyncio.sleep(next(int(one.split(":")[1]) for one in lines if one.startswith("retry-after")))
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return found
+
+
+def row(clients: int, found: list[tuple[int, float]], loop: float) -> str:
+    """A row of the table."""
+    took = sorted(seconds for status, seconds in found if status == 200)
+    refused = sum(status == 429 for status, _ in found)
+    errors = len(found) - len(took) - refused
+    quantiles = " | ".join(f"{1e3 * took[min(int(q * len(took)), len(took) - 1)]:,.0f}" for q in (0.5, 0.95, 0.99))
+    rate = len(took) / SECONDS
+    return (
+        f"| {clients} | {len(took):,} | {refused:,} | {errors} | {quantiles} | {rate:,.0f} | {loop:,.0f} | "
+        f"{rate / loop:.2f} |"
+    )
+
+
+def resident_mb(process: int) -> float:
+    """The resident memory of a process."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+if __name__ == "__main__":
+    print(HEADER, *(line for part in run() for line in part), sep="\n")

@@ -1,0 +1,112 @@
+"""`regard serve`: models behind HTTP, and a page to type into."""
+
+import sys
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.engines import usable_cores
+from regard.cli.loading import loading
+from regard.cli.shared import Command, Device, below, refuse_first
+from regard.errors import ArgumentError
+from regard.serving.settings import Entrance, RequestLimits, serve_libraries
+from regard.tasks.registry import task_name_of
+
+Models = Annotated[
+    tyro.conf.Positional[tuple[Path, ...]],
+    tyro.conf.arg(
+        help="folders that `regard train` made, or translators' and language models' in Hugging Face's format."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand(Command):
+    """Serve models: a page to type into, LibreTranslate's and OpenAI's addresses, and attention as numbers.
+
+    It listens on this machine alone, unless told; another address needs a token. SIGTERM ends it, after the answers
+    that are being written. Nothing of a request is kept or logged.
+    """
+
+    models: Models
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    """the address to listen on."""
+    port: int = 8000
+    """the port; 0 takes a free one."""
+    token_file: Path | None = None
+    """a file with the secret that requests must bring."""
+    allow_host: tuple[str, ...] = ()
+    """other names of this server, as a proxy passes them on in the Host header."""
+    languages: tuple[str, ...] = ()
+    """the languages of each translator, such as de-en, in the order of the models; a downloaded folder has its own."""
+    max_text: int = 5_000
+    """the most characters of the texts of a request."""
+    max_length: int = 512
+    """the most tokens of a sentence or prompt, and of an answer."""
+    max_beam: int = 16
+    """the most hypotheses of a search."""
+    max_body: int = 2**20
+    """the most bytes of a request."""
+    max_seconds: float = 60.0
+    """the most seconds until an answer is whole."""
+    max_waiting: int = 128
+    """the most requests that wait for a model; further ones are answered 429."""
+    grace: float = 10.0
+    """seconds that running requests have after SIGTERM."""
+    workers: int | None = None
+    """batches of CTranslate2 at a time; unless given, one for each core."""
+    log_requests: bool = False
+    """print a line for each request, with its path and status."""
+    device: Device = "auto"
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of a request."""
+        return self.part(RequestLimits)
+
+    def check(self) -> None:
+        refuse_first(
+            (not self.models, "name at least one model"),
+            (not 0 <= self.port < 2**16, f"--port must be from 0 to 65535, got {self.port}"),
+            (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
+            below("--workers", self.workers),
+        )
+        _ = self.limits
+        serve_libraries()
+        from regard.serving.addresses import refuse_open
+
+        refuse_open(self.host, self._token())
+        for folder in self.models:
+            task_name_of(folder)
+
+    def work(self) -> None:
+        with loading():
+            from regard.serving.guard import allowed_hosts
+            from regard.serving.server import ListeningPlace, load_models, serve_forever
+
+        entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
+        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
+        with ExitStack() as stack:
+            models = load_models(
+                self.models, self.languages, device=self.device, limits=self.limits,
+                threads=self.workers or usable_cores(), stack=stack, tell=_say,
+            )  # fmt: skip
+            serve_forever(
+                models, place, entrance, self.limits, lambda address: _say(f"serving at {address} (Ctrl-C ends it)")
+            )
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return None
+        token = self.token_file.read_text(encoding="utf-8").strip()
+        if not token or not token.isascii():
+            raise ArgumentError(f"--token-file: {self.token_file} must have a secret in ASCII")
+        return token
+
+
+def _say(line: str) -> None:
+    print(f"regard: {line}", file=sys.stderr, flush=True)

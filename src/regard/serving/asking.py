@@ -1,0 +1,71 @@
+"""The desk that all addresses share: the models with their threads, the limits, and the way to an answer."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from regard.serving.answering import Ending, HttpAnswer
+from regard.serving.guard import Guard
+from regard.serving.looking import Looks
+from regard.serving.served import Served
+from regard.serving.settings import RequestLimits
+from regard.serving.ticket import Refused, Ticket
+from regard.serving.worker import RequestWork, SharedWork, Worker
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Desk:
+    """What the addresses share."""
+
+    guard: Guard
+    """Set by the application that it stands before."""
+
+    def __init__(self, models: Mapping[str, Served], limits: RequestLimits, *, version: str) -> None:
+        self.models, self.limits, self.ending, self.version = models, limits, Ending(), version
+        self.workers = {name: Worker(name, most_waiting=limits.max_waiting) for name in models}
+        self.looks = {name: Looks(models) for name in models}
+
+    def close(self) -> None:
+        """End the threads."""
+        for worker in self.workers.values():
+            worker.close()
+
+    def knows(self, request: Request) -> bool:
+        """Whether a request brought the token in its header."""
+        return bool(request.state.is_known)
+
+    async def asked(self, request: Request, kind: type[S]) -> S:
+        """The question in the body of a request."""
+        given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if given != "application/json":
+            raise Refused(415, f"the body must be application/json, got {given or 'no type':.100}")
+        return msgspec.json.decode(await request.body(), type=kind)
+
+    def model(self, name: str | None) -> Served:
+        """The model of a name; the first one without a name."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise Refused(404, f"there is no model {name!r:.100}; the models are {', '.join(self.models)}")
+        return self.models[name]
+
+    def check_text(self, *texts: str) -> None:
+        """Refuse texts that are too long together."""
+        if (length := sum(map(len, texts))) > self.limits.max_text:
+            raise Refused(400, f"texts have at most {self.limits.max_text:,} characters, got {length:,}")
+
+    def answered(self, served: Served, work: RequestWork | SharedWork, **how: Any) -> HttpAnswer:
+        """Submit a work, and answer with it."""
+        self.workers[served.name].submit(work)
+        return HttpAnswer(work.ticket, seconds=self.limits.max_seconds, ending=self.ending, **how)
+
+    def once(self, served: Served, do: Callable[[], Any], **how: Any) -> HttpAnswer:
+        """Do one thing in the thread of a model, and answer with it."""
+
+        def steps() -> Iterator[Any]:
+            yield do()
+
+        return self.answered(served, RequestWork(Ticket(), steps), **how)

@@ -1,0 +1,81 @@
+"""Our own addresses: answers as they are written, and the attention behind them."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.serving.answering import json_answer, sse
+from regard.serving.asking import Desk
+from regard.serving.looking import arrow_bytes, reply_bytes
+from regard.serving.served import AnswerPiece, Done, Served
+from regard.serving.shapes import AnswerQuestion, AttentionQuestion, LookedAt, ViewQuestion, WeightsQuestion
+from regard.serving.ticket import Ticket
+from regard.serving.worker import RequestWork
+
+ARROW = "application/vnd.apache.arrow.stream"
+"""The type of Arrow's streams, in the Accept header."""
+
+
+class OwnApi:
+    """What the live page asks, and programs that want attention."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def answer(self, request: Request) -> Any:
+        """Translate or continue a text; events `piece`, then `done`."""
+        asked = await self._desk.asked(request, AnswerQuestion)
+        self._desk.check_text(asked.text, asked.prefix)
+        served, ticket = self._desk.model(asked.model), Ticket()
+        work = RequestWork(ticket, lambda: served.answer(asked, ticket), alone=bool(asked.edits))
+        return self._desk.answered(served, work, event=_event)
+
+    async def attention(self, request: Request) -> Any:
+        """Numbers of heads, as JSON or as Arrow."""
+        asked = await self._desk.asked(request, AttentionQuestion)
+        served = self._checked(asked)
+        is_arrow = ARROW in request.headers.get("accept", "")
+        looks = self._desk.looks[served.name]
+
+        def do() -> Any:
+            found = looks.numbers(asked)
+            return arrow_bytes(found) if is_arrow else found
+
+        def render(events: list[Any]) -> Response:
+            return Response(events[0], media_type=ARROW) if is_arrow else json_answer(events[0])
+
+        return self._desk.once(served, do, render=render)
+
+    async def view(self, request: Request) -> Any:
+        """The data of the page for some texts, without weights."""
+        asked = await self._desk.asked(request, ViewQuestion)
+        served, *_ = [self._checked(one) for one in asked.subjects]
+        looks = self._desk.looks[served.name]
+        return self._desk.once(served, lambda: looks.view(asked.subjects), render=lambda events: json_answer(events[0]))
+
+    async def weights(self, request: Request) -> Any:
+        """Weights of a view: rows, columns and tiles, when the page asks for them."""
+        asked = await self._desk.asked(request, WeightsQuestion)
+        served, *_ = [self._checked(one) for one in asked.subjects]
+        looks = self._desk.looks[served.name]
+
+        def render(events: list[Any]) -> Response:
+            return Response(events[0], media_type="application/octet-stream")
+
+        return self._desk.once(
+            served, lambda: reply_bytes(looks.weights(asked.subjects, asked.question)), render=render
+        )  # fmt: skip
+
+    def _checked(self, asked: LookedAt) -> Served:
+        """The model of a subject, whose name is then in it."""
+        served = self._desk.model(asked.model)
+        asked.model = served.name
+        self._desk.check_text(asked.text, asked.target or "")
+        return served
+
+
+def _event(event: AnswerPiece | Done) -> list[bytes]:
+    if isinstance(event, AnswerPiece):
+        return sse({"text": event.text}, "piece")
+    return sse({"text": event.text, "tokens": event.tokens, "labels": event.labels, "is_cut": event.is_cut}, "done")

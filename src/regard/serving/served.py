@@ -1,0 +1,300 @@
+"""The models of a server: a translator or a language model, with all that is asked of it in its thread."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.edits.editing import edit
+from regard.edits.scale_heads import ScaleHeads
+from regard.errors import ArgumentError
+from regard.files.atomic import read_json
+from regard.nn.multi_head import MultiHeadAttention
+from regard.serving.settings import RequestLimits
+from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
+from regard.serving.ticket import Refused, Ticket
+from regard.tasks.generation.config import Beam
+from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
+from regard.tasks.generation.sampling import sample_steps
+from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
+from regard.tasks.pictures.token_maps import TextMaps, text_attention
+from regard.tasks.registry import task_name_of
+from regard.tasks.translation.attend import forced_attention
+from regard.tasks.translation.drafts import drafts_of
+from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.results import Translation
+from regard.tasks.translation.translator import ALTERNATIVES, Translator
+
+
+class AnswerPiece(NamedTuple):
+    """A piece of an answer."""
+
+    text: str
+    place: int = 0
+    """Of several answers, which one."""
+
+
+class Done(NamedTuple):
+    """The end of an answer."""
+
+    text: str
+    tokens: list[int]
+    """Those that `LookedAt.tokens` takes."""
+    labels: list[str]
+    is_cut: bool
+    read: int = 0
+    """The number of tokens of the prompt."""
+    drawn: int = 0
+    """The number of tokens of the answer."""
+    place: int = 0
+    """Of several answers, which one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checking:
+    """A filter that changes nothing, and ends the work of a request that has left."""
+
+    ticket: Ticket
+
+    def __call__(self, logits: Tensor, progress: Progress) -> Tensor:
+        self.ticket.check()
+        return logits
+
+
+class Served(ABC):
+    """A model under its name."""
+
+    task: str
+
+    def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
+        self.name, self.module, self.limits = name, module, limits
+        self.maps: list[str] = []
+        self.heads = 0
+
+    @abstractmethod
+    def look(self, asked: LookedAt) -> TextMaps:
+        """The attention of the model to a text and its answer."""
+
+    @abstractmethod
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+        """The answer to a text, a step at a time."""
+
+    def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
+        """The model with edits, in a block.
+
+        Raises:
+            Refused: a map or a head is not the model's.
+        """
+        if not edits:
+            return nullcontext()
+        # Maps and modules are both in the order in which the model calls them.
+        paths = [path for path, module in self.module.named_modules() if isinstance(module, MultiHeadAttention)]
+        path_of = dict(zip(self.maps, paths, strict=True)) if len(paths) == len(self.maps) else {}
+        chosen: dict[Any, list[ScaleHeads]] = {}
+        for one in edits:
+            path = path_of.get(one.map)
+            if path is None or one.head >= self.heads:
+                raise Refused(400, f"edits name maps of the model, {', '.join(self.maps)}, and heads below "
+                                   f"{self.heads}; got {one.map!r} and {one.head}")  # fmt: skip
+            chosen.setdefault(path, []).append(ScaleHeads(heads=[one.head], factor=one.factor))
+        return edit(self.module, chosen)
+
+    def _learn(self, seen: TextMaps) -> None:
+        self.maps = list(seen.maps)
+        self.heads = max((one.shape[0] for one in seen.maps.values()), default=0)
+
+    def limit(self, wanted: int | None, usual: int) -> int:
+        """The most tokens of an answer; raises Refused for more than the server allows."""
+        if wanted is not None and wanted > self.limits.max_length:
+            raise Refused(400, f"max_tokens must be at most {self.limits.max_length}, got {wanted}")
+        return usual if wanted is None else wanted
+
+    @staticmethod
+    def _filters(temperature: float, top_p: float = 1.0) -> list[Filter]:
+        if temperature == 0.0:
+            return [TopK(1)]
+        return [*([Temperature(temperature)] if temperature != 1.0 else []), *([TopP(top_p)] if top_p != 1.0 else [])]
+
+
+class Sentences(NamedTuple):
+    """Lines to be translated together with those of other requests."""
+
+    lines: Sequence[str]
+    alternatives: int
+    has_tags: bool
+    ticket: Ticket
+
+
+class ServedTranslator(Served):
+    """A translator, with the codes of its languages."""
+
+    task = TRANSLATION
+
+    def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: RequestLimits) -> None:
+        super().__init__(name, translator.model, limits)
+        self.translator, self.languages = translator, languages
+        self._learn(
+            self._forced([translator.target_tokenizer.marks.end_id], [translator.source_tokenizer.marks.end_id])
+        )
+
+    def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
+        """The translations of the lines of several requests, whose options are the same."""
+        size = min(max(Beam().size, asked[0].alternatives + 1), self.limits.max_beam)
+        options = TranslationOptions(
+            beam=Beam(size, num_best=min(size, asked[0].alternatives + 1)), keep_tags=asked[0].has_tags, labels=False,
+            max_length=self.limits.max_length, max_target_length=self.limits.max_length,
+        )  # fmt: skip
+        lines = [Request(line, is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
+        found = iter(self.translator.translate_window(lines, options))
+        return [_refusing([next(found) for _ in one.lines]) for one in asked]
+
+    @torch.inference_mode()
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+        """A greedy or drawn translation, by our own modules."""
+        translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
+        (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
+        if draft.problem or not draft.ids:
+            raise Refused(400, draft.problem or "there is nothing to translate in an empty text")
+        marks, tokenizer = translator.target_tokenizer.marks, translator.target_tokenizer
+        source = torch.tensor([[*draft.ids, translator.source_tokenizer.marks.end_id]], device=translator.device)
+        usual = min(2 * source.shape[1] + 50 + len(draft.prefix), self.limits.max_length, translator.limit or 10**9)
+        tokens: list[int] = []
+        written = ""
+        with self.edited(asked.edits):
+            for step in sample_steps(
+                translator.model, source, torch.tensor([source.shape[1]], device=source.device),
+                bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
+                filters=[Checking(ticket), *self._filters(asked.temperature)],
+                constraints=[ForcedPrefix([draft.prefix])],
+                generator=torch.Generator(source.device).manual_seed(asked.seed),
+            ):  # fmt: skip
+                tokens.append(int(step.tokens[0]))
+                whole = tokenizer.decode(tokens)
+                piece = whole[len(written) :] if whole.startswith(written) and not whole.endswith("\ufffd") else ""
+                written += piece
+                yield AnswerPiece(piece) if piece else None
+        text = tokenizer.decode(tokens)
+        yield Done(
+            text, tokens, tokenizer.label_of_each(tokens), tokens[-1] != marks.end_id, len(draft.ids) + 1, len(tokens)
+        )
+
+    @torch.no_grad()
+    def look(self, asked: LookedAt) -> TextMaps:
+        translator = self.translator
+        (draft,) = drafts_of(translator, [asked.text], TranslationOptions(max_length=self.limits.max_length))
+        if draft.problem or not draft.ids:
+            raise Refused(400, draft.problem or "there is nothing to look at in an empty text")
+        with self.edited(asked.edits):
+            tokens = asked.tokens or self._target(asked, draft.text)
+            if len(tokens) > min(self.limits.max_length, translator.limit or 10**9):
+                raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
+            if max(tokens) >= len(translator.target_tokenizer):
+                raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
+            return self._forced(tokens, draft.ids)
+
+    def _target(self, asked: LookedAt, text: str) -> list[int]:
+        if asked.target is not None:
+            (ids,) = self.translator.target_tokenizer.encode_batch([asked.target])
+            return [*ids, self.translator.target_tokenizer.marks.end_id]
+        own = TranslationOptions(max_length=self.limits.max_length, max_target_length=self.limits.max_length)
+        translator = copy(self.translator)
+        if asked.edits:  # another engine would search without them
+            translator.searcher = None
+        return translator.hypotheses([text], own)[0][0].tokens
+
+    def _forced(self, tokens: list[int], ids: Sequence[int]) -> TextMaps:
+        one = self.translator
+        return forced_attention(
+            one.model, one.source_tokenizer, one.target_tokenizer, ids, tokens, alternatives=ALTERNATIVES
+        )
+
+
+class ServedLanguageModel(Served):
+    """A language model."""
+
+    task = LANGUAGE_MODEL
+
+    def __init__(self, name: str, model: LanguageModel, limits: RequestLimits) -> None:
+        super().__init__(name, model.model, limits)
+        self.model = model
+        begin = model.language.prompt("")
+        self._learn(text_attention(model.tokenizer, begin, self.module.attend(torch.tensor([begin]).to(model.device))))  # type: ignore[operator]
+
+    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+        most = self.limit(asked.max_tokens, 64)
+        with self.edited(asked.edits):
+            prompt = asked.text + asked.prefix
+            yield from self.write(prompt, ticket, most=most, temperature=asked.temperature, seed=asked.seed)
+
+    @torch.inference_mode()
+    def write(
+        self, prompt: str, ticket: Ticket, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
+        stop: Sequence[str] = (), place: int = 0,
+    ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
+        """A text, piece by piece."""
+        model, tokens = self.model, list[int]()
+        begun = model.language.prompt(prompt)
+        if len(begun) > self.limits.max_length:
+            raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
+        text = ""
+        for piece in model.generate(
+            prompt, max_tokens=most, filters=[Checking(ticket), *self._filters(temperature, top_p)], stop=stop,
+            seed=seed, drawn=tokens.append,
+        ):  # fmt: skip
+            text += piece
+            yield AnswerPiece(piece, place)
+        is_cut = len(tokens) == most and tokens[-1] not in model.language.end_ids
+        shown = [*begun, *(token for token in tokens if token not in model.language.end_ids)]
+        labels = model.tokenizer.label_of_each(shown)
+        yield Done(text, shown, labels, is_cut, len(begun), len(tokens), place)
+
+    @torch.no_grad()
+    def look(self, asked: LookedAt) -> TextMaps:
+        model = self.model
+        if asked.tokens is None and asked.target is None and not asked.text:
+            raise Refused(400, "there is nothing to look at in an empty text")
+        if asked.tokens is not None:
+            ids = asked.tokens[-model.block_length :]  # of a longer text, the last that the model reads at once
+        else:
+            ids = model.language.prompt(asked.text + (asked.target or ""))
+        with self.edited(asked.edits):
+            return model.attend(ids)
+
+
+def _refusing(found: list[Translation]) -> list[Translation] | Exception:
+    problem = next((one.problem for one in found if one.problem), None)
+    return found if problem is None else Refused(400, problem)
+
+
+def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device: str, limits: RequestLimits) -> Served:
+    """Load the model of a run, or of a folder in Hugging Face's format.
+
+    Raises:
+        RegardError: there is no translator or language model; the message says why.
+    """
+    task = task_name_of(folder)
+    if task == TRANSLATION:
+        translator = Translator.load(folder, device=device)
+        return ServedTranslator(name, translator, languages or languages_of(folder), limits)
+    if task != LANGUAGE_MODEL:
+        raise ArgumentError(f"translators and language models are served; {folder} is a run of the task {task!r}")
+    return ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
+
+
+def languages_of(folder: Path) -> tuple[str, str]:
+    """The codes in a downloaded folder's tokenizer_config.json, as opus-mt has them; "und" for those that are nowhere.
+
+    >>> languages_of(Path("nowhere"))
+    ('und', 'und')
+    """
+    path = folder / "tokenizer_config.json"
+    found = read_json(path) if path.is_file() else {}
+    source, target = (found.get(f"{side}_lang") for side in ("source", "target"))
+    return (source, target) if isinstance(source, str) and isinstance(target, str) else ("und", "und")

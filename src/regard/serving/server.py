@@ -1,0 +1,136 @@
+"""The process of a server: models are loaded, uvicorn listens, and SIGTERM or Ctrl-C ends it cleanly."""
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import uvicorn
+
+from regard.errors import ArgumentError, RegardError
+from regard.serving.application import application
+from regard.serving.asking import Desk
+from regard.serving.served import Served, ServedTranslator, served
+from regard.serving.settings import Entrance, RequestLimits
+from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
+from regard.tasks.training.interrupts import handled
+from regard.version import __version__
+
+TOLD_BEFORE = 1.0
+"""Seconds before the end of the grace in which running requests are told."""
+
+
+BACKLOG = 512
+"""Connections that wait to be taken."""
+
+
+class ListeningPlace(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+    grace: float
+    """Seconds that running requests have after SIGTERM."""
+    logs_requests: bool
+
+
+def load_models(
+    folders: Sequence[Path], languages: Sequence[str], *, device: str, limits: RequestLimits, threads: int,
+    stack: ExitStack, tell: Callable[[str], None],
+) -> dict[str, Served]:  # fmt: skip
+    """The models by name. Translators search by CTranslate2 where it is installed and can.
+
+    Raises:
+        ArgumentError: two models have one name, or a pair of languages is none.
+        RegardError: a model cannot be loaded.
+    """
+    pairs = iter([_pair(one) for one in languages])
+    found: dict[str, Served] = {}
+    names = names_of(folders)
+    for folder in folders:
+        name = names.pop(0)
+        one = served(folder, name=name, languages=None, device=device, limits=limits)
+        if isinstance(one, ServedTranslator):
+            one.languages = next(pairs, one.languages)
+            try:
+                refuse_run(folder)
+                how = searching_by_ctranslate2(
+                    one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
+                )
+                tell(f"{name}: {stack.enter_context(how)}")
+            except (RegardError, OSError) as error:
+                tell(f"{name}: regard's own search, because {error}")
+        found[name] = one
+    if (left := next(pairs, None)) is not None:
+        raise ArgumentError(f"languages are given for each translator; there is none for {'-'.join(left)}")
+    return found
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The names of models: of their folders, and of those around them where folders have one name.
+
+    >>> names_of([Path("/a/run"), Path("/b/run"), Path("/c")])
+    ['a-run', 'b-run', 'c']
+
+    Raises:
+        ArgumentError: a folder is named twice.
+    """
+    whole = [one.resolve() for one in folders]
+    short = [one.name for one in whole]
+    names = [one.name if short.count(one.name) == 1 else f"{one.parent.name}-{one.name}" for one in whole]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ArgumentError(f"models need different names; two are named {twice[0]!r}: rename a folder")
+    return names
+
+
+def _pair(text: str) -> tuple[str, str]:
+    source, _, target = text.partition("-")
+    if not source or not target:
+        raise ArgumentError(f"languages are pairs such as de-en, got {text!r}")
+    return source, target
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, desk: Desk, grace: float) -> None:
+        super().__init__(config)
+        self._desk, self._grace = desk, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._desk.ending.within(max(0.0, self._grace - TOLD_BEFORE))
+        super().handle_exit(sig, frame)
+
+
+def serve_forever(
+    models: dict[str, Served],
+    place: ListeningPlace,
+    entrance: Entrance,
+    limits: RequestLimits,
+    begun: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises:
+        ArgumentError: the address cannot be listened on.
+    """
+    desk = Desk(models, limits, version=__version__)
+    logs = uvicorn.config.LOGGING_CONFIG if place.logs_requests else None
+    config = uvicorn.Config(
+        application(desk, entrance), host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
+        access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
+        timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
+    )  # fmt: skip
+    server = _Server(config, desk, place.grace)
+    try:
+        listening = config.bind_socket()
+    except SystemExit:
+        raise ArgumentError(f"host and port cannot be listened on: {place.host}:{place.port}") from None
+    try:
+        listening.listen(BACKLOG)  # who reads the line may come at once
+        begun("http://{}:{}".format(*listening.getsockname()[:2]))
+        # uvicorn raises the signal that ended it again, for the handlers from before.
+        with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
+            server.run(sockets=[listening])
+    finally:
+        desk.close()

@@ -1,0 +1,57 @@
+"""The settings of a server, without torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from regard.errors import ArgumentError, MissingExtraError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The most that one request may ask for, and that may wait.
+
+    Raises:
+        ArgumentError: a limit is below 1.
+    """
+
+    max_text: int = 5_000
+    """characters of the texts of a request."""
+    max_length: int = 512
+    """tokens of a sentence or prompt, and of an answer."""
+    max_beam: int = 16
+    """hypotheses of a search."""
+    max_body: int = 2**20
+    """bytes of a request."""
+    max_seconds: float = 60.0
+    """seconds until a request has its whole answer."""
+    max_waiting: int = 128
+    """requests that wait for a model; further ones are told to come again (429)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_text", "max_length", "max_beam", "max_body", "max_seconds", "max_waiting"):
+            value = getattr(self, name)
+            if not 1 <= value < float("inf"):
+                raise ArgumentError(f"{name} must be at least 1 and finite, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """Who may come in."""
+
+    hosts: frozenset[str]
+    """The names in the Host header that are answered, in lower case and without a port."""
+    token: str | None = None
+    """The secret that requests bring; None for none."""
+
+
+def serve_libraries() -> Any:
+    """Check that the libraries of the server are installed.
+
+    Raises:
+        MissingExtraError: one is not.
+    """
+    for name in ("anyio", "msgspec", "starlette", "uvicorn"):
+        try:
+            __import__(name)
+        except ImportError:
+            raise MissingExtraError(name, extra="serve") from None

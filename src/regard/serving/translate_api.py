@@ -1,0 +1,114 @@
+"""LibreTranslate's addresses."""
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.serving.answering import json_answer
+from regard.serving.asking import Desk
+from regard.serving.guard import unknown
+from regard.serving.served import Sentences, ServedTranslator
+from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
+from regard.serving.ticket import Refused, Ticket
+from regard.serving.worker import SharedWork
+from regard.tasks.translation.results import Translation
+
+
+class TranslateApi:
+    """Translation as LibreTranslate's clients ask for it. There is no `/detect`: nothing here tells languages."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def translate(self, request: Request) -> Any:
+        """Translate texts line by line."""
+        asked = msgspec.convert(await self._fields(request), TranslateQuestion, strict=self._is_json(request))
+        self._admit(request, asked.api_key)
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        self._desk.check_text(*texts)
+        served = self._model(asked)
+        if asked.alternatives + 1 > self._desk.limits.max_beam:
+            raise Refused(400, f"alternatives must be below {self._desk.limits.max_beam}, got {asked.alternatives}")
+        lines, ticket = [text.split("\n") for text in texts], Ticket()
+        flat = [line for some in lines for line in some]
+        sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
+        key = (asked.alternatives, asked.format)
+
+        def render(events: list[Any]) -> Response:
+            found = iter(events[0])
+            wholes = [_joined([next(found) for _ in some], asked.alternatives) for some in lines]
+            is_one = isinstance(asked.q, str)
+            bests = [best for best, _ in wholes]
+            others = [other for _, other in wholes]
+            answer = Translated(translatedText=bests[0] if is_one else bests)
+            if asked.alternatives:
+                answer.alternatives = [*others[0]] if is_one else [*others]
+            return json_answer(answer)
+
+        return self._desk.answered(served, SharedWork(ticket, sentences, key, served.translate), render=render)
+
+    async def languages(self, request: Request) -> Response:
+        """The languages of the models."""
+        fields = {} if self._desk.knows(request) else await self._fields(request)
+        self._admit(request, fields.get("api_key"))
+        targets: dict[str, list[str]] = {}
+        for one in self._translators():
+            targets.setdefault(one.languages[0], []).append(one.languages[1])
+        names = {code: code for code in targets}
+        return json_answer([Language(code=code, name=names[code], targets=some) for code, some in targets.items()])
+
+    async def health(self, _: Request) -> Response:
+        """Say that the server answers."""
+        return json_answer(Health(status="ok"))
+
+    def _translators(self) -> list[ServedTranslator]:
+        return [one for one in self._desk.models.values() if isinstance(one, ServedTranslator)]
+
+    def _model(self, asked: TranslateQuestion) -> ServedTranslator:
+        found = [one for one in self._translators() if one.languages[1] == asked.target]
+        found = [one for one in found if asked.source in ("auto", one.languages[0])]
+        if len({one.languages[0] for one in found}) > 1:
+            raise Refused(400, "source must be a language: nothing here tells languages, and several models would do")
+        if not found:
+            pairs = ", ".join("-".join(one.languages) for one in self._translators()) or "none"
+            raise Refused(400, f"{asked.source}-{asked.target} is not served; the pairs are {pairs}")
+        return found[0]
+
+    def _admit(self, request: Request, key: Any) -> None:
+        if not (self._desk.knows(request) or self._desk.guard.knows(str(key or ""))):
+            raise unknown()
+
+    @staticmethod
+    def _is_json(request: Request) -> bool:
+        return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+
+    async def _fields(self, request: Request) -> dict[str, Any]:
+        body = await request.body()
+        if self._is_json(request):
+            found = msgspec.json.decode(body)
+            if not isinstance(found, dict):
+                raise Refused(400, "the body must be an object of JSON")
+            return found
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in ("", "application/x-www-form-urlencoded"):
+            raise Refused(415, f"bodies are application/json or application/x-www-form-urlencoded; got {kind:.100}")
+        try:
+            pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1_010)
+        except ValueError:
+            raise Refused(400, "the form is not in UTF-8, or has too many fields") from None
+        fields: dict[str, Any] = dict(pairs)
+        if len(several := [text for name, text in pairs if name == "q"]) > 1:
+            fields["q"] = several
+        return fields
+
+
+def _joined(lines: list[Translation], alternatives: int) -> tuple[str, list[str]]:
+    """The best translation of a text, and others: of several lines, those of each line at its rank."""
+    best = "\n".join(one.text for one in lines)
+    most = max(len(one.candidates) for one in lines)
+    ranked = [[one.candidates[min(n, len(one.candidates) - 1)].text for one in lines] for n in range(1, most)]
+    others = list(dict.fromkeys("\n".join(some) for some in ranked))
+    return best, [one for one in others if one != best][:alternatives]

@@ -1,0 +1,154 @@
+"""The thread of a model: it takes works from a bounded queue, runs some together, and others step by step in turn."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regard.serving.ticket import Left, Refused, Ticket
+
+GATHER_SECONDS = 0.005
+"""How long the first of several works that can run together waits for others."""
+TOGETHER = 64
+"""The most works that run together."""
+IN_TURN = 16
+"""The most works that run step by step in turn; further ones wait."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestWork:
+    """The work of a request."""
+
+    ticket: Ticket
+    steps: Callable[[], Iterator[Any]]
+    """Does the work: each `next` is one step, and gives an event for the ticket or None."""
+    alone: bool = False
+    """Whether no other work of the model may run between its steps: it changes the model until its end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedWork:
+    """A work that runs in one go with others of the same key."""
+
+    ticket: Ticket
+    asked: Any
+    key: Hashable
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    """From the questions of several works, to an answer or an exception for each."""
+
+
+class Worker:
+    """One thread, in which all work of a model is done.
+
+    >>> worker = Worker("one", most_waiting=3)
+    >>> worker.close()
+    """
+
+    def __init__(self, name: str, *, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._waiting: deque[RequestWork | SharedWork] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._seconds = 1.0
+        self._thread = threading.Thread(target=self._serve, name=f"regard {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: RequestWork | SharedWork) -> None:
+        """Put a work into the queue.
+
+        Raises:
+            Refused: the queue is full, or the server ends.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise Refused(503, "the server ends")
+            self._waiting = deque(one for one in self._waiting if one.ticket.is_wanted())
+            if len(self._waiting) >= self._most_waiting:
+                wait = max(1, round(self._seconds))
+                raise Refused(429, f"{self._most_waiting} requests wait already: come again", retry_after=wait)
+            self._waiting.append(work)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread after the steps that it is in; works that wait are refused."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(timeout=10)
+
+    # -- in the thread -----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        running: deque[tuple[RequestWork, Iterator[Any]]] = deque()
+        while True:
+            for one in self._taken(running):
+                running.append((one, one.steps()))
+            if self._is_closed:
+                for left in [*(work for work, _ in running), *self._waiting]:
+                    left.ticket.end(Refused(503, "the server ends"))
+                return
+            if running:
+                work, steps = running.popleft()
+                if self._step(work, steps):
+                    (running.appendleft if work.alone else running.append)((work, steps))
+
+    def _taken(self, running: Sequence[Any]) -> list[RequestWork]:
+        """The next works that run step by step; shared ones have been run. It waits only if nothing is running."""
+        if running and running[0][0].alone:
+            return []
+        with self._changed:
+            while not (self._waiting or running or self._is_closed):
+                self._changed.wait()
+            first = self._waiting[0] if self._waiting else None
+            if first is None or self._is_closed:
+                return []
+            if isinstance(first, RequestWork):
+                return [] if len(running) >= IN_TURN else [self._take(0)]
+            if not running:
+                self._gather(first)
+            same = [n for n, one in enumerate(self._waiting) if isinstance(one, SharedWork) and one.key == first.key]
+            shared = [self._take(n) for n in reversed(same[:TOGETHER])][::-1]
+        self._run_together(shared)
+        return []
+
+    def _gather(self, first: SharedWork) -> None:
+        end = time.monotonic() + GATHER_SECONDS
+        while (left := end - time.monotonic()) > 0 and len(self._waiting) < TOGETHER and not self._is_closed:
+            self._changed.wait(left)
+
+    def _take(self, place: int) -> Any:
+        work = self._waiting[place]
+        del self._waiting[place]
+        return work
+
+    def _run_together(self, works: Sequence[SharedWork]) -> None:
+        wanted = [one for one in works if one.ticket.is_wanted()]
+        if not wanted:
+            return
+        begun = time.monotonic()
+        try:
+            answers = wanted[0].run([one.asked for one in wanted])
+        except Exception as error:  # whatever it is, each request gets it
+            answers = [error] * len(wanted)
+        self._seconds = time.monotonic() - begun
+        for one, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, Exception):
+                one.ticket.end(answer)
+            else:
+                one.ticket.tell(answer)
+                one.ticket.end()
+
+    def _step(self, work: RequestWork, steps: Iterator[Any]) -> bool:
+        """One step; whether there are more."""
+        try:
+            work.ticket.check()
+            event = next(steps)
+        except Exception as error:
+            getattr(steps, "close", lambda: None)()
+            work.ticket.end(None if isinstance(error, StopIteration | Left) else error)
+            return False
+        if event is not None:
+            work.ticket.tell(event)
+        return True

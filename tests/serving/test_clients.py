@@ -1,0 +1,127 @@
+"""The clients of LibreTranslate and OpenAI, unchanged, and the questions that they send."""
+
+import json
+import shlex
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+import openai
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from regard.serving.served import ServedLanguageModel, ServedTranslator
+from regard.tasks.generation.filters import TopK
+from tests import ROOT
+from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
+
+SENTENCE = "we see two cats"
+
+
+def translated(server: Running, text: str) -> str:
+    one = server.desk.models[TRANSLATOR]
+    assert isinstance(one, ServedTranslator)
+    return next(iter(one.translator.translate([text]))).text
+
+
+def test_libretranslates_client_translates(server: Running) -> None:
+    client = LibreTranslateAPI(server.address)
+    assert client.translate(SENTENCE, "en", "fr") == translated(server, SENTENCE) != ""
+    assert client.languages() == [{"code": "en", "name": "en", "targets": ["fr"]}]
+    with pytest.raises(HTTPError, match="404"):  # nothing here tells languages
+        client.detect(SENTENCE)
+    with pytest.raises(HTTPError, match="400"):
+        client.translate(SENTENCE, "de", "fr")
+
+
+def test_lists_lines_and_alternatives_keep_their_places(server: Running) -> None:
+    texts = [SENTENCE, "", "we see six trees\n\nwe see ten stars"]
+    question = {"q": texts, "source": "auto", "target": "fr", "alternatives": 2}
+    found = server.json("/translate", question)
+    expected = ["\n".join(translated(server, line) if line else "" for line in text.split("\n")) for text in texts]
+    assert found["translatedText"] == expected
+    assert [len(some) for some in found["alternatives"]] == [2, 0, 2]
+    assert all(other != best for best, some in zip(expected, found["alternatives"], strict=True) for other in some)
+    form = b"q=we+see+two+cats&q=we+see+ten+stars&source=en&target=fr"
+    status, body, _ = server.ask("/translate", body=form, content_type="application/x-www-form-urlencoded")
+    assert status == 200
+    assert json.loads(body)["translatedText"] == [translated(server, SENTENCE), translated(server, "we see ten stars")]
+
+
+def test_tags_of_html_come_back(server: Running) -> None:
+    question = {"q": "we see <b>two</b> cats", "source": "en", "target": "fr", "format": "html"}
+    assert server.json("/translate", question)["translatedText"].count("<b>") == 1
+
+
+def client_of(server: Running, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0)
+
+
+def test_openais_client_completes_and_streams(server: Running) -> None:
+    client, one = client_of(server), server.desk.models[WRITER]
+    assert isinstance(one, ServedLanguageModel)
+    assert [model.id for model in client.models.list()] == [TRANSLATOR, WRITER]
+    assert client.models.retrieve(WRITER).id == WRITER
+    asked: dict[str, Any] = {"model": WRITER, "prompt": "1 and", "max_tokens": 9, "temperature": 0}
+    whole = client.completions.create(**asked)
+    expected = "".join(one.model.generate("1 and", max_tokens=9, filters=[TopK(1)]))
+    assert whole.choices[0].text == expected
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (6, 9)
+    pieces = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(choice.text for piece in pieces for choice in piece.choices) == expected
+    assert len(pieces) > 5
+    assert pieces[-1].usage == whole.usage
+    assert whole.choices[0].finish_reason == pieces[-2].choices[0].finish_reason == "length"
+    several = client.completions.create(**asked | {"prompt": ["1", "2"], "n": 2, "echo": True, "temperature": 1.0})
+    assert [(choice.index, choice.text[0]) for choice in several.choices] == [(0, "1"), (1, "1"), (2, "2"), (3, "2")]
+    stopped = client.completions.create(**asked | {"stop": expected[4]})
+    assert stopped.choices[0].text == expected[: expected.index(expected[4])]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_openais_client_hears_why(server: Running) -> None:
+    client = client_of(server)
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'; the models are mine, book"):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="mine translates"):
+        client.completions.create(model=TRANSLATOR, prompt="x")
+    with pytest.raises(openai.BadRequestError, match=r"`float` <= 0"):
+        client.completions.create(model=WRITER, prompt="x", presence_penalty=1.0)
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be at most 512, got 513"):
+        client.completions.create(model=WRITER, prompt="x", max_tokens=513)
+
+
+def test_both_clients_bring_the_token(server: Running) -> None:
+    with serving(server.desk.models, token="secret") as guarded:
+        assert client_of(guarded, "secret").models.list().data
+        assert LibreTranslateAPI(guarded.address, "secret").translate(SENTENCE, "en", "fr")
+        assert LibreTranslateAPI(guarded.address, "secret").languages()
+        with pytest.raises(openai.AuthenticationError):
+            client_of(guarded, "guess").models.list()
+        for client in (LibreTranslateAPI(guarded.address), LibreTranslateAPI(guarded.address, "secre")):
+            with pytest.raises(HTTPError, match="401"):
+                client.translate(SENTENCE, "en", "fr")
+            with pytest.raises(HTTPError, match="401"):
+                client.languages()
+        assert [guarded.ask(path)[0] for path in ("/", "/health", "/openapi.json", "/v1/models")] == [
+            200,
+            200,
+            401,
+            401,
+        ]
+
+
+def test_the_curl_lines_of_the_page_are_answered(server: Running) -> None:
+    """As they stand in the docs, at another port."""
+    text = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line[2:]) for line in text.split("\n") if line.startswith("$ curl")]
+    assert len(lines) == 5
+    for _, *arguments, address in lines:
+        path = "/" + address.split("/", 3)[3]
+        if arguments[0] == "--json":
+            status, body, _ = server.ask(path, json.loads(arguments[1]))
+        else:
+            form = "&".join(quote(pair, safe="=") for pair in arguments[1::2])
+            status, body, _ = server.ask(path, body=form.encode(), content_type="application/x-www-form-urlencoded")
+        assert (status, body[:9] != b"") == (200, True), (arguments, body)

@@ -1,0 +1,146 @@
+"""The live page in Chromium: a teacher, a translator and a researcher, by light and dark, at three widths."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import TRANSLATOR, WRITER, Running
+from tests.views.chromium import Chromium
+from tests.views.test_page_access import AXE, serious
+
+DRAWN = "document.querySelector('#regard .heads')?.dataset.drawn && document.getElementById('stop').disabled"
+
+
+def opened(browser: Chromium, server: Running, *, width: int = 1280, dark: bool = False) -> None:
+    browser.size(width, 900)
+    browser.dark(dark)
+    browser.open(f"{server.address}/")
+    browser.run("await regardStarted;")
+
+
+def type_and_answer(browser: Chromium, text: str, model: str = TRANSLATOR, more: str = "") -> str:
+    """The answer to a text, once its attention is drawn."""
+    browser.run(f"""
+      const set = (id, value) => {{
+        document.getElementById(id).value = value;
+        document.getElementById(id).dispatchEvent(new Event("change"));
+      }};
+      if (document.getElementById("model").value !== "{model}") set("model", "{model}");
+      set("text", {text!r}); {more}
+      document.getElementById("go").click();""")
+    settle(browser)
+    return answers(browser)[0]
+
+
+def settle(browser: Chromium) -> None:
+    browser.until(f"{DRAWN} && document.getElementById('status').textContent !== 'Stopped.'")
+    browser.run("await regard().ready;")
+    assert browser.errors == []
+
+
+def answers(browser: Chromium) -> list[str]:
+    found: list[str] = browser.run("return [...document.querySelectorAll('.said > p')].map((one) => one.textContent);")
+    return found
+
+
+def expected(server: Running, **question: Any) -> str:
+    _, body, _ = server.ask("/regard/v1/answer", question)
+    return body.decode().rpartition('"text":"')[2].partition('"')[0]
+
+
+def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Running) -> None:
+    opened(browser, server)
+    browser.run("document.getElementById('model').focus();")
+    reached = []
+    for _ in range(4):
+        browser.press("Tab")
+        reached.append(browser.run("return document.activeElement.id;"))
+    assert reached == ["other", "temperature", "text", "prefix"]
+    browser.run("document.getElementById('text').focus();")
+    browser.call("Input.insertText", text="we see two cats")
+    browser.press("Enter")
+    browser.until(DRAWN)
+    settle(browser)
+    assert answers(browser) == [expected(server, text="we see two cats")]
+    # Every weight of a row comes from the server, and they are those of the model.
+    row = """const chosen = { kind: "decoder cross", layer: "0", heads: [1] };
+      regard().changed({ ...chosen, focus: { row: 1 }, pinned: true });
+      await new Promise((done) => setTimeout(done, 100));
+      return [...document.querySelectorAll(".reading li")].map((item) => item.textContent);"""
+    browser.run(row)
+    (strongest, *_) = browser.run(row)
+    tokens = browser.run("return document.querySelectorAll('.written button').length;")
+    asked = {
+        "text": "we see two cats",
+        "maps": ["decoder.0.cross"],
+        "heads": [1],
+        "top_keys": 1,
+        "target": answers(browser)[0],
+    }
+    found = server.json("/regard/v1/attention", asked)["heads"][0]
+    assert found["queries"] == tokens
+    assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
+
+
+def test_a_translator_forces_another_word_and_sees_the_alignment_change(browser: Chromium, server: Running) -> None:
+    opened(browser, server, width=768)
+    before = type_and_answer(browser, "we see two cats")
+    browser.run("document.querySelectorAll('.written button')[2].click();")
+    others = "return [...document.querySelectorAll('.alternative')].map((one) => one.textContent);"
+    assert len(browser.run(others)) == 3
+    cells = "return [...regard().cells().values].join(' ');"
+    first = browser.run(cells)
+    browser.run("document.querySelector('.alternative').click();")
+    browser.until("document.getElementById('prefix').value && document.getElementById('stop').disabled")
+    settle(browser)
+    (after,) = answers(browser)
+    assert after != before
+    assert after.startswith(browser.run("return document.getElementById('prefix').value;"))
+    assert browser.run(cells) != first
+
+
+def test_a_researcher_cuts_a_head_and_sees_both(browser: Chromium, server: Running) -> None:
+    opened(browser, server)
+    type_and_answer(browser, "1 and 2", WRITER)
+    browser.run("regard().changed({ layer: '0', heads: [1] }); document.getElementById('cut').click();")
+    browser.until("document.querySelectorAll('.said').length === 2 && regard()?.state().view === 'compare'")
+    settle(browser)
+    edits = [{"map": "decoder.0", "head": 1, "factor": 0}]
+    common: dict[str, Any] = {"text": "1 and 2", "model": WRITER, "max_tokens": 24}
+    assert answers(browser) == [expected(server, **common), expected(server, **common, edits=edits)]
+    browser.run("regard().changed({ temperature: 2 }); await new Promise((done) => setTimeout(done, 200));")
+    assert "Recomputed: temperature 2" in browser.run("return document.querySelector('.reading').textContent;")
+    browser.run("document.querySelector('#edits button').click();")
+    browser.until("document.querySelectorAll('.said').length === 1")
+    settle(browser)
+
+
+def test_two_models_answer_side_by_side(browser: Chromium, server: Running) -> None:
+    opened(browser, server)
+    more = f"document.getElementById('other').value = '{WRITER}';"
+    type_and_answer(browser, "we see two cats", TRANSLATOR, more)
+    assert len(answers(browser)) == 2
+    assert browser.run("return document.querySelectorAll('#regard .choices label:first-child option').length;") == 2
+
+
+def test_the_page_keeps_within_its_policy_and_tells_errors(browser: Chromium, server: Running) -> None:
+    opened(browser, server)
+    browser.run("document.getElementById('go').click();")
+    browser.until("document.getElementById('status').textContent.includes('empty')")
+    broken = [one for one in browser.errors if "400" not in one]
+    assert broken == []
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: `make browser` installs it")
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious_in_the_live_page(browser: Chromium, server: Running, dark: bool) -> None:
+    for width in (1280, 768, 360):
+        opened(browser, server, width=width, dark=dark)
+        type_and_answer(browser, "we see two cats")
+        assert browser.run("return document.documentElement.scrollWidth;") <= width
+        assert browser.run("return document.querySelector('#regard').dataset.theme;") == ("dark" if dark else "light")
+        # The policy of the page, rightly, keeps the tool's script out: it comes by the protocol.
+        assert serious(browser) == [], width
+    browser.dark(False)
+    assert Path(AXE).is_file()

@@ -1,0 +1,65 @@
+"""`regard serve` as a process: it says where it is, refuses wrong flags in a line, and SIGTERM ends it cleanly."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regard.cli.main import run_command
+from tests.serving.conftest import WRITER, Running
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "give a --token-file"),
+        (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--max-beam", "0"], "--max-beam must be at least 1"),
+        (["--token-file", "missing"], "no such file or directory: missing"),
+    ],
+)
+def test_wrong_flags_are_told_in_a_line(
+    server: Running, capsys: pytest.CaptureFixture[str], flags: list[str], message: str, tmp_path: Path
+) -> None:
+    assert run_command(["serve", str(tmp_path), *flags]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_sigterm_lets_answers_end_and_tells_those_that_do_not(
+    server: Running, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = next(tmp_path_factory.getbasetemp().glob(f"served*/{WRITER}"))
+    command = [sys.executable, "-m", "regard", "serve", str(run), "--port", "0", "--grace", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            _stop(process)
+        finally:
+            process.kill()
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    assert process.stderr is not None
+    line = next(one for one in process.stderr if "serving at" in one)
+    port = int(line.split(":")[3].split()[0])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    question = {"model": WRITER, "prompt": "1 and", "max_tokens": 500, "n": 16, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(question), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.read(100)
+    connection.sock and connection.sock.settimeout(10)
+    process.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    told = answer.read()
+    assert b"the server ends" in told or told.endswith(b"data: [DONE]\n\n")
+    assert process.wait(timeout=10) == 0
+    assert time.monotonic() - begun < 6
+    assert process.stderr.read() == ""
+    answer.close(), connection.close()

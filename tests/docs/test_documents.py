@@ -65,3 +65,11 @@ def test_the_tables_are_current(page: str, script: str, make: str) -> None:
     names: dict[str, object] = {"__name__": script, "__file__": str(ROOT / f"docs/{script}.py")}
     exec(code, names)
     assert names[make]() == (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def test_each_promise_on_security_names_tests_that_exist() -> None:
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("|")][2:]
+    assert rows
+    for row in rows:
+        named = re.findall(r"`(tests/[^`]+\.py)`", row)
+        assert named and all((ROOT / name).is_file() for name in named), row

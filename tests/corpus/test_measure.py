@@ -228,7 +228,7 @@ def test_tables_that_do_not_fit_are_refused(gpt2: Path) -> None:
 def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
     transformers = library()
     save_words(tmp_path)
-    config = transformers.MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, state_size=2)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(NotSeenError, match="no attention of MambaForCausalLM was seen"):
+    config = transformers.RwkvConfig(vocab_size=16, hidden_size=8, num_hidden_layers=2)
+    transformers.RwkvForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(NotSeenError, match="no attention of RwkvForCausalLM was seen"):
         Measure(tmp_path, device="cpu")(table_of("cat sat"))

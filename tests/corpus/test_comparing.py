@@ -138,6 +138,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(stats: Path, tmp_path: P
         (begun, "is not finished"),
         (cut, "cannot be read"),
         (tmp_path, "holds no statistics"),
+        (tmp_path / "absent", "is not a folder"),
     ):
         status, out, err = call("atlas", str(two), str(one))
         assert (status, out, err.count("\n")) == (2, "", 1)

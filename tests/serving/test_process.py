@@ -21,7 +21,7 @@ from tests.serving.conftest import WRITER, Running
         (["--host", "0.0.0.0"], "give a --token-file"),
         (["--port", "70000"], "--port must be from 0 to 65535"),
         (["--max-beam", "0"], "--max-beam must be at least 1"),
-        (["--token-file", "missing"], "no such file or directory: missing"),
+        (["--token-file", "missing"], "cannot read missing (No such file or directory); check --token-file"),
     ],
 )
 def test_wrong_flags_are_told_in_a_line(
@@ -31,6 +31,12 @@ def test_wrong_flags_are_told_in_a_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_token_of_other_bytes_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
+    assert run_command(["serve", str(tmp_path), "--token-file", str(tmp_path / "token")]) == 2
+    assert "must have a secret in ASCII" in capsys.readouterr().err
 
 
 def test_sigterm_lets_answers_end_and_tells_those_that_do_not(

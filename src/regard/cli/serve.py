@@ -102,7 +102,10 @@ class ServeCommand(Command):
     def _token(self) -> str | None:
         if self.token_file is None:
             return None
-        token = self.token_file.read_text(encoding="utf-8").strip()
+        try:
+            token = self.token_file.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise ArgumentError(f"cannot read {self.token_file} ({error.strerror}); check --token-file") from None
         if not token or not token.isascii():
             raise ArgumentError(f"--token-file: {self.token_file} must have a secret in ASCII")
         return token

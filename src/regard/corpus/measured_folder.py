@@ -41,7 +41,7 @@ class MeasuredFolder:
         """Read the totals of a folder.
 
         Raises:
-            ArgumentError: it holds no statistics, or they are not finished.
+            ArgumentError: it is absent or holds no statistics, or they are not finished.
             DataError: a file is damaged.
             MissingExtraError: pyarrow is not installed.
         """
@@ -51,6 +51,8 @@ class MeasuredFolder:
         from regard.corpus.totals import BINS
 
         folder = Path(path)
+        if not folder.is_dir():
+            raise ArgumentError(f"{folder} is not a folder: name one that `regard measure` has made")
         if not holds_statistics(folder):
             raise ArgumentError(f"{folder} holds no statistics: name a folder that `regard measure` has made")
         if not (folder / SUCCESS).exists():

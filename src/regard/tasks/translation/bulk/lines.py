@@ -43,8 +43,8 @@ def sentence_and_prefix(line: Line) -> Request:
     Raises:
         DataError: it is not UTF-8, or has more than one tab.
 
-    >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))
-    Request(source='Good day.', prefix='Bonjour')
+    >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))[:2]
+    ('Good day.', 'Bonjour')
     """
     cells = decoded(*line).split("\t")
     if len(cells) > 2:

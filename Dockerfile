@@ -3,7 +3,9 @@ FROM python:3.12-slim
 
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' constraints.txt)"
+# The address of PyTorch's own list of CPU builds (pytorch.org, "Get started", CPU). Without it torch brings the CUDA libraries.
+ARG TORCH_CPU_WHEELS=""
+RUN PIP_EXTRA_INDEX_URL=$TORCH_CPU_WHEELS pip install --no-cache-dir "$(grep '^torch==' constraints.txt)"
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt '.[serve,convert]' && useradd --system serve
 

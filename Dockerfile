@@ -7,7 +7,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 ARG TORCH_CPU_WHEELS=""
 RUN PIP_EXTRA_INDEX_URL=$TORCH_CPU_WHEELS pip install --no-cache-dir "$(grep '^torch==' constraints.txt)"
 COPY src src
-RUN pip install --no-cache-dir -c constraints.txt '.[serve,convert]' && useradd --system serve
+RUN pip install --no-cache-dir -c constraints.txt '.[serve]' && useradd --system serve
 
 USER serve
 WORKDIR /

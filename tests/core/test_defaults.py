@@ -84,7 +84,7 @@ def test_a_map_answers_the_same(kind: torch.dtype | str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", DEFAULTS, ids=str)
 def test_a_saved_map_is_read_and_a_watch_is_judged(kind: torch.dtype | str, tmp_path: object) -> None:
-    pytest.importorskip("safetensors", reason="saved maps come with the extra 'text'")
+    pytest.importorskip("safetensors", reason="saved maps come with the extra `train`")
     x = torch.randn(1, 2, 6, 8)
     with regard.watch(Cached()) as seen:
         seen.modules[""](x)

@@ -59,7 +59,7 @@ def test_a_name_that_is_gone_is_told_in_one_sentence(place: str, use: str) -> No
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("tyro", reason="the command line comes with the extra 'text'")
+    pytest.importorskip("tyro", reason="the command line comes with the extra `train`")
     (tmp_path / "pairs.tsv").write_text("one\teins\ntwo\tzwei\n", encoding="utf-8")
     command = ["train", "--data", str(tmp_path / "pairs.tsv"), "--out", str(tmp_path / "run"), "--steps", "1"]
     gone = "import torch\ndel torch._C._functorch.peek_interpreter_stack\n"

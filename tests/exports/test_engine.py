@@ -308,7 +308,7 @@ def test_a_library_or_a_processor_that_lacks_something_is_one_line(
     for insisting in (["--engine", "ctranslate2"], ["--precision", "int8"]):
         assert run_command([*command, *insisting]) == 2
         said = capsys.readouterr().err
-        assert "pip install 'regard[text]'" in said
+        assert "pip install 'regard[train]'" in said
         assert len(said.splitlines()) == 1
 
 

@@ -210,7 +210,7 @@ def test_without_the_package_ours_writes_and_says_nothing(
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert written(capsys, "generate", run, "3") == expected
     assert run_command(["generate", str(run), "3", "--engine", "ctranslate2"]) == 2
-    assert "pip install 'regard[text]'" in capsys.readouterr().err
+    assert "pip install 'regard[train]'" in capsys.readouterr().err
 
 
 def test_a_model_that_is_more_than_its_weights_is_not_exported(run: Path) -> None:

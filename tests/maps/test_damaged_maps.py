@@ -14,7 +14,7 @@ from regard.maps.files import load_summary, save_summary
 from tests.fuzz import map_files
 from tests.maps.rewritten import rewritten
 
-pytest.importorskip("safetensors", reason="saved maps come with the extra 'text'")
+pytest.importorskip("safetensors", reason="saved maps come with the extra `train`")
 
 SEEDS = range(0, 130, 2)
 

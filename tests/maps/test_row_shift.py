@@ -202,7 +202,7 @@ def test_a_map_that_a_compiled_function_made_is_read_outside_of_it() -> None:
 
 
 def test_a_map_that_was_saved(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors", reason="saved maps come with the extra 'text'")
+    pytest.importorskip("safetensors", reason="saved maps come with the extra `train`")
     query, key, value, bias = inputs(-1e9)
     weights = regard.attention(query, key, value, bias=bias, return_weights=True).weights
     weights.entropy()

@@ -156,7 +156,7 @@ def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_without_tensorboard_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*arguments: Any) -> None:
-        raise MissingExtraError("tensorboard", extra="text")
+        raise MissingExtraError("tensorboard", extra="train")
 
     monkeypatch.setattr(runs, "TensorBoard", absent)
     progress = io.StringIO()

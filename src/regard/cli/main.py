@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> None:
         try:
             import tyro  # noqa: F401  (the commands need it)
         except ImportError:
-            raise MissingExtraError("tyro", extra="text") from None
+            raise MissingExtraError("tyro", extra="train") from None
         from regard.cli.commands import chosen_command
 
         command = chosen_command(arguments)

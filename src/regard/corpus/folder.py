@@ -154,7 +154,7 @@ def _toml(settings: Mapping[str, Any]) -> str:
     try:
         import tomli_w
     except ImportError:
-        raise MissingExtraError("tomli-w", extra="text") from None
+        raise MissingExtraError("tomli-w", extra="train") from None
     return tomli_w.dumps(settings)
 
 

@@ -90,7 +90,7 @@ def check_tensors(path: str | os.PathLike[str]) -> None:
     try:
         import safetensors
     except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
+        raise MissingExtraError("safetensors", extra="train") from None
     try:
         with safetensors.safe_open(os.fspath(path), framework="np"):
             pass
@@ -150,7 +150,7 @@ def safetensors_library() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise MissingExtraError("safetensors", extra="text") from None
+        raise MissingExtraError("safetensors", extra="train") from None
     return safetensors
 
 

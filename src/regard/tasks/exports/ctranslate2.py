@@ -56,7 +56,7 @@ def library() -> ModuleType:
     try:
         import ctranslate2
     except ImportError:
-        raise MissingExtraError("ctranslate2", extra="text") from None
+        raise MissingExtraError("ctranslate2", extra="train") from None
     return ctranslate2
 
 

@@ -26,7 +26,7 @@ def write_toml(path: Path, task: str, config: Any) -> None:
     try:
         import tomli_w
     except ImportError:
-        raise MissingExtraError("tomli-w", extra="text") from None
+        raise MissingExtraError("tomli-w", extra="train") from None
     write_atomically(path, HEADER + tomli_w.dumps({"task": task, **_without_none(to_plain(config))}))
 
 

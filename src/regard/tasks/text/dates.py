@@ -142,7 +142,7 @@ def _babel() -> ModuleType:
         import babel
         import babel.dates
     except ImportError as error:
-        raise MissingExtraError("babel", extra="text") from error
+        raise MissingExtraError("babel", extra="train") from error
     return babel
 
 

@@ -66,7 +66,7 @@ def _zstd(stream: IO[bytes]) -> IO[bytes]:
         with suppress(ImportError):
             unpacked: IO[bytes] = import_module(name).ZstdFile(stream)
             return unpacked
-    raise MissingExtraError("backports.zstd", extra="text")
+    raise MissingExtraError("backports.zstd", extra="train")
 
 
 def _only_member(stream: IO[bytes]) -> IO[bytes]:

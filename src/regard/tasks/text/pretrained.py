@@ -219,7 +219,7 @@ def _load_pieces(model: Path) -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise MissingExtraError("sentencepiece", extra="convert") from None
+        raise MissingExtraError("sentencepiece", extra="train") from None
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(model))
     except (OSError, RuntimeError) as error:

@@ -23,7 +23,7 @@ def tokenizers_library() -> ModuleType:
     try:
         import tokenizers
     except ImportError as error:
-        raise MissingExtraError("tokenizers", extra="text") from error
+        raise MissingExtraError("tokenizers", extra="train") from error
     return tokenizers
 
 

@@ -42,7 +42,7 @@ def _breaker() -> Callable[[str, str], Any]:
     try:
         from icu4py.breakers import WordBreaker
     except ImportError as error:
-        raise MissingExtraError("icu4py", extra="text") from error
+        raise MissingExtraError("icu4py", extra="train") from error
     return WordBreaker
 
 
@@ -113,7 +113,7 @@ def _pattern(pattern: str) -> Any:
     try:
         import regex
     except ImportError as error:
-        raise MissingExtraError("regex", extra="text") from error
+        raise MissingExtraError("regex", extra="train") from error
     return regex.compile(pattern)
 
 

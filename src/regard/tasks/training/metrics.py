@@ -60,7 +60,7 @@ def sacrebleu_metric(name: str, **settings: Any) -> Any:
     try:
         from sacrebleu import metrics
     except ImportError:
-        raise MissingExtraError("sacrebleu", extra="text") from None
+        raise MissingExtraError("sacrebleu", extra="train") from None
     return getattr(metrics, name)(**settings)
 
 

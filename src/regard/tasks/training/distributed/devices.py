@@ -26,7 +26,7 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     try:
         from lightning_fabric import Fabric
     except ImportError:
-        raise MissingExtraError("lightning-fabric", extra="text") from None
+        raise MissingExtraError("lightning-fabric", extra="train") from None
     chosen = find_device(device)
     join_ranks(chosen)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))

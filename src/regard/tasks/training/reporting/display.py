@@ -81,7 +81,7 @@ class LiveProgress:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.text import Text
         except ImportError:
-            raise MissingExtraError("rich", extra="text") from None
+            raise MissingExtraError("rich", extra="train") from None
         self._bar: Any = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")
         )

@@ -89,7 +89,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise MissingExtraError("tensorboard", extra="text") from None
+            raise MissingExtraError("tensorboard", extra="train") from None
         self._make_writer = SummaryWriter
         self._folder = folder
         self._pictures = pictures

@@ -26,7 +26,7 @@ def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Cal
         from rich import progress
         from rich.console import Console
     except ImportError:
-        raise MissingExtraError("rich", extra="text") from None
+        raise MissingExtraError("rich", extra="train") from None
     columns = progress.TextColumn("lines"), progress.MofNCompleteColumn(), progress.BarColumn()
     speed_and_end = progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn()
     with progress.Progress(*columns, *speed_and_end, console=Console(file=file)) as bar:

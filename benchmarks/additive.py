@@ -50,7 +50,7 @@ def run() -> tuple[list[Row], list[str]]:
             f"KeOps compiled for {time.perf_counter() - start:.0f} s before its first answer; ours needs none."
         )
     except ImportError:
-        notes.append("KeOps is not installed here: `pip install '.[bench]'` adds it to this table.")
+        notes.append("KeOps is not installed here: `pip install --group bench` adds it to this table.")
     else:
         sides = without_gradients(keops, q, k, v, w), without_gradients(tiled, q, k, v, w)
         rows.append(compare(f"T = S = 2048, width {HIDDEN}, forward: KeOps", *sides, target=1.0, seconds=10))

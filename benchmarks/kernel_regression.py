@@ -33,7 +33,7 @@ def run() -> tuple[list[Row], list[str]]:
     try:
         from pykeops.torch import LazyTensor
     except ImportError:
-        notes.append("KeOps is not installed here: `pip install '.[bench]'` adds it to this table.")
+        notes.append("KeOps is not installed here: `pip install --group bench` adds it to this table.")
     else:
         a, b, t = (torch.from_numpy(z).float() for z in (new, x, y[:, None]))
 

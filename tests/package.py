@@ -91,7 +91,7 @@ def used(archive: Path, files: list[str], *, demo: bool) -> None:
     run(folder / "python", "-I", "-c", IMPORT)
     if demo:
         run(folder / "regard", "demo", "--out", "demo")
-        run(folder / "regard", "view", "demo", "the third of May 2024", "--out", "page.html")
+        run(folder / "regard", "view", "demo/run", "the third of May 2024", "--out", "page.html")
     if archive.suffix == ".whl":
         bill = FOLDER / "sbom.json"
         tool = Path(sys.executable).parent / "cyclonedx-py"

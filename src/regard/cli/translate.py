@@ -110,7 +110,7 @@ class TranslateCommand(SearchCommand):
     workers: int | None = None
     """threads of CTranslate2, each with a batch of its own; unless given, one for each core."""
     verbose: bool = False
-    """with CTranslate2, say on standard error at the end how it searched."""
+    """say on standard error which engine searches, where and why; a file is always begun so."""
     simultaneous: bool = False
     """translate words as they come, and print each word as soon as it is safe."""
     frames: int | None = None

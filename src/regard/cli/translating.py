@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.cli.answers import as_json, as_plain_text, as_table
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
@@ -75,6 +77,16 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
     work = BulkTranslation(lines, windows, show, asked.bad_lines)
     with search_by.searching(translator, asked.run, asked.workers) as searcher:
+        if asked.output is not None or asked.verbose:
+            own = f"regard's own search: float32 on {translator.device}, threads: {torch.get_num_threads()}"
+            why = (
+                "--engine"
+                if asked.engine
+                else "it is installed"
+                if searcher != OWN
+                else "CTranslate2 is not installed or cannot"
+            )
+            print(f"{own if searcher == OWN else searcher} ({why})", file=sys.stderr)
         if asked.output is None:
             work.print(sys.stdout, flush=typed)
         else:
@@ -92,8 +104,6 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if work.left.lines:
         print(f"lines left as they are, because a tag would not come back once: {work.left}", file=sys.stderr)
-    if asked.verbose and searcher != OWN:
-        print(searcher, file=sys.stderr)
 
 
 def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:

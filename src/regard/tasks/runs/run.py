@@ -25,7 +25,13 @@ from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
 from regard.tasks.training.busy_machine import line_if_busy
 from regard.tasks.training.checkpoints import check_fit, fill_model
-from regard.tasks.training.distributed.devices import agreed_precision, find_device, join_ranks, start_fabric
+from regard.tasks.training.distributed.devices import (
+    agreed_precision,
+    find_device,
+    join_ranks,
+    place_line,
+    start_fabric,
+)
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.gradient_checkpointing import recompute_layers
 from regard.tasks.training.interrupts import ending_at_once
@@ -190,6 +196,7 @@ def _train(
     with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):
         if (rate := _never_reached(config)) and not folder.checkpoints.has("last"):
             say(rate)
+        say(place_line(config.device, fabric.device, config.precision, torch.get_num_threads()))
         if fabric.device.type == "cpu" and (busy := line_if_busy(config.threads, torch.get_num_threads())):
             say(busy)
         fit(

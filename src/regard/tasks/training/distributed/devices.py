@@ -99,3 +99,20 @@ def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float3
     answer = torch.tensor(is_first and choose_precision(wanted, device) == "bf16", dtype=torch.uint8)
     torch.distributed.broadcast(answer, 0)
     return "bf16" if answer else "float32"
+
+
+def place_line(asked: str, device: torch.device, precision: Literal["float32", "bf16"], threads: int) -> str:
+    """The line at the start of a training: its device, precision and threads, each with its reason.
+
+    >>> place_line("cpu", torch.device("cpu"), "float32", 2).replace("the processor has no AMX", "--precision")
+    'on cpu (--device), in float32 (--precision), by 2 threads (--threads)'
+    """
+    if device.type == "cuda":
+        where, units = torch.cuda.get_device_name(device), "the GPU has {} bf16"
+    else:
+        where, units = "no GPU is visible" if device.type == "cpu" else "a GPU is visible", "the processor has {} AMX"
+    if asked != "auto":
+        where = "--device"
+    by_choice = precision == choose_precision("auto", device)
+    reason = units.format("" if precision == "bf16" else "no").replace("  ", " ") if by_choice else "--precision"
+    return f"on {device} ({where}), in {precision} ({reason}), by {threads} threads (--threads)"

@@ -49,13 +49,9 @@ def test_actionlint_finds_nothing() -> None:
     assert f"Checking {len(WORKFLOWS)} " in done.stdout
 
 
-def test_every_job_ends_and_makes_targets_of_the_makefile() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for path in WORKFLOWS:
-        for job in yaml.safe_load(path.read_text())["jobs"].values():
-            assert job["timeout-minutes"] <= 120, (path.name, job)
-            for made in re.findall(r"\bmake ([a-z-]+)", json.dumps(job)):
-                assert made in targets, (path.name, made)
+def test_every_job_has_an_end() -> None:
+    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    assert [job for job in jobs if job["timeout-minutes"] > 120] == []
 
 
 def test_a_release_needs_its_own_tag_and_a_date(tmp_path: Path) -> None:

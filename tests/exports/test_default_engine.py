@@ -73,6 +73,9 @@ def test_the_verbose_line_names_the_engine_and_its_precision(run: Path, capsys: 
         _, said = answered(capsys, "translate", run, "1 times 2", "--verbose", *more)
         assert said[0].startswith("CTranslate2 ")
         assert name in said[0]
+        assert said[0].endswith(" (it is installed)")
+    _, said = answered(capsys, "translate", run, "1 times 2", "--verbose", "--engine", "regard")
+    assert said == [f"regard's own search: float32 on cpu, threads: {torch.get_num_threads()} (--engine)"]
 
 
 def test_without_the_package_ours_searches_and_says_nothing(

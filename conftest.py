@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for each kind of device
     before = _what_last_bits_depend_on()
     yield
     # Tests compare runs bit by bit: none may leave the process computing in another way for those after it.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli.main import run_command
 from tests import ROOT
 
 PAGES = [
@@ -74,3 +75,15 @@ def test_each_promise_on_security_names_tests_that_exist() -> None:
         named = re.findall(r"`(tests/[^`]+\.py)`", row)
         assert named, row
         assert all((ROOT / name).is_file() for name in named), row
+
+
+def test_the_flags_beside_those_of_other_toolkits_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8").partition("## JoeyNMT")[2]
+    ours = "".join(line.split(" | ", 1)[1] for line in page.splitlines() if line.startswith("| ") and " | " in line)
+    named = set(re.findall(r"--[a-z][a-z.-]*[a-z]", ours))
+    assert len(named) > 25
+    known = ""
+    for command in (("train", "translation", "--help-all"), ("translate", "--help-all"), ("evaluate", "--help-all")):
+        assert run_command(list(command)) == 0
+        known += capsys.readouterr().out
+    assert {flag for flag in named if not re.search(rf"(?<![\w.-]){re.escape(flag)}(?![\w.-])", known)} == set()

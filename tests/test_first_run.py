@@ -292,7 +292,7 @@ def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:
     demo, test = (
         [line.split("-c constraints.txt ")[1] for line in made if "pip install" in line] for made in (demo, test)
     )
-    first = ["'pip>=25.1'  # the first that knows groups of dependencies", "torch numpy"]
-    assert (demo, test) == ([*first, "-e '.[train,view]'"], [*first, "-e '.[all]' --group dev"])
+    tools = ["'pip>=25.1'  # the first that knows groups of dependencies", "torch numpy"]
+    assert (demo, test) == ([*tools, "-e '.[train,view]'"], [*tools, "-e '.[all]' --group dev"])
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert extras["all"][0].startswith("regard[train,view,"), "the demo runs from what the tests install too"

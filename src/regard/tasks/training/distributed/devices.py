@@ -101,7 +101,7 @@ def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float3
     return "bf16" if answer else "float32"
 
 
-def place_line(asked: str, device: torch.device, precision: Literal["float32", "bf16"], threads: int) -> str:
+def place_line(asked: str, device: torch.device, precision: Precision, threads: int) -> str:
     """The line at the start of a training: its device, precision and threads, each with its reason.
 
     >>> place_line("cpu", torch.device("cpu"), "float32", 2).replace("the processor has no AMX", "--precision")

@@ -43,18 +43,7 @@ class ServeCommand(Command):
     """other names of this server, as a proxy passes them on in the Host header."""
     languages: tuple[str, ...] = ()
     """the languages of each translator, such as de-en, in the order of the models; a downloaded folder has its own."""
-    max_text: int = 5_000
-    """the most characters of the texts of a request."""
-    max_length: int = 512
-    """the most tokens of a sentence or prompt, and of an answer."""
-    max_beam: int = 16
-    """the most hypotheses of a search."""
-    max_body: int = 2**20
-    """the most bytes of a request."""
-    max_seconds: float = 60.0
-    """the most seconds until an answer is whole."""
-    max_waiting: int = 128
-    """the most requests that wait for a model; further ones are answered 429."""
+    limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = RequestLimits()
     grace: float = 10.0
     """seconds that running requests have after SIGTERM."""
     workers: int | None = None
@@ -63,11 +52,6 @@ class ServeCommand(Command):
     """print a line for each request, with its path and status."""
     device: Device = "auto"
 
-    @property
-    def limits(self) -> RequestLimits:
-        """The limits of a request."""
-        return self.part(RequestLimits)
-
     def check(self) -> None:
         refuse_first(
             (not self.models, "name at least one model"),
@@ -75,7 +59,6 @@ class ServeCommand(Command):
             (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
             below("--workers", self.workers),
         )
-        _ = self.limits
         serve_libraries()
         from regard.serving.addresses import refuse_open
 

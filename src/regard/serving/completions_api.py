@@ -54,7 +54,13 @@ class CompletionsApi:
         one = self._desk.models[name]
         languages = list(one.languages) if isinstance(one, ServedTranslator) else None
         return ModelCard(
-            id=name, created=self._made, task=one.task, maps=one.maps, heads=one.heads, languages=languages
+            id=name,
+            created=self._made,
+            task=one.task,
+            maps=one.maps,
+            heads=one.heads,
+            languages=languages,
+            examples=one.examples,
         )
 
 

@@ -149,8 +149,9 @@ def _alignment(seen: TextMaps, asked: AttentionQuestion) -> list[tuple[int, int]
 
 
 def _title(asked: LookedAt) -> str:
-    cut = "".join(f" · {one.map} {one.head} × {one.factor:g}" for one in asked.edits)
-    return f"{asked.model}: {asked.text[:60]}{cut}"
+    changes = [f"× {one.factor:g}" if one.factor else "cut" for one in asked.edits]
+    heads = [f" · {one.map} head {one.head} {change}" for one, change in zip(asked.edits, changes, strict=True)]
+    return f"{asked.model}: {asked.text[:60]}{''.join(heads)}"
 
 
 def arrow_bytes(found: AttentionNumbers) -> bytes:

@@ -16,6 +16,7 @@ from regard.edits.scale_heads import ScaleHeads
 from regard.errors import ArgumentError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
+from regard.serving.examples import example_texts
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
 from regard.serving.ticket import Refused, Ticket
@@ -76,6 +77,8 @@ class Served(ABC):
     def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
         self.name, self.module, self.limits = name, module, limits
         self.maps: list[str] = []
+        self.examples: list[str] = []
+        """Texts to try it with."""
         self.heads = 0
 
     @abstractmethod
@@ -282,10 +285,13 @@ def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device
     task = task_name_of(folder)
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)
-        return ServedTranslator(name, translator, languages or languages_of(folder), limits)
-    if task != LANGUAGE_MODEL:
+        found: Served = ServedTranslator(name, translator, languages or languages_of(folder), limits)
+    elif task == LANGUAGE_MODEL:
+        found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
+    else:
         raise ArgumentError(f"translators and language models are served; {folder} is a run of the task {task!r}")
-    return ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
+    found.examples = example_texts(folder, task)
+    return found
 
 
 def languages_of(folder: Path) -> tuple[str, str]:

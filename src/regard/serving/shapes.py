@@ -123,6 +123,8 @@ class ModelCard(Struct, kw_only=True):
     """The names of its attention maps."""
     heads: int
     languages: list[str] | None = None
+    examples: list[str] = []
+    """Texts to try it with, from the held-out data of its run."""
     object: Literal["model"] = "model"
     owned_by: str = "regard"
 

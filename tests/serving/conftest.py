@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import uvicorn
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.guard import allowed_hosts
+from regard.serving.jobs import jobs_of
 from regard.serving.served import Served
 from regard.serving.server import load_models
 from regard.serving.settings import Entrance, RequestLimits
@@ -61,10 +63,21 @@ class Running:
 
 
 @contextmanager
-def serving(models: Mapping[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
+def serving(
+    models: Mapping[str, Served], *, token: str | None = None, jobs: Path | None = None, **limits: Any
+) -> Iterator[Running]:
     """A server of some models."""
-    desk = Desk(models, RequestLimits(**limits), version="test")
-    app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token))
+    with ExitStack() as stack:
+        desk = Desk(models, RequestLimits(**limits), version="test")
+        stack.callback(desk.close)
+        kept = None if jobs is None else stack.enter_context(jobs_of(jobs, desk))
+        app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token), kept)
+        yield stack.enter_context(running(app, desk))
+
+
+@contextmanager
+def running(app: Any, desk: Desk) -> Iterator[Running]:
+    """An application behind a port."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
     listening = config.bind_socket()
     server = uvicorn.Server(config)
@@ -78,7 +91,6 @@ def serving(models: Mapping[str, Served], *, token: str | None = None, **limits:
         server.should_exit = True
         thread.join(timeout=10)
         listening.close()
-        desk.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +43,12 @@ class ServeCommand(Command):
     """other names of this server, as a proxy passes them on in the Host header."""
     languages: tuple[str, ...] = ()
     """the languages of each translator, such as de-en, in the order of the models; a downloaded folder has its own."""
-    limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = RequestLimits()
+    limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = field(default_factory=RequestLimits)
     grace: float = 10.0
     """seconds that running requests have after SIGTERM."""
+    jobs: Path | None = None
+    """a folder for documents that are translated as jobs: kept there until they are deleted, and gone on with when the
+    server starts again. Unless given, there are no jobs."""
     workers: int | None = None
     """batches of CTranslate2 at a time; unless given, one for each core."""
     log_requests: bool = False
@@ -72,7 +75,7 @@ class ServeCommand(Command):
             from regard.serving.server import ListeningPlace, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
-        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
+        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)
         with ExitStack() as stack:
             models = load_models(
                 self.models, self.languages, device=self.device, limits=self.limits,

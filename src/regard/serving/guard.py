@@ -17,6 +17,8 @@ OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
 """The addresses that need no token: the page asks its reader for it."""
 BODY_TOKENS = ("/translate", "/languages")
 """The addresses that may have the token in their body, as LibreTranslate's clients send it."""
+JOBS = "/regard/v1/jobs"
+"""The address that takes documents."""
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
@@ -58,7 +60,7 @@ class Guard:
         except Refused as error:
             await refusal(error)(scope, receive, with_headers)
             return
-        await self._app(scope, self._bounded(receive), with_headers)
+        await self._app(scope, self._bounded(receive, self._most(scope["path"])), with_headers)
 
     def _check(self, scope: Any) -> None:
         headers, method = Headers(scope=scope), scope["method"]
@@ -72,8 +74,8 @@ class Guard:
         lengths = headers.getlist("content-length")
         if any(not one.isascii() or not one.isdigit() for one in lengths) or len(set(lengths)) > 1:
             raise Refused(400, "content-length must be one whole number")
-        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > self._limits.max_body):
-            raise too_large(self._limits)
+        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > (most := self._most(scope["path"]))):
+            raise too_large(most)
         kind, _, given = headers.get("authorization", "").partition(" ")
         scope["state"] = {
             **scope.get("state", {}),
@@ -88,9 +90,13 @@ class Guard:
         token = self._entrance.token
         return token is None or hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
-    def _bounded(self, receive: Any) -> Any:
+    def _most(self, path: str) -> int:
+        """The most bytes of a body."""
+        return self._limits.max_document if path == JOBS else self._limits.max_body
+
+    def _bounded(self, receive: Any, most: int) -> Any:
         """The channel of a request, whose body is neither longer nor slower than allowed."""
-        left, ends_at, is_whole = self._limits.max_body, time.monotonic() + self._limits.max_seconds, False
+        left, ends_at, is_whole = most, time.monotonic() + self._limits.max_seconds, False
 
         async def bounded() -> Any:
             nonlocal left, is_whole
@@ -101,7 +107,7 @@ class Guard:
                 left -= len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)
                 if left < 0:
-                    raise too_large(self._limits)
+                    raise too_large(most)
                 return message
             raise Refused(408, f"the request came too slowly: it has {self._limits.max_seconds:g} seconds")
 
@@ -123,9 +129,9 @@ def allowed_hosts(host: str, named: Iterable[str]) -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(host_name(one) for one in named)})
 
 
-def too_large(limits: RequestLimits) -> Refused:
+def too_large(most: int) -> Refused:
     """The refusal of a body."""
-    return Refused(413, f"a request has at most {limits.max_body:,} bytes")
+    return Refused(413, f"a request has at most {most:,} bytes")
 
 
 def unknown() -> Refused:

@@ -147,13 +147,17 @@ class ServedTranslator(Served):
             self._forced([translator.target_tokenizer.marks.end_id], [translator.source_tokenizer.marks.end_id])
         )
 
-    def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
-        """The translations of the lines of several requests, whose options are the same."""
-        size = min(max(Beam().size, asked[0].alternatives + 1), self.limits.max_beam)
-        options = TranslationOptions(
-            beam=Beam(size, num_best=min(size, asked[0].alternatives + 1)), keep_tags=asked[0].has_tags, labels=False,
+    def options(self, alternatives: int = 0, *, has_tags: bool = False) -> TranslationOptions:
+        """How texts and documents are translated."""
+        size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
+        return TranslationOptions(
+            beam=Beam(size, num_best=min(size, alternatives + 1)), keep_tags=has_tags, labels=False,
             max_length=self.limits.max_length, max_target_length=self.limits.max_length,
         )  # fmt: skip
+
+    def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
+        """The translations of the lines of several requests, whose options are the same."""
+        options = self.options(asked[0].alternatives, has_tags=asked[0].has_tags)
         lines = [Request(line, is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
         return [_refusing([next(found) for _ in one.lines]) for one in asked]

@@ -12,6 +12,8 @@ import uvicorn
 from regard.errors import ArgumentError, RegardError
 from regard.serving.application import application
 from regard.serving.asking import Desk
+from regard.serving.guard import Guard
+from regard.serving.jobs import jobs_of
 from regard.serving.served import Served, ServedTranslator, served
 from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
@@ -34,6 +36,8 @@ class ListeningPlace(NamedTuple):
     grace: float
     """Seconds that running requests have after SIGTERM."""
     logs_requests: bool
+    jobs: Path | None = None
+    """The folder of documents."""
 
 
 def load_models(
@@ -114,10 +118,17 @@ def serve_forever(
     Raises:
         ArgumentError: the address cannot be listened on.
     """
-    desk = Desk(models, limits, version=__version__)
+    with ExitStack() as stack:
+        desk = Desk(models, limits, version=__version__)
+        stack.callback(desk.close)
+        jobs = None if place.jobs is None else stack.enter_context(jobs_of(place.jobs, desk))
+        _run(application(desk, entrance, jobs), desk, place, begun)
+
+
+def _run(app: Guard, desk: Desk, place: ListeningPlace, begun: Callable[[str], None]) -> None:
     logs = uvicorn.config.LOGGING_CONFIG if place.logs_requests else None
     config = uvicorn.Config(
-        application(desk, entrance), host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
+        app, host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
         access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
         timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
     )  # fmt: skip
@@ -126,11 +137,8 @@ def serve_forever(
         listening = config.bind_socket()
     except SystemExit:
         raise ArgumentError(f"host and port cannot be listened on: {place.host}:{place.port}") from None
-    try:
-        listening.listen(BACKLOG)  # who reads the line may come at once
-        begun("http://{}:{}".format(*listening.getsockname()[:2]))
-        # uvicorn raises the signal that ended it again, for the handlers from before.
-        with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
-            server.run(sockets=[listening])
-    finally:
-        desk.close()
+    listening.listen(BACKLOG)  # who reads the line may come at once
+    begun("http://{}:{}".format(*listening.getsockname()[:2]))
+    # uvicorn raises the signal that ended it again, for the handlers from before.
+    with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
+        server.run(sockets=[listening])

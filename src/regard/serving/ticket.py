@@ -70,3 +70,13 @@ class Ticket:
         if event.error is not None:
             raise event.error
         return ENDED
+
+
+class Unheard(Ticket):
+    """Of a work without a request: it is wanted until its end."""
+
+    def __init__(self) -> None:
+        self._gone = threading.Event()
+
+    def tell(self, event: Any) -> None:
+        pass

@@ -1,0 +1,208 @@
+"""Documents translated as jobs, which outlive the server: started again on the same folder, it goes on with them.
+
+DIR/ID/document    the lines of a client
+DIR/ID/job.json    a `Job`; written last, so that a folder without it is half an upload
+DIR/ID/result      their translations, once they are whole; `result.partial` and its record before
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+import msgspec
+from anyio import to_thread
+
+from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
+from regard.files.atomic import read_json, write_json
+from regard.files.locks import locked
+from regard.serving.answering import refused
+from regard.serving.asking import Desk
+from regard.serving.served import ServedTranslator
+from regard.serving.shapes import Job, JobFormat
+from regard.serving.ticket import Refused, Unheard
+from regard.serving.worker import RequestWork
+from regard.tasks.text.gate import HEAD_BYTES, packing_of
+from regard.tasks.text.lines import Line, Lines
+from regard.tasks.translation.bulk.lines import BulkTranslation, answered, as_plain_text, count_lines, whole_line
+from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
+from regard.tasks.translation.options import Request
+
+WINDOW = 16
+"""Lines that are translated in one step of the model's thread: other requests wait so long."""
+
+
+class Jobs:
+    """All jobs of a folder. Their ids are drawn: a client knows its own alone."""
+
+    def __init__(self, folder: Path, desk: Desk) -> None:
+        self._folder, self._desk = folder, desk
+        self._jobs: dict[str, Job] = {}
+        self._coming, self._busy, self._lock = set[str](), set[str](), threading.Lock()
+        for path in sorted(folder.glob("*/job.json")):
+            try:
+                job = msgspec.convert(read_json(path), Job)
+            except (RunFolderError, msgspec.ValidationError):
+                continue  # it is not ours, or damaged: it stays where it is
+            job.id, job.status = path.parent.name, "waiting" if job.status == "running" else job.status
+            self._jobs[job.id] = job
+        self._jobs = dict(sorted(self._jobs.items(), key=lambda one: one[1].created))
+        for name in {job.model for job in self._jobs.values() if job.status == "waiting"} & set(desk.workers):
+            self._begin(name)
+
+    def job(self, number: str) -> Job:
+        """A job by its id; raises Refused if there is none."""
+        if number not in self._jobs:
+            raise Refused(404, "there is no such job")
+        return self._jobs[number]
+
+    def result(self, number: str) -> Path:
+        """The file of a result; raises Refused for a job that is not done."""
+        if (job := self.job(number)).status != "done":
+            raise Refused(409, f"the job is {job.status}: {job.done:,} of {job.total:,} lines")
+        return self._folder / job.id / "result"
+
+    async def add(self, model: str, form: JobFormat, chunks: AsyncIterator[bytes]) -> Job:
+        """Keep a document, and begin its translation.
+
+        Raises:
+            Refused: there are too many jobs, the document is no text, or the queue of the model is full.
+            OSError: the disk is full.
+        """
+        job = Job(id=token_hex(16), model=model, format=form, created=time.time())
+        folder = self._folder / job.id
+        with self._lock:
+            if len(self._jobs) + len(self._coming) >= self._desk.limits.max_jobs:
+                raise Refused(429, f"{self._desk.limits.max_jobs} jobs are kept already: delete one", retry_after=60)
+            self._coming.add(job.id)
+        try:
+            folder.mkdir(mode=0o700)
+            with (folder / "document").open("wb") as file:
+                async for chunk in chunks:
+                    await to_thread.run_sync(file.write, chunk)
+            job.total = await to_thread.run_sync(_counted, folder / "document")
+            write_json(folder / "job.json", msgspec.to_builtins(job))
+            self._jobs[job.id] = job
+            self._begin(model)
+        except BaseException:
+            self._jobs.pop(job.id, None)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            self._coming.discard(job.id)
+        return job
+
+    def remove(self, number: str) -> Job:
+        """Forget a job and its texts; one that runs ends after its window of lines."""
+        with self._lock:
+            job = self.job(number)
+            del self._jobs[number]
+            if job.status != "running":
+                shutil.rmtree(self._folder / job.id, ignore_errors=True)
+        return job
+
+    def _begin(self, model: str) -> None:
+        """See that the thread of a model has a work that does its jobs, one after the other."""
+        with self._lock:
+            if model in self._busy:
+                return
+            self._desk.workers[model].submit(RequestWork(Unheard(), lambda: self._all_of(model)))
+            self._busy.add(model)
+
+    # -- in the thread of a worker -----------------------------------------------------------------------
+
+    def _all_of(self, model: str) -> Iterator[None]:
+        while (job := self._next(model)) is not None:
+            folder = self._folder / job.id
+            try:
+                yield from self._translated(job, folder)
+                job.status = "done" if job.done == job.total else "running"
+            except Exception as error:
+                job.status, job.problem = "failed", _without(folder, str(refused(error)))
+            with self._lock:
+                if job.id in self._jobs:
+                    with suppress(OSError):  # the disk is full: a server that starts again looks for the result
+                        write_json(folder / "job.json", msgspec.to_builtins(job))
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _next(self, model: str) -> Job | None:
+        with self._lock:
+            waiting = (one for one in self._jobs.values() if (one.model, one.status) == (model, "waiting"))
+            if (job := next(waiting, None)) is None:
+                self._busy.discard(model)
+            else:
+                job.status = "running"
+            return job
+
+    def _translated(self, job: Job, folder: Path) -> Iterator[None]:
+        """Translate a document window by window, from where it stopped."""
+        served, target = self._desk.models[job.model], folder / "result"
+        assert isinstance(served, ServedTranslator)
+        if target.exists() and not Unfinished(target, {}).record.exists():
+            job.done = job.total  # the server was killed before it noted the end
+            return
+        translator, options = served.translator, served.options()
+        lines = Lines(folder / "document")
+        parse = partial(_parsed, form=job.format, most=self._desk.limits.max_text)
+        windows = answered(translator, lines, options, parse=parse, window_lines=WINDOW)
+        work = BulkTranslation(lines, windows, as_plain_text, "skip")
+        settings = {
+            "model": translator.fingerprint(), **options.settings(), "window": WINDOW,
+            "engine": type(translator.searcher).__name__,
+        }  # fmt: skip
+        with ExitStack() as stack:
+            try:
+                unfinished = stack.enter_context(opened(target, settings, resume=True, overwrite=False))
+            except (ArgumentError, RunFolderError):  # another model, or a damaged file: it begins again
+                unfinished = stack.enter_context(opened(target, settings, resume=False, overwrite=True))
+            if unfinished is not None:
+                unfinished.pass_over(lines)
+                job.done = unfinished.lines
+                for job.done in work.written(unfinished):
+                    if work.bad.first is not None and job.problem is None:
+                        job.problem = _without(folder, work.bad.first)
+                    yield
+                    if job.id not in self._jobs:
+                        return
+        job.done = job.total
+
+
+@contextmanager
+def jobs_of(folder: Path, desk: Desk) -> Iterator[Jobs]:
+    """The jobs of a folder, which no other server has meanwhile.
+
+    Raises:
+        RunFolderError: another one has it.
+        OSError: it cannot be made, read or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(folder, refusal=f"another server does the jobs of {folder}: name another folder"):
+        yield Jobs(folder, desk)
+
+
+def _parsed(line: Line, form: JobFormat, most: int) -> Request:
+    request = whole_line(line, format=form)
+    if len(request.source) > most:
+        raise DataError(f"{line.place}: a line has at most {most:,} characters, got {len(request.source):,}")
+    return request
+
+
+def _counted(document: Path) -> int:
+    """The lines of a document; packed ones are refused, which might be of any size."""
+    with document.open("rb") as file:
+        if (packing := packing_of(file.read(HEAD_BYTES))) is not None:
+            raise Refused(415, f"a document is text, got {packing.name}")
+    try:
+        return count_lines(document)
+    except RegardError as error:
+        raise Refused(400, _without(document.parent, str(error))) from None
+
+
+def _without(folder: Path, message: str) -> str:
+    """A message without the paths of this server."""
+    return message.replace(f"{folder / 'document'}:", "line ").replace(f"{folder}", "the job")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from regard.nn.residual import Residual
 from regard.serving.served import Served, ServedTranslator
 from regard.serving.worker import Worker
 from regard.tasks.generation.config import Beam
@@ -67,6 +68,41 @@ def test_a_client_that_leaves_stops_its_text(
     connection.close()
     left = steps.count
     assert after(steps, left) <= 2
+    assert server.ask("/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/regard/v1/answer", {"text": "1 and 2 and 3", "model": WRITER}),
+        ("/regard/v1/answer", {"text": "we see two cats", "model": TRANSLATOR}),
+        ("/regard/v1/attention", {"text": "1 and 2 and 3", "model": WRITER, "top_keys": 1}),
+        ("/regard/v1/attention", {"text": "we see two cats", "model": TRANSLATOR, "target": "on", "top_keys": 1}),
+    ],
+)
+def test_a_client_that_leaves_while_its_text_is_read_stops_within_a_layer(
+    server: Running, path: str, question: Any
+) -> None:
+    served, begun = server.desk.models[question["model"]], list[float]()
+    layers = [one for one in served.module.modules() if isinstance(one, Residual)]
+
+    def slow(*_: Any) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.2)
+
+    hooks = [one.register_forward_hook(slow) for one in layers]
+    try:
+        connection = begin(server.port, path, question)
+        while not begun:
+            time.sleep(0.002)
+        connection.close()
+        time.sleep(0.7)
+        assert len(begun) < len(layers)
+        assert len(begun) <= 2  # a layer has two sublayers and more
+        assert not any(one._forward_pre_hooks for one in layers)
+    finally:
+        for hook in hooks:
+            hook.remove()
     assert server.ask("/health")[0] == 200
 
 

@@ -46,7 +46,7 @@ class CompletionsApi:
             raise Refused(400, f"texts of a request are at most {self._desk.limits.max_beam}, got {many}")
         ticket = Ticket()
         form = _Form(asked.model, prompts, asked)
-        work = RequestWork(ticket, lambda: _steps(served, prompts, asked, ticket))
+        work = RequestWork(ticket, lambda: _steps(served, prompts, asked))
         how: dict[str, Any] = {"event": form.events} if asked.stream else {"render": form.whole}
         return self._desk.answered(served, work, openai=True, **how)
 
@@ -64,9 +64,7 @@ class CompletionsApi:
         )
 
 
-def _steps(
-    served: ServedLanguageModel, prompts: list[str], asked: Complete, ticket: Ticket
-) -> Iterator[AnswerPiece | Done | None]:
+def _steps(served: ServedLanguageModel, prompts: list[str], asked: Complete) -> Iterator[AnswerPiece | Done | None]:
     stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if not all(stop):
         raise Refused(400, "stop strings must have a character")
@@ -74,7 +72,7 @@ def _steps(
     temperature = 1.0 if asked.temperature is None else asked.temperature
     for index in range(len(prompts) * each):
         yield from served.write(
-            prompts[index // each], ticket, most=most, temperature=temperature,
+            prompts[index // each], most=most, temperature=temperature,
             top_p=asked.top_p or 1.0, seed=((asked.seed or 0) + index % each) % 2**32, stop=stop, place=index,
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ class OwnApi:
         asked = await self._desk.asked(request, AnswerQuestion)
         self._desk.check_text(asked.text, asked.prefix)
         served, ticket = self._desk.model(asked.model), Ticket()
-        work = RequestWork(ticket, lambda: served.answer(asked, ticket), alone=bool(asked.edits))
+        work = RequestWork(ticket, lambda: served.answer(asked), alone=bool(asked.edits))
         return self._desk.answered(served, work, event=_event)
 
     async def attention(self, request: Request) -> Any:

@@ -2,11 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +15,11 @@ from regard.edits.scale_heads import ScaleHeads
 from regard.errors import ArgumentError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.residual import Residual
 from regard.serving.examples import example_texts
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket
+from regard.serving.ticket import Refused, Ticket, check_at_work
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
 from regard.tasks.generation.sampling import sample_steps
@@ -32,6 +32,8 @@ from regard.tasks.translation.drafts import drafts_of
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
+
+T = TypeVar("T")
 
 
 class AnswerPiece(NamedTuple):
@@ -58,15 +60,32 @@ class Done(NamedTuple):
     """Of several answers, which one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Checking:
+def checking(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
+    check_at_work()
+    return logits
 
-    ticket: Ticket
 
-    def __call__(self, logits: Tensor, progress: Progress) -> Tensor:
-        self.ticket.check()
-        return logits
+@contextmanager
+def checking_layers(module: nn.Module) -> Iterator[None]:
+    """End the work of a request that has left before the next sublayer of a model."""
+    hooks = [one.register_forward_pre_hook(check_at_work) for one in module.modules() if isinstance(one, Residual)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def checked_steps(module: nn.Module, steps: Iterator[T]) -> Iterator[T]:
+    """Steps of a model, each of which looks before each sublayer whether it is wanted; others may run in between."""
+    while True:
+        with checking_layers(module):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step
 
 
 class Served(ABC):
@@ -86,7 +105,7 @@ class Served(ABC):
         """The attention of the model to a text and its answer."""
 
     @abstractmethod
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """The answer to a text, a step at a time."""
 
     def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
@@ -163,7 +182,7 @@ class ServedTranslator(Served):
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
 
     @torch.inference_mode()
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """A greedy or drawn translation, by our own modules."""
         translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
         (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
@@ -175,13 +194,14 @@ class ServedTranslator(Served):
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
-            for step in sample_steps(
+            written_steps = sample_steps(
                 translator.model, source, torch.tensor([source.shape[1]], device=source.device),
                 bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
-                filters=[Checking(ticket), *self._filters(asked.temperature)],
+                filters=[checking, *self._filters(asked.temperature)],
                 constraints=[ForcedPrefix([draft.prefix])],
                 generator=torch.Generator(source.device).manual_seed(asked.seed),
-            ):  # fmt: skip
+            )  # fmt: skip
+            for step in checked_steps(translator.model, written_steps):
                 tokens.append(int(step.tokens[0]))
                 whole = tokenizer.decode(tokens)
                 piece = whole[len(written) :] if whole.startswith(written) and not whole.endswith("\ufffd") else ""
@@ -204,7 +224,8 @@ class ServedTranslator(Served):
                 raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
             if max(tokens) >= len(translator.target_tokenizer):
                 raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
-            return self._forced(tokens, draft.ids)
+            with checking_layers(self.module):
+                return self._forced(tokens, draft.ids)
 
     def _target(self, asked: LookedAt, text: str) -> list[int]:
         if asked.target is not None:
@@ -234,15 +255,15 @@ class ServedLanguageModel(Served):
         begin = model.language.prompt("")
         self._learn(text_attention(model.tokenizer, begin, self.module.attend(torch.tensor([begin]).to(model.device))))  # type: ignore[operator]
 
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         most = self.limit(asked.max_tokens, 64)
         with self.edited(asked.edits):
             prompt = asked.text + asked.prefix
-            yield from self.write(prompt, ticket, most=most, temperature=asked.temperature, seed=asked.seed)
+            yield from self.write(prompt, most=most, temperature=asked.temperature, seed=asked.seed)
 
     @torch.inference_mode()
     def write(
-        self, prompt: str, ticket: Ticket, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
+        self, prompt: str, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
         stop: Sequence[str] = (), place: int = 0,
     ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
         """A text, piece by piece."""
@@ -251,10 +272,11 @@ class ServedLanguageModel(Served):
         if len(begun) > self.limits.max_length:
             raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
         text = ""
-        for piece in model.generate(
-            prompt, max_tokens=most, filters=[Checking(ticket), *self._filters(temperature, top_p)], stop=stop,
+        pieces = model.generate(
+            prompt, max_tokens=most, filters=[checking, *self._filters(temperature, top_p)], stop=stop,
             seed=seed, drawn=tokens.append,
-        ):  # fmt: skip
+        )  # fmt: skip
+        for piece in checked_steps(self.module, pieces):
             text += piece
             yield AnswerPiece(piece, place)
         is_cut = len(tokens) == most and tokens[-1] not in model.language.end_ids
@@ -271,7 +293,7 @@ class ServedLanguageModel(Served):
             ids = asked.tokens[-model.block_length :]  # of a longer text, the last that the model reads at once
         else:
             ids = model.language.prompt(asked.text + (asked.target or ""))
-        with self.edited(asked.edits):
+        with self.edited(asked.edits), checking_layers(self.module):
             return model.attend(ids)
 
 

@@ -1,8 +1,9 @@
 """`regard serve`: models behind HTTP, and a page to type into."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from regard.cli.shared import Command, Device, below, refuse_first
 from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
+from regard.tasks.runs.foreign_folders import is_huggingface
 
 Models = Annotated[
     tyro.conf.Positional[tuple[Path, ...]],
@@ -46,6 +48,8 @@ class ServeCommand(Command):
     limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = field(default_factory=RequestLimits)
     grace: float = 10.0
     """seconds that running requests have after SIGTERM."""
+    watch_run: bool = False
+    """take each new best checkpoint of the runs, while training goes on: requests that run end on the model before."""
     jobs: Path | None = None
     """a folder for documents that are translated as jobs: kept there until they are deleted, and gone on with when the
     server starts again. Unless given, there are no jobs."""
@@ -61,6 +65,13 @@ class ServeCommand(Command):
             (not 0 <= self.port < 2**16, f"--port must be from 0 to 65535, got {self.port}"),
             (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
             below("--workers", self.workers),
+            *(
+                (
+                    self.watch_run and is_huggingface(one),
+                    f"--watch-run is for runs of `regard train`, and {one} is none",
+                )
+                for one in self.models
+            ),
         )
         serve_libraries()
         from regard.serving.addresses import refuse_open
@@ -72,18 +83,23 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.server import ListeningPlace, load_models, serve_forever
+            from regard.serving.renewing import CheckpointWatch
+            from regard.serving.server import ListeningPlace, load_model, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)
-        with ExitStack() as stack:
-            models = load_models(
-                self.models, self.languages, device=self.device, limits=self.limits,
-                threads=self.workers or usable_cores(), stack=stack, tell=_say,
-            )  # fmt: skip
-            serve_forever(
-                models, place, entrance, self.limits, lambda address: _say(f"serving at {address} (Ctrl-C ends it)")
-            )
+        threads = self.workers or usable_cores()
+        load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=_say)
+        models = load_models(self.models, self.languages, load)
+        runs = dict(zip(models, self.models, strict=True))
+        serve_forever(
+            models,
+            place,
+            entrance,
+            self.limits,
+            lambda address: _say(f"serving at {address} (Ctrl-C ends it)"),
+            lambda desk: CheckpointWatch(desk, runs, load, _say) if self.watch_run else nullcontext(),
+        )
 
     def _token(self) -> str | None:
         if self.token_file is None:

@@ -24,14 +24,19 @@ class Desk:
     """Set by the application that it stands before."""
 
     def __init__(self, models: Mapping[str, Served], limits: RequestLimits, *, version: str) -> None:
-        self.models, self.limits, self.ending, self.version = models, limits, Ending(), version
+        self.models, self.limits, self.ending, self.version = dict(models), limits, Ending(), version
         self.workers = {name: Worker(name, most_waiting=limits.max_waiting) for name in models}
-        self.looks = {name: Looks(models) for name in models}
+        self.looks = {name: Looks(self.models) for name in models}
 
     def close(self) -> None:
         """End the threads."""
         for worker in self.workers.values():
             worker.close()
+
+    def renew(self, served: Served) -> None:
+        """Put a model in the place of an earlier one of its name, which goes with the last request that has it."""
+        served.languages = self.models[served.name].languages
+        self.models[served.name] = served
 
     def knows(self, request: Request) -> bool:
         """Whether a request brought the token in its header."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.served import AnswerPiece, Done, ServedLanguageModel, ServedTranslator
+from regard.serving.served import AnswerPiece, Done, ServedLanguageModel
 from regard.serving.shapes import Complete, Completion, CompletionChoice, ModelCard, ModelCards, Usage
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import RequestWork
@@ -52,7 +52,7 @@ class CompletionsApi:
 
     def _card(self, name: str) -> ModelCard:
         one = self._desk.models[name]
-        languages = list(one.languages) if isinstance(one, ServedTranslator) else None
+        languages = None if one.languages is None else list(one.languages)
         return ModelCard(
             id=name,
             created=self._made,

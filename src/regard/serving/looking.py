@@ -44,6 +44,10 @@ class Kept(Generic[T]):
         found: T = self._found[key]
         return found
 
+    def forget(self, key: Any) -> None:
+        """Keep a result no longer."""
+        self._found.pop(key, None)
+
 
 class Looks:
     """What was looked at last: a text is read once for all questions about it."""
@@ -51,30 +55,37 @@ class Looks:
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
         self._models = models
         self._seen = Kept[TextMaps](kept)
-        self._views = Kept[tuple[Replier, dict[str, Any]]](kept)
+        self._views = Kept[tuple[list[int], Replier, dict[str, Any]]](kept)
 
     def seen(self, asked: LookedAt) -> TextMaps:
         """The attention of a model to a text."""
         assert asked.model is not None
         model = self._models[asked.model]
-        key = msgspec.json.encode([asked.model, asked.text, asked.tokens, asked.target, asked.edits])
+        key = msgspec.json.encode([model.serial, asked.text, asked.tokens, asked.target, asked.edits])
         return self._seen.of(key, lambda: model.look(asked))
 
     def view(self, subjects: Sequence[LookedAt]) -> dict[str, Any]:
-        """The page's data of texts, without weights."""
-        return self._view(subjects)[1]
+        """The page's data of texts, without weights: of the models as they are now. Weights are then those of the same
+        models."""
+        if self._view(subjects)[0] != self._serials(subjects):
+            self._views.forget(msgspec.json.encode(subjects))
+        return self._view(subjects)[2]
 
     def weights(self, subjects: Sequence[LookedAt], question: Mapping[str, Any]) -> Reply:
         """The answer to a question of the page's."""
-        return self._view(subjects)[0].to(question)
+        return self._view(subjects)[1].to(question)
 
-    def _view(self, subjects: Sequence[LookedAt]) -> tuple[Replier, dict[str, Any]]:
-        def make() -> tuple[Replier, dict[str, Any]]:
+    def _view(self, subjects: Sequence[LookedAt]) -> tuple[list[int], Replier, dict[str, Any]]:
+        def make() -> tuple[list[int], Replier, dict[str, Any]]:
+            serials = self._serials(subjects)
             examples = [page_example(_title(one), self.seen(one)) for one in subjects]
             replier = Replier(examples)
-            return replier, skeleton(examples, replier.maps, "What it looks at")
+            return serials, replier, skeleton(examples, replier.maps, "What it looks at")
 
         return self._views.of(msgspec.json.encode(subjects), make)
+
+    def _serials(self, subjects: Sequence[LookedAt]) -> list[int]:
+        return [self._models[one.model or ""].serial for one in subjects]
 
     @torch.no_grad()
     def numbers(self, asked: AttentionQuestion) -> AttentionNumbers:

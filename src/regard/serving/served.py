@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
 
 T = TypeVar("T")
+_SERIALS = count()
 
 
 class AnswerPiece(NamedTuple):
@@ -92,10 +94,16 @@ class Served(ABC):
     """A model under its name."""
 
     task: str
+    languages: tuple[str, str] | None = None
+    """The codes of a translator's languages."""
 
     def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
         self.name, self.module, self.limits = name, module, limits
         self.maps: list[str] = []
+        self.serial = next(_SERIALS)
+        """Tells it from an earlier model of its name."""
+        self.searching = ExitStack()
+        """Another engine that searches, as long as this model is there."""
         self.examples: list[str] = []
         """Texts to try it with."""
         self.heads = 0
@@ -158,6 +166,7 @@ class ServedTranslator(Served):
     """A translator, with the codes of its languages."""
 
     task = TRANSLATION
+    languages: tuple[str, str]
 
     def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: RequestLimits) -> None:
         super().__init__(name, translator.model, limits)
@@ -302,7 +311,7 @@ def _refusing(found: list[Translation]) -> list[Translation] | Exception:
     return found if problem is None else Refused(400, problem)
 
 
-def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device: str, limits: RequestLimits) -> Served:
+def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Served:
     """Load the model of a run, or of a folder in Hugging Face's format.
 
     Raises:
@@ -311,7 +320,7 @@ def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device
     task = task_name_of(folder)
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)
-        found: Served = ServedTranslator(name, translator, languages or languages_of(folder), limits)
+        found: Served = ServedTranslator(name, translator, languages_of(folder), limits)
     elif task == LANGUAGE_MODEL:
         found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
     else:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -41,10 +41,9 @@ class ListeningPlace(NamedTuple):
 
 
 def load_models(
-    folders: Sequence[Path], languages: Sequence[str], *, device: str, limits: RequestLimits, threads: int,
-    stack: ExitStack, tell: Callable[[str], None],
-) -> dict[str, Served]:  # fmt: skip
-    """The models by name. Translators search by CTranslate2 where it is installed and can.
+    folders: Sequence[Path], languages: Sequence[str], load: Callable[[str, Path], Served]
+) -> dict[str, Served]:
+    """The models by name.
 
     Raises:
         ArgumentError: two models have one name, or a pair of languages is none.
@@ -52,24 +51,34 @@ def load_models(
     """
     pairs = iter([_pair(one) for one in languages])
     found: dict[str, Served] = {}
-    names = names_of(folders)
-    for folder in folders:
-        name = names.pop(0)
-        one = served(folder, name=name, languages=None, device=device, limits=limits)
+    for name, folder in zip(names_of(folders), folders, strict=True):
+        found[name] = one = load(name, folder)
         if isinstance(one, ServedTranslator):
             one.languages = next(pairs, one.languages)
-            try:
-                refuse_run(folder)
-                how = searching_by_ctranslate2(
-                    one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
-                )
-                tell(f"{name}: {stack.enter_context(how)}")
-            except (RegardError, OSError) as error:
-                tell(f"{name}: regard's own search, because {error}")
-        found[name] = one
     if (left := next(pairs, None)) is not None:
         raise ArgumentError(f"languages are given for each translator; there is none for {'-'.join(left)}")
     return found
+
+
+def load_model(
+    name: str, folder: Path, *, device: str, limits: RequestLimits, threads: int, tell: Callable[[str], None]
+) -> Served:
+    """A model. Translators search by CTranslate2 where it is installed and can, with so many threads.
+
+    Raises:
+        RegardError: it cannot be loaded.
+    """
+    one = served(folder, name=name, device=device, limits=limits)
+    if isinstance(one, ServedTranslator):
+        try:
+            refuse_run(folder)
+            how = searching_by_ctranslate2(
+                one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
+            )
+            tell(f"{name}: {one.searching.enter_context(how)}")
+        except (RegardError, OSError) as error:
+            tell(f"{name}: regard's own search, because {error}")
+    return one
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -112,6 +121,7 @@ def serve_forever(
     entrance: Entrance,
     limits: RequestLimits,
     begun: Callable[[str], None],
+    beside: Callable[[Desk], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
@@ -122,6 +132,7 @@ def serve_forever(
         desk = Desk(models, limits, version=__version__)
         stack.callback(desk.close)
         jobs = None if place.jobs is None else stack.enter_context(jobs_of(place.jobs, desk))
+        stack.enter_context(beside(desk))
         _run(application(desk, entrance, jobs), desk, place, begun)
 
 

@@ -35,7 +35,7 @@ class TranslateApi:
         lines, ticket = [text.split("\n") for text in texts], Ticket()
         flat = [line for some in lines for line in some]
         sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
-        key = (asked.alternatives, asked.format)
+        key = (served, asked.alternatives, asked.format)
 
         def render(events: list[Any]) -> Response:
             found = iter(events[0])

@@ -1,5 +1,6 @@
 """Work stops at the next step when its client leaves; works wait in a bounded queue, or run together, or in turn."""
 
+import asyncio
 import http.client
 import json
 import threading
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 from regard.nn.residual import Residual
+from regard.serving.answering import Ending, HttpAnswer
+from regard.serving.guard import Guard
 from regard.serving.served import Served, ServedTranslator
-from regard.serving.worker import Worker
+from regard.serving.settings import Entrance, RequestLimits
+from regard.serving.ticket import ENDED, Ticket
+from regard.serving.worker import RequestWork, Worker
 from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import Request, TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
@@ -212,11 +217,6 @@ def test_an_answer_that_takes_too_long_is_ended(models: dict[str, Served], monke
 
 
 def test_a_work_alone_is_not_interrupted() -> None:
-    import asyncio
-
-    from regard.serving.ticket import ENDED, Ticket
-    from regard.serving.worker import RequestWork
-
     seen: list[str] = []
 
     def steps(name: str) -> Iterator[Any]:
@@ -239,3 +239,37 @@ def test_a_work_alone_is_not_interrupted() -> None:
     asyncio.run(run())
     assert "".join(seen).count("bbbb") == 1
     assert sorted(seen) == sorted("aaaabbbbcccc")
+
+
+def test_a_reader_who_takes_nothing_ends_the_work() -> None:
+    """A client that stays and does not read: the server waits for it no longer than an answer may take."""
+    ticket_left, sent = [], list[Any]()
+
+    async def run() -> float:
+        ticket = Ticket()
+        answer = HttpAnswer(ticket, event=lambda event: [event], seconds=9, ending=Ending())
+        guard = Guard(answer, Entrance(hosts=frozenset({"localhost"})), RequestLimits(max_seconds=1))
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
+        for _ in range(3):
+            ticket.tell(b"data: x\n\n")
+
+        whole = [{"type": "http.request", "body": b""}]
+
+        async def receive() -> Any:
+            if whole:
+                return whole.pop()
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(60)
+
+        begun = time.monotonic()
+        await guard(scope, receive, send)
+        ticket_left.append(not ticket.is_wanted())
+        return time.monotonic() - begun
+
+    assert asyncio.run(run()) < 5
+    assert ticket_left == [True]
+    assert [one["type"] for one in sent] == ["http.response.start", "http.response.body"]

@@ -36,6 +36,10 @@ HEADERS = {
 """Of every answer. There is no header of CORS: pages of other origins read nothing."""
 
 
+class _NoReader(Exception):
+    """The client has taken nothing of its answer for as long as a whole answer may take."""
+
+
 class Guard:
     """An ASGI application before another one."""
 
@@ -53,14 +57,23 @@ class Guard:
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
+            with anyio.move_on_after(self._limits.max_seconds) as time_to_take:
+                await send(message)
+            if time_to_take.cancelled_caught:
+                raise _NoReader
 
+        try:
+            await self._checked(scope, receive, with_headers)
+        except* _NoReader:
+            pass  # the server closes the connection, because the answer is not whole
+
+    async def _checked(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             self._check(scope)
         except Refused as error:
-            await refusal(error)(scope, receive, with_headers)
+            await refusal(error)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive, self._most(scope["path"])), with_headers)
+        await self._app(scope, self._bounded(receive, self._most(scope["path"])), send)
 
     def _check(self, scope: Any) -> None:
         headers, method = Headers(scope=scope), scope["method"]

@@ -30,7 +30,7 @@ class ServeCommand(Command):
     """Serve models: a page to type into, LibreTranslate's and OpenAI's addresses, and attention as numbers.
 
     It listens on this machine alone, unless told; another address needs a token. SIGTERM ends it, after the answers
-    that are being written. Nothing of a request is kept or logged.
+    that are being written. Nothing of a request is kept or logged, but for the documents of --jobs.
     """
 
     models: Models

@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from regard.serving.jobs import WINDOW
 from regard.serving.served import Served, ServedTranslator
+from tests import ROOT
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 from tests.tasks.small_runs import PAIRS
 
@@ -120,6 +123,27 @@ def test_jobs_are_bounded(models: dict[str, Served], tmp_path: Path, monkeypatch
         until(server, second, "done")
         assert len(sizes) == 3  # the first ended after the window that it was in
         assert [path.name for path in tmp_path.iterdir()] == [second["id"]]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_lines_of_documents_do_as_the_page_says(models: dict[str, Served], tmp_path: Path) -> None:
+    text = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
+    lines = [line[2:] for line in text.split("\n") if line.startswith("$ curl") and "/jobs" in line]
+    shown = next(line for line in text.split("\n") if line.startswith('{"id"'))
+    (tmp_path / "lines.txt").write_text("".join(f"{one}\n" for one in SENTENCES[:3]))
+    with serving(models, jobs=tmp_path / "jobs") as server:
+        said, job = [], {"id": "ID"}
+        for line in lines:
+            words = shlex.split(line.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("ID", job["id"]))
+            said.append(subprocess.run([*words, "-s"], cwd=tmp_path, capture_output=True, check=True).stdout.decode())
+            if len(said) == 1:
+                job = json.loads(said[0])
+                until(server, job, "done")
+    assert list(job) == list(json.loads(shown))
+    assert json.loads(said[1])["total"] == 3
+    assert said[2] == translations(models, SENTENCES[:3])
+    assert len(said) == 4
+    assert list((tmp_path / "jobs").iterdir()) == []
 
 
 def test_without_a_folder_there_are_no_jobs(server: Running, models: dict[str, Served], tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from regard.serving import shapes
 from regard.serving.asking import Desk
 from regard.serving.completions_api import CompletionsApi
 from regard.serving.guard import JOBS, Guard, refusal
-from regard.serving.jobs import Jobs
-from regard.serving.jobs_api import FORMS, JobsApi
+from regard.serving.jobs import FORMS, Jobs
 from regard.serving.own_api import ARROW, OwnApi
 from regard.serving.settings import Entrance
 from regard.serving.ticket import Refused
@@ -74,12 +73,12 @@ def served_addresses(desk: Desk, jobs: Jobs | None = None) -> list[Address]:
         Address("/regard/v1/view/weights", own.weights, "Weights of a view", s.WeightsQuestion, gives_as=(BYTES,)),
     ]  # fmt: skip
     if jobs is not None:
-        of, one = JobsApi(desk, jobs), f"{JOBS}/{{id}}"
+        one = f"{JOBS}/{{id}}"
         found += [
-            Address(JOBS, of.add, "Translate a document", str, s.Job, tuple(FORMS), query=("model",)),
-            Address(one, of.state, "How far a job is", None, s.Job),
-            Address(f"{one}/result", of.result, "The translations of a job", None, str, gives_as=("text/plain",)),
-            Address(one, of.remove, "Forget a job", None, s.Job, removes=True),
+            Address(JOBS, jobs.add, "Translate a document", str, s.Job, tuple(FORMS), query=("model",)),
+            Address(one, jobs.state, "How far a job is", None, s.Job),
+            Address(f"{one}/result", jobs.result, "The translations of a job", None, str, gives_as=("text/plain",)),
+            Address(one, jobs.remove, "Forget a job", None, s.Job, removes=True),
         ]
     return found
 

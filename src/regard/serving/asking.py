@@ -17,6 +17,11 @@ from regard.serving.worker import RequestWork, SharedWork, Worker
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+def body_type(request: Request) -> str:
+    """The type of a body, without its parameters; "" if it has none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 class Desk:
     """What the addresses share."""
 
@@ -44,7 +49,7 @@ class Desk:
 
     async def asked(self, request: Request, kind: type[S]) -> S:
         """The question in the body of a request."""
-        given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        given = body_type(request)
         if given != "application/json":
             raise Refused(415, f"the body must be application/json, got {given or 'no type':.100}")
         return msgspec.json.decode(await request.body(), type=kind)

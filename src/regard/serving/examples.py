@@ -11,12 +11,7 @@ from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
 
-EXAMPLES = 3
-"""The most texts."""
-READ = 400
-"""How many tokens of running text are looked through for the beginning of a line."""
-SHOWN = 48
-"""The most characters of a text to be continued."""
+EXAMPLES, READ_TOKENS, SHOWN_CHARACTERS = 3, 400, 48
 
 
 def example_texts(folder: Path, task: str) -> list[str]:
@@ -40,10 +35,9 @@ def _sentences(run: RunFolder) -> list[str]:
 
 def _beginnings(run: RunFolder) -> list[str]:
     corpus, found = open_text(run), []
-    tokens = corpus.valid.tokens
-    for number in range(EXAMPLES):
-        start = number * len(tokens) // EXAMPLES
-        lines = corpus.tokenizer.decode(tokens[start : start + READ].tolist()).split("\n")
+    for start in (number * len(corpus.valid.tokens) // EXAMPLES for number in range(EXAMPLES)):
+        lines = corpus.tokenizer.decode(corpus.valid.tokens[start : start + READ_TOKENS].tolist()).split("\n")
         line = max(lines[1:-1] or lines, key=len)  # the first and the last may be pieces of lines
-        found.append(line if len(line) <= SHOWN else line[:SHOWN].rpartition(" ")[0] or line[:SHOWN])
+        cut = line[:SHOWN_CHARACTERS]
+        found.append(line if cut == line else cut.rpartition(" ")[0] or cut)
     return found

@@ -8,7 +8,7 @@ DIR/ID/result      their translations, once they are whole; `result.partial` and
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,24 +16,28 @@ from secrets import token_hex
 
 import msgspec
 from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 
 from regard.errors import ArgumentError, DataError, RegardError, RunFolderError
 from regard.files.atomic import read_json, write_json
 from regard.files.locks import locked
-from regard.serving.answering import refused
-from regard.serving.asking import Desk
+from regard.serving.answering import json_answer, refused
+from regard.serving.asking import Desk, body_type
 from regard.serving.served import ServedTranslator
 from regard.serving.shapes import Job, JobFormat
-from regard.serving.ticket import Refused, Unheard
+from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import RequestWork
 from regard.tasks.text.gate import HEAD_BYTES, packing_of
 from regard.tasks.text.lines import Line, Lines
 from regard.tasks.translation.bulk.lines import BulkTranslation, answered, as_plain_text, count_lines, whole_line
 from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
-from regard.tasks.translation.options import Request
+from regard.tasks.translation.options import Request as Sentence
 
 WINDOW = 16
 """Lines that are translated in one step of the model's thread: other requests wait so long."""
+FORMS: dict[str, JobFormat] = {"text/plain": "text", "application/jsonl": "jsonl", "application/x-ndjson": "jsonl"}
+"""The types of documents."""
 
 
 class Jobs:
@@ -54,26 +58,19 @@ class Jobs:
         for name in {job.model for job in self._jobs.values() if job.status == "waiting"} & set(desk.workers):
             self._begin(name)
 
-    def job(self, number: str) -> Job:
-        """A job by its id; raises Refused if there is none."""
-        if number not in self._jobs:
-            raise Refused(404, "there is no such job")
-        return self._jobs[number]
-
-    def result(self, number: str) -> Path:
-        """The file of a result; raises Refused for a job that is not done."""
-        if (job := self.job(number)).status != "done":
-            raise Refused(409, f"the job is {job.status}: {job.done:,} of {job.total:,} lines")
-        return self._folder / job.id / "result"
-
-    async def add(self, model: str, form: JobFormat, chunks: AsyncIterator[bytes]) -> Job:
-        """Keep a document, and begin its translation.
+    async def add(self, request: Request) -> Response:
+        """Keep the document in the body, and begin its translation.
 
         Raises:
-            Refused: there are too many jobs, the document is no text, or the queue of the model is full.
+            Refused: it is no text, there are too many jobs, or the queue of the model is full.
             OSError: the disk is full.
         """
-        job = Job(id=token_hex(16), model=model, format=form, created=time.time())
+        served, kind = self._desk.model(request.query_params.get("model")), body_type(request)
+        if not isinstance(served, ServedTranslator):
+            raise Refused(400, f"{served.name} is a language model: documents are for translators")
+        if kind not in FORMS:
+            raise Refused(415, f"documents are {', '.join(FORMS)}; got {kind or 'no type':.100}")
+        job = Job(id=token_hex(16), model=served.name, format=FORMS[kind], created=time.time())
         folder = self._folder / job.id
         with self._lock:
             if len(self._jobs) + len(self._coming) >= self._desk.limits.max_jobs:
@@ -82,35 +79,49 @@ class Jobs:
         try:
             folder.mkdir(mode=0o700)
             with (folder / "document").open("wb") as file:
-                async for chunk in chunks:
+                async for chunk in request.stream():
                     await to_thread.run_sync(file.write, chunk)
             job.total = await to_thread.run_sync(_counted, folder / "document")
             write_json(folder / "job.json", msgspec.to_builtins(job))
             self._jobs[job.id] = job
-            self._begin(model)
+            self._begin(served.name)
         except BaseException:
             self._jobs.pop(job.id, None)
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
             self._coming.discard(job.id)
-        return job
+        return json_answer(job)
 
-    def remove(self, number: str) -> Job:
+    async def state(self, request: Request) -> Response:
+        """How far a job is."""
+        return json_answer(self._job(request))
+
+    async def result(self, request: Request) -> Response:
+        """The translations of a job that is done, a line for each line."""
+        if (job := self._job(request)).status != "done":
+            raise Refused(409, f"the job is {job.status}: {job.done:,} of {job.total:,} lines")
+        return FileResponse(self._folder / job.id / "result", media_type="text/plain")
+
+    async def remove(self, request: Request) -> Response:
         """Forget a job and its texts; one that runs ends after its window of lines."""
         with self._lock:
-            job = self.job(number)
-            del self._jobs[number]
+            job = self._jobs.pop(self._job(request).id)
             if job.status != "running":
                 shutil.rmtree(self._folder / job.id, ignore_errors=True)
-        return job
+        return json_answer(job)
+
+    def _job(self, request: Request) -> Job:
+        if (found := self._jobs.get(request.path_params["id"])) is None:
+            raise Refused(404, "there is no such job")
+        return found
 
     def _begin(self, model: str) -> None:
         """See that the thread of a model has a work that does its jobs, one after the other."""
         with self._lock:
             if model in self._busy:
                 return
-            self._desk.workers[model].submit(RequestWork(Unheard(), lambda: self._all_of(model)))
+            self._desk.workers[model].submit(RequestWork(Ticket(is_heard=False), lambda: self._all_of(model)))
             self._busy.add(model)
 
     # -- in the thread of a worker -----------------------------------------------------------------------
@@ -185,11 +196,11 @@ def jobs_of(folder: Path, desk: Desk) -> Iterator[Jobs]:
         yield Jobs(folder, desk)
 
 
-def _parsed(line: Line, form: JobFormat, most: int) -> Request:
-    request = whole_line(line, format=form)
-    if len(request.source) > most:
-        raise DataError(f"{line.place}: a line has at most {most:,} characters, got {len(request.source):,}")
-    return request
+def _parsed(line: Line, form: JobFormat, most: int) -> Sentence:
+    sentence = whole_line(line, format=form)
+    if len(sentence.source) > most:
+        raise DataError(f"{line.place}: a line has at most {most:,} characters, got {len(sentence.source):,}")
+    return sentence
 
 
 def _counted(document: Path) -> int:

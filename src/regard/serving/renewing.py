@@ -12,8 +12,8 @@ LOOK_SECONDS = 2.0
 """How often the runs are looked at."""
 
 
-class CheckpointWatch:
-    """A thread that looks for new checkpoints. Requests that run end on the model that they began with.
+class CheckpointWatch(threading.Thread):
+    """Looks for new checkpoints within a `with`. Requests that run end on the model that they began with.
 
     Args:
         desk: the models that are served.
@@ -23,43 +23,40 @@ class CheckpointWatch:
     """
 
     def __init__(
-        self, desk: Desk, runs: Mapping[str, Path], load: Callable[[str, Path], Served], tell: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self, desk: Desk, runs: Mapping[str, Path], load: Callable[[str, Path], Served], tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(name="regard checkpoints", daemon=True)
         self._desk, self._runs, self._load, self._tell = desk, runs, load, tell
-        self._seen = {name: _manifest(path) for name, path in runs.items()}
+        self._taken = {name: _manifest(path) for name, path in runs.items()}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="regard checkpoints", daemon=True)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self.start()
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(timeout=10)
+        self.join(timeout=10)
 
     def look(self) -> None:
         """Take the checkpoints that are new."""
         for name, path in self._runs.items():
-            if (found := _manifest(path)) == self._seen[name] or found is None:
+            if (found := _manifest(path)) in (None, self._taken[name]):
                 continue
             try:
                 self._desk.renew(self._load(name, path))
+                self._tell(f"{name}: a new checkpoint is taken")
             except (RegardError, OSError) as error:
                 if _manifest(path) != found:
                     continue  # training has written the next one meanwhile
                 self._tell(f"{name}: the new checkpoint is not taken, because {error}")
-            else:
-                self._tell(f"{name}: a new checkpoint is taken")
-            self._seen[name] = found
+            self._taken[name] = found
 
-    def _watch(self) -> None:
+    def run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             self.look()
 
 
 def _manifest(run: Path) -> bytes | None:
-    """The list of files of the best checkpoint, which changes with it."""
-    try:
-        return (run / "best" / "checkpoint.json").read_bytes()
-    except OSError:  # it is being replaced
-        return None
+    """The list of files of the best checkpoint, which changes with it; None while it is replaced."""
+    path = run / "best" / "checkpoint.json"
+    return path.read_bytes() if path.is_file() else None

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from regard.serving.settings import Entrance, RequestLimits
@@ -64,7 +65,7 @@ class Guard:
 
         try:
             await self._checked(scope, receive, with_headers)
-        except* _NoReader:
+        except* (_NoReader, ClientDisconnect):
             pass  # the server closes the connection, because the answer is not whole
 
     async def _checked(self, scope: Any, receive: Any, send: Any) -> None:

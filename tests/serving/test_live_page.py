@@ -71,14 +71,8 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     browser.run(row)
     (strongest, *_) = browser.run(row)
     tokens = browser.run("return document.querySelectorAll('.written button').length;")
-    asked = {
-        "text": "we see two cats",
-        "maps": ["decoder.0.cross"],
-        "heads": [1],
-        "top_keys": 1,
-        "target": answers(browser)[0],
-    }
-    found = server.json("/regard/v1/attention", asked)["heads"][0]
+    asked = {"text": "we see two cats", "maps": ["decoder.0.cross"], "heads": [1], "target": answers(browser)[0]}
+    found = server.json("/regard/v1/attention", asked | {"top_keys": 1})["heads"][0]
     assert found["queries"] == tokens
     assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
 

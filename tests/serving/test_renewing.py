@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from regard.serving.asking import Desk
+from regard.serving import renewing
 from regard.serving.renewing import CheckpointWatch
 from regard.serving.served import Served
 from regard.tasks.training.checkpoints import Checkpoints, Position
@@ -28,11 +28,9 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, models: dict[s
 
 def write_other(run: Path) -> None:
     """A checkpoint in which the output prefers other words."""
-    checkpoints = Checkpoints(run)
-    tensors = {name: one.clone() for name, one in checkpoints.load_model("best").items()}
-    for name in [name for name in tensors if "output" in name or "target_embedding" in name]:
-        tensors[name] = tensors[name].roll(3, 0)
-    checkpoints.save_model("best", tensors, Position(step=99))
+    tensors = Checkpoints(run).load_model("best")
+    changed = {name: one.roll(3, 0) for name, one in tensors.items() if "output" in name or "target_embedding" in name}
+    Checkpoints(run).save_model("best", tensors | changed, Position(step=99))
 
 
 def translated(server: Running) -> str:
@@ -84,30 +82,17 @@ def test_a_new_checkpoint_is_taken_while_requests_run(run: Path, monkeypatch: py
         assert server.json("/languages")[0]["targets"] == ["fr"]
 
 
-def test_a_damaged_checkpoint_is_not_taken(run: Path) -> None:
-    told: list[str] = []
-    model = LOAD(TRANSLATOR, run)
-    model.languages = "en", "fr"
-    with serving({TRANSLATOR: model}) as server:
-        watch = CheckpointWatch(server.desk, {TRANSLATOR: run}, LOAD, told.append)
-        (run / "best" / "checkpoint.json").write_text("{}")
-        watch.look()
-        watch.look()
-        assert len(told) == 1
-        assert told[0].startswith(f"{TRANSLATOR}: the new checkpoint is not taken, because")
-        assert translated(server)
-        (run / "best" / "checkpoint.json").unlink()
-        watch.look()
-        assert len(told) == 1
-
-
-def test_the_thread_looks_and_ends(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.serving import renewing
-
+def test_a_damaged_checkpoint_is_not_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, looked = list[str](), threading.Semaphore(0)
     monkeypatch.setattr(renewing, "LOOK_SECONDS", 0.01)
-    seen = threading.Event()
-    monkeypatch.setattr(CheckpointWatch, "look", lambda _: seen.set())
-    desk: Any = Desk.__new__(Desk)
-    with CheckpointWatch(desk, {TRANSLATOR: run}, LOAD, print):
-        assert seen.wait(5)
-    assert not [one for one in threading.enumerate() if one.name == "regard checkpoints"]
+    look = CheckpointWatch.look
+    monkeypatch.setattr(CheckpointWatch, "look", lambda self: (look(self), looked.release()))
+    with serving({TRANSLATOR: (model := LOAD(TRANSLATOR, run))}) as server:
+        model.languages = "en", "fr"
+        with CheckpointWatch(server.desk, {TRANSLATOR: run}, LOAD, told.append):
+            for change in (lambda path: path.write_text("{}"), Path.unlink):
+                change(run / "best" / "checkpoint.json")
+                assert all(looked.acquire(timeout=10) for _ in range(4))
+        assert [one.partition(", because")[0] for one in told] == [f"{TRANSLATOR}: the new checkpoint is not taken"]
+        assert translated(server)
+    assert not [one for one in threading.enumerate() if isinstance(one, CheckpointWatch)]

@@ -1,11 +1,11 @@
 """`regard serve`: models behind HTTP, and a page to type into."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -65,12 +65,9 @@ class ServeCommand(Command):
             (not 0 <= self.port < 2**16, f"--port must be from 0 to 65535, got {self.port}"),
             (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
             below("--workers", self.workers),
-            *(
-                (
-                    self.watch_run and is_huggingface(one),
-                    f"--watch-run is for runs of `regard train`, and {one} is none",
-                )
-                for one in self.models
+            (
+                self.watch_run and any(map(is_huggingface, self.models)),
+                "--watch-run is for runs of `regard train`, not for folders in Hugging Face's format: leave it out",
             ),
         )
         serve_libraries()
@@ -92,13 +89,12 @@ class ServeCommand(Command):
         load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=_say)
         models = load_models(self.models, self.languages, load)
         runs = dict(zip(models, self.models, strict=True))
+
+        def watched(desk: Any) -> AbstractContextManager[None]:
+            return CheckpointWatch(desk, runs, load, _say) if self.watch_run else nullcontext()
+
         serve_forever(
-            models,
-            place,
-            entrance,
-            self.limits,
-            lambda address: _say(f"serving at {address} (Ctrl-C ends it)"),
-            lambda desk: CheckpointWatch(desk, runs, load, _say) if self.watch_run else nullcontext(),
+            models, place, entrance, self.limits, lambda at: _say(f"serving at {at} (Ctrl-C ends it)"), watched
         )
 
     def _token(self) -> str | None:

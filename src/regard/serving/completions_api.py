@@ -54,14 +54,9 @@ class CompletionsApi:
         one = self._desk.models[name]
         languages = None if one.languages is None else list(one.languages)
         return ModelCard(
-            id=name,
-            created=self._made,
-            task=one.task,
-            maps=one.maps,
-            heads=one.heads,
-            languages=languages,
+            id=name, created=self._made, task=one.task, maps=one.maps, heads=one.heads, languages=languages,
             examples=one.examples,
-        )
+        )  # fmt: skip
 
 
 def _steps(served: ServedLanguageModel, prompts: list[str], asked: Complete) -> Iterator[AnswerPiece | Done | None]:

@@ -63,18 +63,15 @@ class Guard:
             if time_to_take.cancelled_caught:
                 raise _NoReader
 
-        try:
-            await self._checked(scope, receive, with_headers)
-        except* (_NoReader, ClientDisconnect):
-            pass  # the server closes the connection, because the answer is not whole
-
-    async def _checked(self, scope: Any, receive: Any, send: Any) -> None:
+        app = self._app
         try:
             self._check(scope)
         except Refused as error:
-            await refusal(error)(scope, receive, send)
-            return
-        await self._app(scope, self._bounded(receive, self._most(scope["path"])), send)
+            app = refusal(error)
+        try:
+            await app(scope, self._bounded(receive, self._most(scope["path"])), with_headers)
+        except* (_NoReader, ClientDisconnect):
+            pass  # the server closes the connection, because the answer is not whole
 
     def _check(self, scope: Any) -> None:
         headers, method = Headers(scope=scope), scope["method"]

@@ -31,13 +31,12 @@ from regard.serving.worker import RequestWork
 from regard.tasks.text.gate import HEAD_BYTES, packing_of
 from regard.tasks.text.lines import Line, Lines
 from regard.tasks.translation.bulk.lines import BulkTranslation, answered, as_plain_text, count_lines, whole_line
-from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
+from regard.tasks.translation.bulk.resumable_output import opened
 from regard.tasks.translation.options import Request as Sentence
 
 WINDOW = 16
 """Lines that are translated in one step of the model's thread: other requests wait so long."""
 FORMS: dict[str, JobFormat] = {"text/plain": "text", "application/jsonl": "jsonl", "application/x-ndjson": "jsonl"}
-"""The types of documents."""
 
 
 class Jobs:
@@ -134,12 +133,11 @@ class Jobs:
                 job.status = "done" if job.done == job.total else "running"
             except Exception as error:
                 job.status, job.problem = "failed", _without(folder, str(refused(error)))
-            with self._lock:
+            with self._lock, suppress(OSError):  # the disk is full: a server that starts again does the job again
                 if job.id in self._jobs:
-                    with suppress(OSError):  # the disk is full: a server that starts again looks for the result
-                        write_json(folder / "job.json", msgspec.to_builtins(job))
+                    write_json(folder / "job.json", msgspec.to_builtins(job))
                 else:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    shutil.rmtree(folder)
 
     def _next(self, model: str) -> Job | None:
         with self._lock:
@@ -154,18 +152,13 @@ class Jobs:
         """Translate a document window by window, from where it stopped."""
         served, target = self._desk.models[job.model], folder / "result"
         assert isinstance(served, ServedTranslator)
-        if target.exists() and not Unfinished(target, {}).record.exists():
-            job.done = job.total  # the server was killed before it noted the end
-            return
         translator, options = served.translator, served.options()
         lines = Lines(folder / "document")
         parse = partial(_parsed, form=job.format, most=self._desk.limits.max_text)
         windows = answered(translator, lines, options, parse=parse, window_lines=WINDOW)
         work = BulkTranslation(lines, windows, as_plain_text, "skip")
-        settings = {
-            "model": translator.fingerprint(), **options.settings(), "window": WINDOW,
-            "engine": type(translator.searcher).__name__,
-        }  # fmt: skip
+        engine = type(translator.searcher).__name__
+        settings = {"model": translator.fingerprint(), **options.settings(), "window": WINDOW, "engine": engine}
         with ExitStack() as stack:
             try:
                 unfinished = stack.enter_context(opened(target, settings, resume=True, overwrite=False))
@@ -177,6 +170,7 @@ class Jobs:
                 for job.done in work.written(unfinished):
                     if work.bad.first is not None and job.problem is None:
                         job.problem = _without(folder, work.bad.first)
+                        write_json(folder / "job.json", msgspec.to_builtins(job))
                     yield
                     if job.id not in self._jobs:
                         return

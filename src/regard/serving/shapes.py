@@ -158,7 +158,7 @@ JobFormat = Literal["text", "jsonl"]
 
 
 class Job(Struct, kw_only=True):
-    """A document that is translated line by line."""
+    """A document that is translated: `done` of its `total` lines."""
 
     id: str
     model: str
@@ -167,7 +167,6 @@ class Job(Struct, kw_only=True):
     """Seconds since 1970."""
     status: Literal["waiting", "running", "done", "failed"] = "waiting"
     done: int = 0
-    """Lines that are translated."""
     total: int = 0
     problem: str | None = None
     """Why it failed, or the first line that could not be translated, whose answer is an empty line."""

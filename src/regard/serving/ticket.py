@@ -75,15 +75,11 @@ class Ticket:
         return ENDED
 
 
-_AT_WORK = threading.local()
-
-
-def work_for(ticket: Ticket | None) -> None:
-    """Say for which request the work of this thread is from now on."""
-    _AT_WORK.ticket = ticket
+AT_WORK = threading.local()
+"""Its `ticket` is that of the request for which a thread works."""
 
 
 def check_at_work(*_: Any) -> None:
     """Raise `Left` if the request is over that this thread works for. It may be called as a hook of a module."""
-    if (ticket := getattr(_AT_WORK, "ticket", None)) is not None:
+    if (ticket := getattr(AT_WORK, "ticket", None)) is not None:
         ticket.check()

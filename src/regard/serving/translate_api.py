@@ -59,8 +59,7 @@ class TranslateApi:
         targets: dict[str, list[str]] = {}
         for one in self._translators():
             targets.setdefault(one.languages[0], []).append(one.languages[1])
-        names = {code: code for code in targets}
-        return json_answer([Language(code=code, name=names[code], targets=some) for code, some in targets.items()])
+        return json_answer([Language(code=code, name=code, targets=some) for code, some in targets.items()])
 
     async def health(self, _: Request) -> Response:
         """Say that the server answers."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard.serving.ticket import Left, Refused, Ticket, work_for
+from regard.serving.ticket import AT_WORK, Left, Refused, Ticket
 
 GATHER_SECONDS = 0.005
 """How long the first of several works that can run together waits for others."""
@@ -128,7 +128,7 @@ class Worker:
         if not wanted:
             return
         begun = time.monotonic()
-        work_for(None)  # each of its lines knows its own request
+        AT_WORK.ticket = None  # each of its lines knows its own request
         try:
             answers = wanted[0].run([one.asked for one in wanted])
         except Exception as error:  # whatever it is, each request gets it
@@ -145,7 +145,7 @@ class Worker:
         """One step; whether there are more."""
         try:
             work.ticket.check()
-            work_for(work.ticket)
+            AT_WORK.ticket = work.ticket
             event = next(steps)
         except Exception as error:
             getattr(steps, "close", lambda: None)()

@@ -140,8 +140,7 @@ def test_the_curl_lines_of_documents_do_as_the_page_says(models: dict[str, Serve
     assert list(job) == list(json.loads(shown))
     assert json.loads(said[1])["total"] == 3
     assert said[2] == translations(models, SENTENCES[:3])
-    assert len(said) == 4
-    assert list((tmp_path / "jobs").iterdir()) == []
+    assert (len(said), list((tmp_path / "jobs").iterdir())) == (4, [])
 
 
 def test_without_a_folder_there_are_no_jobs(server: Running, models: dict[str, Served], tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ class Guard:
         is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
         if is_foreign or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and method in CHANGING):
             raise Refused(403, "pages of other origins may not use this server")
-        lengths = headers.getlist("content-length")
+        lengths, most = headers.getlist("content-length"), self._most(scope["path"])
         if any(not one.isascii() or not one.isdigit() for one in lengths) or len(set(lengths)) > 1:
             raise Refused(400, "content-length must be one whole number")
-        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > (most := self._most(scope["path"]))):
+        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > most):
             raise too_large(most)
         kind, _, given = headers.get("authorization", "").partition(" ")
         scope["state"] = {

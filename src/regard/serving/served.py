@@ -62,7 +62,7 @@ class Done(NamedTuple):
     """Of several answers, which one."""
 
 
-def checking(logits: Tensor, progress: Progress) -> Tensor:
+def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
     check_at_work()
     return logits
@@ -206,7 +206,7 @@ class ServedTranslator(Served):
             written_steps = sample_steps(
                 translator.model, source, torch.tensor([source.shape[1]], device=source.device),
                 bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
-                filters=[checking, *self._filters(asked.temperature)],
+                filters=[checked_logits, *self._filters(asked.temperature)],
                 constraints=[ForcedPrefix([draft.prefix])],
                 generator=torch.Generator(source.device).manual_seed(asked.seed),
             )  # fmt: skip
@@ -282,7 +282,7 @@ class ServedLanguageModel(Served):
             raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
         text = ""
         pieces = model.generate(
-            prompt, max_tokens=most, filters=[checking, *self._filters(temperature, top_p)], stop=stop,
+            prompt, max_tokens=most, filters=[checked_logits, *self._filters(temperature, top_p)], stop=stop,
             seed=seed, drawn=tokens.append,
         )  # fmt: skip
         for piece in checked_steps(self.module, pieces):

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ import uvicorn
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.guard import allowed_hosts
+from regard.serving.jobs import jobs_of
 from regard.serving.served import Served
-from regard.serving.server import load_models
+from regard.serving.server import load_model, load_models
 from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks import train_language_model
 from regard.tasks.translation.train import run_translation
@@ -25,6 +28,7 @@ from tests.tasks import test_language_model
 from tests.tasks.small_runs import small_config
 from tests.views.conftest import browser as browser
 
+LOAD = partial(load_model, device="cpu", limits=RequestLimits(), threads=1, tell=lambda _: None)
 TRANSLATOR, WRITER = "mine", "book"
 
 
@@ -61,10 +65,21 @@ class Running:
 
 
 @contextmanager
-def serving(models: Mapping[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
+def serving(
+    models: Mapping[str, Served], *, token: str | None = None, jobs: Path | None = None, **limits: Any
+) -> Iterator[Running]:
     """A server of some models."""
-    desk = Desk(models, RequestLimits(**limits), version="test")
-    app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token))
+    with ExitStack() as stack:
+        desk = Desk(models, RequestLimits(**limits), version="test")
+        stack.callback(desk.close)
+        kept = None if jobs is None else stack.enter_context(jobs_of(jobs, desk))
+        app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token), kept)
+        yield stack.enter_context(running(app, desk))
+
+
+@contextmanager
+def running(app: Any, desk: Desk) -> Iterator[Running]:
+    """An application behind a port."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", ws="none", log_config=None)
     listening = config.bind_socket()
     server = uvicorn.Server(config)
@@ -78,20 +93,15 @@ def serving(models: Mapping[str, Served], *, token: str | None = None, **limits:
         server.should_exit = True
         thread.join(timeout=10)
         listening.close()
-        desk.close()
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("served")
     run_translation(small_config(folder, out=folder / TRANSLATOR, steps=25, validate_every=25, save_every=25))
     train_language_model(test_language_model.small_config(folder, out=folder / WRITER, documents="lines"))
-    with ExitStack() as stack:
-        yield load_models(
-            [folder / TRANSLATOR, folder / WRITER], ["en-fr"], device="cpu", limits=RequestLimits(), threads=1,
-            stack=stack, tell=lambda _: None,
-        )  # fmt: skip
+    return load_models([folder / TRANSLATOR, folder / WRITER], ["en-fr"], LOAD)
 
 
 @pytest.fixture(scope="session")

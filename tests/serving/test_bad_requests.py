@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -166,8 +167,14 @@ def test_another_address_wants_a_token(host: str) -> None:
         refuse_open(own, None)
 
 
-def test_nothing_of_a_request_is_printed(server: Running, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_of_a_request_is_printed(
+    server: Running, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     server.ask("/translate", GOOD | {"q": "a private text"})
     server.ask("/regard/v1/attention", {"text": "a private text", "maps": ["none"]})
-    assert capfd.readouterr() == ("", "")
+    with socket.create_connection(("127.0.0.1", server.port)) as one:  # a client that leaves in the midst of its body
+        one.sendall(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\na private text")
+    assert server.ask("/health")[0] == 200
+    time.sleep(0.05)
+    assert (capfd.readouterr(), [one for one in caplog.records if one.levelname == "ERROR"]) == (("", ""), [])
     assert TRANSLATOR in server.desk.models

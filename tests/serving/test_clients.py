@@ -104,18 +104,14 @@ def test_both_clients_bring_the_token(server: Running) -> None:
                 client.translate(SENTENCE, "en", "fr")
             with pytest.raises(HTTPError, match="401"):
                 client.languages()
-        assert [guarded.ask(path)[0] for path in ("/", "/health", "/openapi.json", "/v1/models")] == [
-            200,
-            200,
-            401,
-            401,
-        ]
+        assert [guarded.ask(path)[0] for path in ("/", "/health")] == [200, 200]
+        assert [guarded.ask(path)[0] for path in ("/openapi.json", "/v1/models")] == [401, 401]
 
 
 def test_the_curl_lines_of_the_page_are_answered(server: Running) -> None:
     """As they stand in the docs, at another port."""
     text = (ROOT / "docs/serve.md").read_text(encoding="utf-8")
-    lines = [shlex.split(line[2:]) for line in text.split("\n") if line.startswith("$ curl")]
+    lines = [shlex.split(line[2:]) for line in text.split("\n") if line.startswith("$ curl") and "/jobs" not in line]
     assert len(lines) == 5
     for _, *arguments, address in lines:
         path = "/" + address.split("/", 3)[3]

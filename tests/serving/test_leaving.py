@@ -1,5 +1,6 @@
 """Work stops at the next step when its client leaves; works wait in a bounded queue, or run together, or in turn."""
 
+import asyncio
 import http.client
 import json
 import threading
@@ -9,8 +10,13 @@ from typing import Any
 
 import pytest
 
+from regard.nn.residual import Residual
+from regard.serving.answering import Ending, HttpAnswer
+from regard.serving.guard import Guard
 from regard.serving.served import Served, ServedTranslator
-from regard.serving.worker import Worker
+from regard.serving.settings import Entrance, RequestLimits
+from regard.serving.ticket import ENDED, Ticket
+from regard.serving.worker import RequestWork, Worker
 from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import Request, TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
@@ -67,6 +73,40 @@ def test_a_client_that_leaves_stops_its_text(
     connection.close()
     left = steps.count
     assert after(steps, left) <= 2
+    assert server.ask("/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/regard/v1/answer", {"text": "1 and 2 and 3", "model": WRITER}),
+        ("/regard/v1/answer", {"text": "we see two cats", "model": TRANSLATOR}),
+        ("/regard/v1/attention", {"text": "1 and 2 and 3", "model": WRITER, "top_keys": 1}),
+        ("/regard/v1/attention", {"text": "we see two cats", "model": TRANSLATOR, "target": "on", "top_keys": 1}),
+    ],
+)
+def test_a_client_that_leaves_while_its_text_is_read_stops_within_a_layer(
+    server: Running, path: str, question: Any
+) -> None:
+    served, begun = server.desk.models[question["model"]], list[float]()
+    layers = [one for one in served.module.modules() if isinstance(one, Residual)]
+
+    def slow(*_: Any) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.2)
+
+    hooks = [one.register_forward_hook(slow) for one in layers]
+    try:
+        connection = begin(server.port, path, question)
+        while not begun:
+            time.sleep(0.002)
+        connection.close()
+        time.sleep(0.7)
+        assert len(begun) <= 2 < len(layers)  # a layer has two sublayers and more
+        assert not any(one._forward_pre_hooks for one in layers)
+    finally:
+        for hook in hooks:
+            hook.remove()
     assert server.ask("/health")[0] == 200
 
 
@@ -176,11 +216,6 @@ def test_an_answer_that_takes_too_long_is_ended(models: dict[str, Served], monke
 
 
 def test_a_work_alone_is_not_interrupted() -> None:
-    import asyncio
-
-    from regard.serving.ticket import ENDED, Ticket
-    from regard.serving.worker import RequestWork
-
     seen: list[str] = []
 
     def steps(name: str) -> Iterator[Any]:
@@ -203,3 +238,28 @@ def test_a_work_alone_is_not_interrupted() -> None:
     asyncio.run(run())
     assert "".join(seen).count("bbbb") == 1
     assert sorted(seen) == sorted("aaaabbbbcccc")
+
+
+def test_a_reader_who_takes_nothing_ends_the_work() -> None:
+    """A client that stays and does not read: the server waits for it no longer than an answer may take."""
+    sent: list[str] = []
+    coming: list[Any] = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Any:
+        return coming.pop() if coming else await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        await asyncio.sleep(60 if message["type"] == "http.response.body" else 0)
+
+    async def run() -> None:
+        ticket = Ticket()
+        ticket.tell(b"data: x\n\n")
+        answer = HttpAnswer(ticket, event=lambda event: [event], seconds=9, ending=Ending())
+        guard = Guard(answer, Entrance(hosts=frozenset({"localhost"})), RequestLimits(max_seconds=1))
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")]}
+        await asyncio.wait_for(guard(scope, receive, send), 5)
+        assert not ticket.is_wanted()
+
+    asyncio.run(run())
+    assert sent == ["http.response.start", "http.response.body"]

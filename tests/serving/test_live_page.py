@@ -71,16 +71,36 @@ def test_a_teacher_types_by_the_keyboard_alone(browser: Chromium, server: Runnin
     browser.run(row)
     (strongest, *_) = browser.run(row)
     tokens = browser.run("return document.querySelectorAll('.written button').length;")
-    asked = {
-        "text": "we see two cats",
-        "maps": ["decoder.0.cross"],
-        "heads": [1],
-        "top_keys": 1,
-        "target": answers(browser)[0],
-    }
-    found = server.json("/regard/v1/attention", asked)["heads"][0]
+    asked = {"text": "we see two cats", "maps": ["decoder.0.cross"], "heads": [1], "target": answers(browser)[0]}
+    found = server.json("/regard/v1/attention", asked | {"top_keys": 1})["heads"][0]
     assert found["queries"] == tokens
     assert f"{found['top_weights'][1][0]:.3f}" in strongest, strongest
+
+
+WORDS = "return ['go', 'given', 'advice'].map((id) => document.getElementById(id).textContent).join('|');"
+HELP = "return [...document.querySelectorAll('#help:not([hidden]) #examples button')].map((one) => one.textContent);"
+
+
+def test_an_empty_page_helps_in_the_words_of_the_model(browser: Chromium, server: Running) -> None:
+    opened(browser, server)
+    examples = server.desk.models[TRANSLATOR].examples
+    assert browser.run(HELP) == examples == ["we see one cats", "we see one trees", "we see one stars"]
+    assert browser.run(WORDS).startswith("Translate|Text to translate|Type a text")
+    for _ in range(9):
+        browser.press("Tab")
+        if browser.run("return document.activeElement.textContent;") == examples[0]:
+            break
+    browser.press("Enter")
+    settle(browser)
+    assert answers(browser) == [expected(server, text=examples[0])]
+    assert browser.run(HELP) == []
+    # Nothing of one model is shown under the name of another.
+    browser.run(f"""const one = document.getElementById("model"); one.value = "{WRITER}";
+                    one.dispatchEvent(new Event("change"));""")
+    assert browser.run(WORDS).startswith("Continue|Text to continue|Type the beginning")
+    assert browser.run(HELP) == server.desk.models[WRITER].examples != []
+    assert answers(browser) == []
+    assert browser.run("return document.getElementById('heads').hidden && document.getElementById('regard').hidden;")
 
 
 def test_a_translator_forces_another_word_and_sees_the_alignment_change(browser: Chromium, server: Running) -> None:

@@ -1,21 +1,17 @@
-"""A translation as a line of text, as rows of a table, or as JSON."""
+"""A translation as rows of a table, or as JSON."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from regard.tasks.translation.bulk.lines import one_line
 from regard.tasks.translation.results import Candidate, Translation
-
-
-def as_plain_text(_number: int, translation: Translation) -> str:
-    """The best translation."""
-    return _one_line(translation.text)
 
 
 def as_table(number: int, translation: Translation) -> str:
     """A row for each translation: the number of its line, its score and its text."""
     return "\n".join(
-        f"{number}\t{one.score:.4f}\t{_one_line(one.text)}" + ("" if one.finished else "\tcut off")
+        f"{number}\t{one.score:.4f}\t{one_line(one.text)}" + ("" if one.finished else "\tcut off")
         for one in translation.candidates
     )
 
@@ -47,8 +43,3 @@ def _candidate_as_json(one: Candidate) -> dict[str, Any]:
 
 def _rounded(numbers: Sequence[float]) -> list[float]:
     return [round(number, 4) for number in numbers]
-
-
-def _one_line(text: str) -> str:
-    """Replace line breaks, which a model may write: each line of the output answers one line of the input."""
-    return " ".join(text.splitlines())

@@ -1,10 +1,11 @@
 """`regard serve`: models behind HTTP, and a page to type into."""
 
 import sys
-from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -14,6 +15,7 @@ from regard.cli.shared import Command, Device, below, refuse_first
 from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
+from regard.tasks.runs.foreign_folders import is_huggingface
 
 Models = Annotated[
     tyro.conf.Positional[tuple[Path, ...]],
@@ -28,7 +30,7 @@ class ServeCommand(Command):
     """Serve models: a page to type into, LibreTranslate's and OpenAI's addresses, and attention as numbers.
 
     It listens on this machine alone, unless told; another address needs a token. SIGTERM ends it, after the answers
-    that are being written. Nothing of a request is kept or logged.
+    that are being written. Nothing of a request is kept or logged, but for the documents of --jobs.
     """
 
     models: Models
@@ -43,30 +45,19 @@ class ServeCommand(Command):
     """other names of this server, as a proxy passes them on in the Host header."""
     languages: tuple[str, ...] = ()
     """the languages of each translator, such as de-en, in the order of the models; a downloaded folder has its own."""
-    max_text: int = 5_000
-    """the most characters of the texts of a request."""
-    max_length: int = 512
-    """the most tokens of a sentence or prompt, and of an answer."""
-    max_beam: int = 16
-    """the most hypotheses of a search."""
-    max_body: int = 2**20
-    """the most bytes of a request."""
-    max_seconds: float = 60.0
-    """the most seconds until an answer is whole."""
-    max_waiting: int = 128
-    """the most requests that wait for a model; further ones are answered 429."""
+    limits: Annotated[RequestLimits, tyro.conf.arg(name="")] = field(default_factory=RequestLimits)
     grace: float = 10.0
     """seconds that running requests have after SIGTERM."""
+    watch_run: bool = False
+    """take each new best checkpoint of the runs, while training goes on: requests that run end on the model before."""
+    jobs: Path | None = None
+    """a folder for documents that are translated as jobs: kept there until they are deleted, and gone on with when the
+    server starts again. Unless given, there are no jobs."""
     workers: int | None = None
     """batches of CTranslate2 at a time; unless given, one for each core."""
     log_requests: bool = False
     """print a line for each request, with its path and status."""
     device: Device = "auto"
-
-    @property
-    def limits(self) -> RequestLimits:
-        """The limits of a request."""
-        return self.part(RequestLimits)
 
     def check(self) -> None:
         refuse_first(
@@ -74,8 +65,11 @@ class ServeCommand(Command):
             (not 0 <= self.port < 2**16, f"--port must be from 0 to 65535, got {self.port}"),
             (not 0 <= self.grace < 3_600, f"--grace must be from 0 to 3600 seconds, got {self.grace}"),
             below("--workers", self.workers),
+            (
+                self.watch_run and any(map(is_huggingface, self.models)),
+                "--watch-run is for runs of `regard train`, not for folders in Hugging Face's format: leave it out",
+            ),
         )
-        _ = self.limits
         serve_libraries()
         from regard.serving.addresses import refuse_open
 
@@ -86,18 +80,22 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.server import ListeningPlace, load_models, serve_forever
+            from regard.serving.renewing import CheckpointWatch
+            from regard.serving.server import ListeningPlace, load_model, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
-        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
-        with ExitStack() as stack:
-            models = load_models(
-                self.models, self.languages, device=self.device, limits=self.limits,
-                threads=self.workers or usable_cores(), stack=stack, tell=_say,
-            )  # fmt: skip
-            serve_forever(
-                models, place, entrance, self.limits, lambda address: _say(f"serving at {address} (Ctrl-C ends it)")
-            )
+        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)
+        threads = self.workers or usable_cores()
+        load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=_say)
+        models = load_models(self.models, self.languages, load)
+        runs = dict(zip(models, self.models, strict=True))
+
+        def watched(desk: Any) -> AbstractContextManager[None]:
+            return CheckpointWatch(desk, runs, load, _say) if self.watch_run else nullcontext()
+
+        serve_forever(
+            models, place, entrance, self.limits, lambda at: _say(f"serving at {at} (Ctrl-C ends it)"), watched
+        )
 
     def _token(self) -> str | None:
         if self.token_file is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regard.cli.answers import as_json, as_plain_text, as_table
+from regard.cli.answers import as_json, as_table
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
 from regard.errors import RegardError
@@ -21,6 +21,7 @@ from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.bulk.lines import (
     BulkTranslation,
     answered,
+    as_plain_text,
     count_lines,
     sentence_and_prefix,
     whole_line,

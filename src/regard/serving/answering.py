@@ -100,8 +100,7 @@ class HttpAnswer:
                 headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 has_begun = True
-            with anyio.fail_after(max(0.0, self._ends_at - time.monotonic()) + 1.0):  # a reader may be slow
-                await send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
+            await send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
         try:
             async for event in self._events():

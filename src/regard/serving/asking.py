@@ -17,6 +17,11 @@ from regard.serving.worker import RequestWork, SharedWork, Worker
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+def body_type(request: Request) -> str:
+    """The type of a body, without its parameters; "" if it has none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 class Desk:
     """What the addresses share."""
 
@@ -24,14 +29,19 @@ class Desk:
     """Set by the application that it stands before."""
 
     def __init__(self, models: Mapping[str, Served], limits: RequestLimits, *, version: str) -> None:
-        self.models, self.limits, self.ending, self.version = models, limits, Ending(), version
+        self.models, self.limits, self.ending, self.version = dict(models), limits, Ending(), version
         self.workers = {name: Worker(name, most_waiting=limits.max_waiting) for name in models}
-        self.looks = {name: Looks(models) for name in models}
+        self.looks = {name: Looks(self.models) for name in models}
 
     def close(self) -> None:
         """End the threads."""
         for worker in self.workers.values():
             worker.close()
+
+    def renew(self, served: Served) -> None:
+        """Put a model in the place of an earlier one of its name, which goes with the last request that has it."""
+        served.languages = self.models[served.name].languages
+        self.models[served.name] = served
 
     def knows(self, request: Request) -> bool:
         """Whether a request brought the token in its header."""
@@ -39,7 +49,7 @@ class Desk:
 
     async def asked(self, request: Request, kind: type[S]) -> S:
         """The question in the body of a request."""
-        given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        given = body_type(request)
         if given != "application/json":
             raise Refused(415, f"the body must be application/json, got {given or 'no type':.100}")
         return msgspec.json.decode(await request.body(), type=kind)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.served import AnswerPiece, Done, ServedLanguageModel, ServedTranslator
+from regard.serving.served import AnswerPiece, Done, ServedLanguageModel
 from regard.serving.shapes import Complete, Completion, CompletionChoice, ModelCard, ModelCards, Usage
 from regard.serving.ticket import Refused, Ticket
 from regard.serving.worker import RequestWork
@@ -46,21 +46,20 @@ class CompletionsApi:
             raise Refused(400, f"texts of a request are at most {self._desk.limits.max_beam}, got {many}")
         ticket = Ticket()
         form = _Form(asked.model, prompts, asked)
-        work = RequestWork(ticket, lambda: _steps(served, prompts, asked, ticket))
+        work = RequestWork(ticket, lambda: _steps(served, prompts, asked))
         how: dict[str, Any] = {"event": form.events} if asked.stream else {"render": form.whole}
         return self._desk.answered(served, work, openai=True, **how)
 
     def _card(self, name: str) -> ModelCard:
         one = self._desk.models[name]
-        languages = list(one.languages) if isinstance(one, ServedTranslator) else None
+        languages = None if one.languages is None else list(one.languages)
         return ModelCard(
-            id=name, created=self._made, task=one.task, maps=one.maps, heads=one.heads, languages=languages
-        )
+            id=name, created=self._made, task=one.task, maps=one.maps, heads=one.heads, languages=languages,
+            examples=one.examples,
+        )  # fmt: skip
 
 
-def _steps(
-    served: ServedLanguageModel, prompts: list[str], asked: Complete, ticket: Ticket
-) -> Iterator[AnswerPiece | Done | None]:
+def _steps(served: ServedLanguageModel, prompts: list[str], asked: Complete) -> Iterator[AnswerPiece | Done | None]:
     stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     if not all(stop):
         raise Refused(400, "stop strings must have a character")
@@ -68,7 +67,7 @@ def _steps(
     temperature = 1.0 if asked.temperature is None else asked.temperature
     for index in range(len(prompts) * each):
         yield from served.write(
-            prompts[index // each], ticket, most=most, temperature=temperature,
+            prompts[index // each], most=most, temperature=temperature,
             top_p=asked.top_p or 1.0, seed=((asked.seed or 0) + index % each) % 2**32, stop=stop, place=index,
         )  # fmt: skip
 

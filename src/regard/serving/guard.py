@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from regard.serving.settings import Entrance, RequestLimits
@@ -17,6 +18,8 @@ OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
 """The addresses that need no token: the page asks its reader for it."""
 BODY_TOKENS = ("/translate", "/languages")
 """The addresses that may have the token in their body, as LibreTranslate's clients send it."""
+JOBS = "/regard/v1/jobs"
+"""The address that takes documents."""
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
@@ -32,6 +35,10 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Of every answer. There is no header of CORS: pages of other origins read nothing."""
+
+
+class _NoReader(Exception):
+    """The client has taken nothing of its answer for as long as a whole answer may take."""
 
 
 class Guard:
@@ -51,14 +58,20 @@ class Guard:
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
+            with anyio.move_on_after(self._limits.max_seconds) as time_to_take:
+                await send(message)
+            if time_to_take.cancelled_caught:
+                raise _NoReader
 
+        app = self._app
         try:
             self._check(scope)
         except Refused as error:
-            await refusal(error)(scope, receive, with_headers)
-            return
-        await self._app(scope, self._bounded(receive), with_headers)
+            app = refusal(error)
+        try:
+            await app(scope, self._bounded(receive, self._most(scope["path"])), with_headers)
+        except* (_NoReader, ClientDisconnect):
+            pass  # the server closes the connection, because the answer is not whole
 
     def _check(self, scope: Any) -> None:
         headers, method = Headers(scope=scope), scope["method"]
@@ -69,11 +82,11 @@ class Guard:
         is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
         if is_foreign or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and method in CHANGING):
             raise Refused(403, "pages of other origins may not use this server")
-        lengths = headers.getlist("content-length")
+        lengths, most = headers.getlist("content-length"), self._most(scope["path"])
         if any(not one.isascii() or not one.isdigit() for one in lengths) or len(set(lengths)) > 1:
             raise Refused(400, "content-length must be one whole number")
-        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > self._limits.max_body):
-            raise too_large(self._limits)
+        if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > most):
+            raise too_large(most)
         kind, _, given = headers.get("authorization", "").partition(" ")
         scope["state"] = {
             **scope.get("state", {}),
@@ -88,9 +101,13 @@ class Guard:
         token = self._entrance.token
         return token is None or hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
-    def _bounded(self, receive: Any) -> Any:
+    def _most(self, path: str) -> int:
+        """The most bytes of a body."""
+        return self._limits.max_document if path == JOBS else self._limits.max_body
+
+    def _bounded(self, receive: Any, most: int) -> Any:
         """The channel of a request, whose body is neither longer nor slower than allowed."""
-        left, ends_at, is_whole = self._limits.max_body, time.monotonic() + self._limits.max_seconds, False
+        left, ends_at, is_whole = most, time.monotonic() + self._limits.max_seconds, False
 
         async def bounded() -> Any:
             nonlocal left, is_whole
@@ -101,7 +118,7 @@ class Guard:
                 left -= len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)
                 if left < 0:
-                    raise too_large(self._limits)
+                    raise too_large(most)
                 return message
             raise Refused(408, f"the request came too slowly: it has {self._limits.max_seconds:g} seconds")
 
@@ -123,9 +140,9 @@ def allowed_hosts(host: str, named: Iterable[str]) -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "[::1]", own.lower(), *(host_name(one) for one in named)})
 
 
-def too_large(limits: RequestLimits) -> Refused:
+def too_large(most: int) -> Refused:
     """The refusal of a body."""
-    return Refused(413, f"a request has at most {limits.max_body:,} bytes")
+    return Refused(413, f"a request has at most {most:,} bytes")
 
 
 def unknown() -> Refused:

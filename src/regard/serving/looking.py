@@ -1,8 +1,8 @@
 """The attention of served models: views for the page, and numbers; both are kept for the next question."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import torch
@@ -18,31 +18,10 @@ from regard.views.labels import axis_labels
 from regard.views.widget.replies import Replier, Reply
 from regard.views.widget.skeleton import skeleton
 
-T = TypeVar("T")
+MOST_SHOWN = 1_000
+"""The most views whose models are remembered."""
 MOST_WEIGHTS = 2**20
 """The most weights of rows in an answer."""
-
-
-class Kept(Generic[T]):
-    """The last few results by their questions.
-
-    >>> kept: Kept[int] = Kept(1)
-    >>> [kept.of("a", lambda: 1), kept.of("a", lambda: 2), kept.of("b", lambda: 3), kept.of("a", lambda: 4)]
-    [1, 1, 3, 4]
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._found = most, OrderedDict[Any, Any]()
-
-    def of(self, key: Any, make: Callable[[], T]) -> T:
-        """The result of a question, made unless it is kept."""
-        if key not in self._found:
-            self._found[key] = make()
-        self._found.move_to_end(key)
-        while len(self._found) > self._most:
-            self._found.popitem(last=False)
-        found: T = self._found[key]
-        return found
 
 
 class Looks:
@@ -50,31 +29,40 @@ class Looks:
 
     def __init__(self, models: Mapping[str, Served], kept: int = 16) -> None:
         self._models = models
-        self._seen = Kept[TextMaps](kept)
-        self._views = Kept[tuple[Replier, dict[str, Any]]](kept)
+        self._seen, self._views = lru_cache(kept)(self._look), lru_cache(kept)(self._drawn)
+        self._shown: dict[bytes, tuple[int, ...]] = {}
 
     def seen(self, asked: LookedAt) -> TextMaps:
         """The attention of a model to a text."""
-        assert asked.model is not None
-        model = self._models[asked.model]
-        key = msgspec.json.encode([asked.model, asked.text, asked.tokens, asked.target, asked.edits])
-        return self._seen.of(key, lambda: model.look(asked))
+        one = LookedAt(text=asked.text, model=asked.model, tokens=asked.tokens, target=asked.target, edits=asked.edits)
+        return self._seen(self._serials([one]), msgspec.json.encode(one))
 
     def view(self, subjects: Sequence[LookedAt]) -> dict[str, Any]:
-        """The page's data of texts, without weights."""
-        return self._view(subjects)[1]
+        """The page's data of texts, without weights: of the models as they are now."""
+        if len(self._shown) > MOST_SHOWN:
+            self._shown.clear()
+        key, serials = msgspec.json.encode(subjects), self._serials(subjects)
+        self._shown[key] = serials
+        return self._views(serials, key)[1]
 
     def weights(self, subjects: Sequence[LookedAt], question: Mapping[str, Any]) -> Reply:
-        """The answer to a question of the page's."""
-        return self._view(subjects)[0].to(question)
+        """The answer to a question of the page's, of the models whose data it has."""
+        key = msgspec.json.encode(subjects)
+        return self._views(self._shown.get(key) or self._serials(subjects), key)[0].to(question)
 
-    def _view(self, subjects: Sequence[LookedAt]) -> tuple[Replier, dict[str, Any]]:
-        def make() -> tuple[Replier, dict[str, Any]]:
-            examples = [page_example(_title(one), self.seen(one)) for one in subjects]
-            replier = Replier(examples)
-            return replier, skeleton(examples, replier.maps, "What it looks at")
+    def _serials(self, subjects: Sequence[LookedAt]) -> tuple[int, ...]:
+        return tuple(self._models[one.model or ""].serial for one in subjects)
 
-        return self._views.of(msgspec.json.encode(subjects), make)
+    def _look(self, _serials: tuple[int, ...], asked: bytes) -> TextMaps:
+        one = msgspec.json.decode(asked, type=LookedAt)
+        return self._models[one.model or ""].look(one)
+
+    def _drawn(self, _serials: tuple[int, ...], asked: bytes) -> tuple[Replier, dict[str, Any]]:
+        examples = [
+            page_example(_title(one), self.seen(one)) for one in msgspec.json.decode(asked, type=list[LookedAt])
+        ]
+        replier = Replier(examples)
+        return replier, skeleton(examples, replier.maps, "What it looks at")
 
     @torch.no_grad()
     def numbers(self, asked: AttentionQuestion) -> AttentionNumbers:
@@ -149,8 +137,9 @@ def _alignment(seen: TextMaps, asked: AttentionQuestion) -> list[tuple[int, int]
 
 
 def _title(asked: LookedAt) -> str:
-    cut = "".join(f" · {one.map} {one.head} × {one.factor:g}" for one in asked.edits)
-    return f"{asked.model}: {asked.text[:60]}{cut}"
+    changes = [f"× {one.factor:g}" if one.factor else "cut" for one in asked.edits]
+    heads = [f" · {one.map} head {one.head} {change}" for one, change in zip(asked.edits, changes, strict=True)]
+    return f"{asked.model}: {asked.text[:60]}{''.join(heads)}"
 
 
 def arrow_bytes(found: AttentionNumbers) -> bytes:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from regard.serving.answering import json_answer, sse
 from regard.serving.asking import Desk
-from regard.serving.looking import arrow_bytes, reply_bytes
+from regard.serving.looking import Looks, arrow_bytes, reply_bytes
 from regard.serving.served import AnswerPiece, Done, Served
 from regard.serving.shapes import AnswerQuestion, AttentionQuestion, LookedAt, ViewQuestion, WeightsQuestion
 from regard.serving.ticket import Ticket
@@ -28,7 +28,7 @@ class OwnApi:
         asked = await self._desk.asked(request, AnswerQuestion)
         self._desk.check_text(asked.text, asked.prefix)
         served, ticket = self._desk.model(asked.model), Ticket()
-        work = RequestWork(ticket, lambda: served.answer(asked, ticket), alone=bool(asked.edits))
+        work = RequestWork(ticket, lambda: served.answer(asked), alone=bool(asked.edits))
         return self._desk.answered(served, work, event=_event)
 
     async def attention(self, request: Request) -> Any:
@@ -50,15 +50,13 @@ class OwnApi:
     async def view(self, request: Request) -> Any:
         """The data of the page for some texts, without weights."""
         asked = await self._desk.asked(request, ViewQuestion)
-        served, *_ = [self._checked(one) for one in asked.subjects]
-        looks = self._desk.looks[served.name]
+        served, looks = self._looks(asked)
         return self._desk.once(served, lambda: looks.view(asked.subjects), render=lambda events: json_answer(events[0]))
 
     async def weights(self, request: Request) -> Any:
         """Weights of a view: rows, columns and tiles, when the page asks for them."""
         asked = await self._desk.asked(request, WeightsQuestion)
-        served, *_ = [self._checked(one) for one in asked.subjects]
-        looks = self._desk.looks[served.name]
+        served, looks = self._looks(asked)
 
         def render(events: list[Any]) -> Response:
             return Response(events[0], media_type="application/octet-stream")
@@ -66,6 +64,10 @@ class OwnApi:
         return self._desk.once(
             served, lambda: reply_bytes(looks.weights(asked.subjects, asked.question)), render=render
         )  # fmt: skip
+
+    def _looks(self, asked: ViewQuestion) -> tuple[Served, Looks]:
+        served, *_ = [self._checked(one) for one in asked.subjects]
+        return served, self._desk.looks[served.name]
 
     def _checked(self, asked: LookedAt) -> Served:
         """The model of a subject, whose name is then in it."""

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from regard.edits.scale_heads import ScaleHeads
 from regard.errors import ArgumentError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
+from regard.nn.residual import Residual
+from regard.serving.examples import example_texts
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
-from regard.serving.ticket import Refused, Ticket
+from regard.serving.ticket import Refused, Ticket, check_at_work
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
 from regard.tasks.generation.sampling import sample_steps
@@ -31,6 +33,9 @@ from regard.tasks.translation.drafts import drafts_of
 from regard.tasks.translation.options import Request, TranslationOptions
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
+
+T = TypeVar("T")
+_SERIALS = count()
 
 
 class AnswerPiece(NamedTuple):
@@ -57,25 +62,50 @@ class Done(NamedTuple):
     """Of several answers, which one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Checking:
+def checked_logits(logits: Tensor, progress: Progress) -> Tensor:
     """A filter that changes nothing, and ends the work of a request that has left."""
+    check_at_work()
+    return logits
 
-    ticket: Ticket
 
-    def __call__(self, logits: Tensor, progress: Progress) -> Tensor:
-        self.ticket.check()
-        return logits
+@contextmanager
+def checking_layers(module: nn.Module) -> Iterator[None]:
+    """End the work of a request that has left before the next sublayer of a model."""
+    hooks = [one.register_forward_pre_hook(check_at_work) for one in module.modules() if isinstance(one, Residual)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def checked_steps(module: nn.Module, steps: Iterator[T]) -> Iterator[T]:
+    """Steps of a model, each of which looks before each sublayer whether it is wanted; others may run in between."""
+    while True:
+        with checking_layers(module):
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+        yield step
 
 
 class Served(ABC):
     """A model under its name."""
 
     task: str
+    languages: tuple[str, str] | None = None
+    """The codes of a translator's languages."""
 
     def __init__(self, name: str, module: nn.Module, limits: RequestLimits) -> None:
         self.name, self.module, self.limits = name, module, limits
         self.maps: list[str] = []
+        self.serial = next(_SERIALS)
+        """Tells it from an earlier model of its name."""
+        self.searching = ExitStack()
+        """Another engine that searches, as long as this model is there."""
+        self.examples: list[str] = []
+        """Texts to try it with."""
         self.heads = 0
 
     @abstractmethod
@@ -83,7 +113,7 @@ class Served(ABC):
         """The attention of the model to a text and its answer."""
 
     @abstractmethod
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """The answer to a text, a step at a time."""
 
     def edited(self, edits: Sequence[HeadEdit]) -> AbstractContextManager[Any]:
@@ -136,6 +166,7 @@ class ServedTranslator(Served):
     """A translator, with the codes of its languages."""
 
     task = TRANSLATION
+    languages: tuple[str, str]
 
     def __init__(self, name: str, translator: Translator, languages: tuple[str, str], limits: RequestLimits) -> None:
         super().__init__(name, translator.model, limits)
@@ -144,19 +175,23 @@ class ServedTranslator(Served):
             self._forced([translator.target_tokenizer.marks.end_id], [translator.source_tokenizer.marks.end_id])
         )
 
-    def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
-        """The translations of the lines of several requests, whose options are the same."""
-        size = min(max(Beam().size, asked[0].alternatives + 1), self.limits.max_beam)
-        options = TranslationOptions(
-            beam=Beam(size, num_best=min(size, asked[0].alternatives + 1)), keep_tags=asked[0].has_tags, labels=False,
+    def options(self, alternatives: int = 0, *, has_tags: bool = False) -> TranslationOptions:
+        """How texts and documents are translated."""
+        size = min(max(Beam().size, alternatives + 1), self.limits.max_beam)
+        return TranslationOptions(
+            beam=Beam(size, num_best=min(size, alternatives + 1)), keep_tags=has_tags, labels=False,
             max_length=self.limits.max_length, max_target_length=self.limits.max_length,
         )  # fmt: skip
+
+    def translate(self, asked: Sequence[Sentences]) -> list[list[Translation] | Exception]:
+        """The translations of the lines of several requests, whose options are the same."""
+        options = self.options(asked[0].alternatives, has_tags=asked[0].has_tags)
         lines = [Request(line, is_wanted=one.ticket.is_wanted) for one in asked for line in one.lines]
         found = iter(self.translator.translate_window(lines, options))
         return [_refusing([next(found) for _ in one.lines]) for one in asked]
 
     @torch.inference_mode()
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         """A greedy or drawn translation, by our own modules."""
         translator, options = self.translator, TranslationOptions(max_length=self.limits.max_length)
         (draft,) = drafts_of(translator, [Request(asked.text, asked.prefix)], options)
@@ -168,13 +203,14 @@ class ServedTranslator(Served):
         tokens: list[int] = []
         written = ""
         with self.edited(asked.edits):
-            for step in sample_steps(
+            written_steps = sample_steps(
                 translator.model, source, torch.tensor([source.shape[1]], device=source.device),
                 bos_id=marks.begin_id, eos_id=marks.end_id, max_steps=min(self.limit(asked.max_tokens, usual), usual),
-                filters=[Checking(ticket), *self._filters(asked.temperature)],
+                filters=[checked_logits, *self._filters(asked.temperature)],
                 constraints=[ForcedPrefix([draft.prefix])],
                 generator=torch.Generator(source.device).manual_seed(asked.seed),
-            ):  # fmt: skip
+            )  # fmt: skip
+            for step in checked_steps(translator.model, written_steps):
                 tokens.append(int(step.tokens[0]))
                 whole = tokenizer.decode(tokens)
                 piece = whole[len(written) :] if whole.startswith(written) and not whole.endswith("\ufffd") else ""
@@ -197,7 +233,8 @@ class ServedTranslator(Served):
                 raise Refused(400, f"an answer has at most {self.limits.max_length} tokens, got {len(tokens)}")
             if max(tokens) >= len(translator.target_tokenizer):
                 raise Refused(400, f"the model has tokens below {len(translator.target_tokenizer)}, got {max(tokens)}")
-            return self._forced(tokens, draft.ids)
+            with checking_layers(self.module):
+                return self._forced(tokens, draft.ids)
 
     def _target(self, asked: LookedAt, text: str) -> list[int]:
         if asked.target is not None:
@@ -227,15 +264,15 @@ class ServedLanguageModel(Served):
         begin = model.language.prompt("")
         self._learn(text_attention(model.tokenizer, begin, self.module.attend(torch.tensor([begin]).to(model.device))))  # type: ignore[operator]
 
-    def answer(self, asked: AnswerQuestion, ticket: Ticket) -> Iterator[AnswerPiece | Done | None]:
+    def answer(self, asked: AnswerQuestion) -> Iterator[AnswerPiece | Done | None]:
         most = self.limit(asked.max_tokens, 64)
         with self.edited(asked.edits):
             prompt = asked.text + asked.prefix
-            yield from self.write(prompt, ticket, most=most, temperature=asked.temperature, seed=asked.seed)
+            yield from self.write(prompt, most=most, temperature=asked.temperature, seed=asked.seed)
 
     @torch.inference_mode()
     def write(
-        self, prompt: str, ticket: Ticket, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
+        self, prompt: str, *, most: int, temperature: float, seed: int, top_p: float = 1.0,
         stop: Sequence[str] = (), place: int = 0,
     ) -> Iterator[AnswerPiece | Done | None]:  # fmt: skip
         """A text, piece by piece."""
@@ -244,10 +281,11 @@ class ServedLanguageModel(Served):
         if len(begun) > self.limits.max_length:
             raise Refused(400, f"a prompt has at most {self.limits.max_length} tokens, got {len(begun)}")
         text = ""
-        for piece in model.generate(
-            prompt, max_tokens=most, filters=[Checking(ticket), *self._filters(temperature, top_p)], stop=stop,
+        pieces = model.generate(
+            prompt, max_tokens=most, filters=[checked_logits, *self._filters(temperature, top_p)], stop=stop,
             seed=seed, drawn=tokens.append,
-        ):  # fmt: skip
+        )  # fmt: skip
+        for piece in checked_steps(self.module, pieces):
             text += piece
             yield AnswerPiece(piece, place)
         is_cut = len(tokens) == most and tokens[-1] not in model.language.end_ids
@@ -264,7 +302,7 @@ class ServedLanguageModel(Served):
             ids = asked.tokens[-model.block_length :]  # of a longer text, the last that the model reads at once
         else:
             ids = model.language.prompt(asked.text + (asked.target or ""))
-        with self.edited(asked.edits):
+        with self.edited(asked.edits), checking_layers(self.module):
             return model.attend(ids)
 
 
@@ -273,7 +311,7 @@ def _refusing(found: list[Translation]) -> list[Translation] | Exception:
     return found if problem is None else Refused(400, problem)
 
 
-def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device: str, limits: RequestLimits) -> Served:
+def served(folder: Path, *, name: str, device: str, limits: RequestLimits) -> Served:
     """Load the model of a run, or of a folder in Hugging Face's format.
 
     Raises:
@@ -282,10 +320,13 @@ def served(folder: Path, *, name: str, languages: tuple[str, str] | None, device
     task = task_name_of(folder)
     if task == TRANSLATION:
         translator = Translator.load(folder, device=device)
-        return ServedTranslator(name, translator, languages or languages_of(folder), limits)
-    if task != LANGUAGE_MODEL:
+        found: Served = ServedTranslator(name, translator, languages_of(folder), limits)
+    elif task == LANGUAGE_MODEL:
+        found = ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
+    else:
         raise ArgumentError(f"translators and language models are served; {folder} is a run of the task {task!r}")
-    return ServedLanguageModel(name, LanguageModel.load(folder, device=device), limits)
+    found.examples = example_texts(folder, task)
+    return found
 
 
 def languages_of(folder: Path) -> tuple[str, str]:

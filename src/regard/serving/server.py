@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -12,6 +12,8 @@ import uvicorn
 from regard.errors import ArgumentError, RegardError
 from regard.serving.application import application
 from regard.serving.asking import Desk
+from regard.serving.guard import Guard
+from regard.serving.jobs import jobs_of
 from regard.serving.served import Served, ServedTranslator, served
 from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
@@ -34,13 +36,14 @@ class ListeningPlace(NamedTuple):
     grace: float
     """Seconds that running requests have after SIGTERM."""
     logs_requests: bool
+    jobs: Path | None = None
+    """The folder of documents."""
 
 
 def load_models(
-    folders: Sequence[Path], languages: Sequence[str], *, device: str, limits: RequestLimits, threads: int,
-    stack: ExitStack, tell: Callable[[str], None],
-) -> dict[str, Served]:  # fmt: skip
-    """The models by name. Translators search by CTranslate2 where it is installed and can.
+    folders: Sequence[Path], languages: Sequence[str], load: Callable[[str, Path], Served]
+) -> dict[str, Served]:
+    """The models by name.
 
     Raises:
         ArgumentError: two models have one name, or a pair of languages is none.
@@ -48,24 +51,34 @@ def load_models(
     """
     pairs = iter([_pair(one) for one in languages])
     found: dict[str, Served] = {}
-    names = names_of(folders)
-    for folder in folders:
-        name = names.pop(0)
-        one = served(folder, name=name, languages=None, device=device, limits=limits)
+    for name, folder in zip(names_of(folders), folders, strict=True):
+        found[name] = one = load(name, folder)
         if isinstance(one, ServedTranslator):
             one.languages = next(pairs, one.languages)
-            try:
-                refuse_run(folder)
-                how = searching_by_ctranslate2(
-                    one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
-                )
-                tell(f"{name}: {stack.enter_context(how)}")
-            except (RegardError, OSError) as error:
-                tell(f"{name}: regard's own search, because {error}")
-        found[name] = one
     if (left := next(pairs, None)) is not None:
         raise ArgumentError(f"languages are given for each translator; there is none for {'-'.join(left)}")
     return found
+
+
+def load_model(
+    name: str, folder: Path, *, device: str, limits: RequestLimits, threads: int, tell: Callable[[str], None]
+) -> Served:
+    """A model. Translators search by CTranslate2 where it is installed and can, with so many threads.
+
+    Raises:
+        RegardError: it cannot be loaded.
+    """
+    one = served(folder, name=name, device=device, limits=limits)
+    if isinstance(one, ServedTranslator):
+        try:
+            refuse_run(folder)
+            how = searching_by_ctranslate2(
+                one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
+            )
+            tell(f"{name}: {one.searching.enter_context(how)}")
+        except (RegardError, OSError) as error:
+            tell(f"{name}: regard's own search, because {error}")
+    return one
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -108,16 +121,25 @@ def serve_forever(
     entrance: Entrance,
     limits: RequestLimits,
     begun: Callable[[str], None],
+    beside: Callable[[Desk], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     Raises:
         ArgumentError: the address cannot be listened on.
     """
-    desk = Desk(models, limits, version=__version__)
+    with ExitStack() as stack:
+        desk = Desk(models, limits, version=__version__)
+        stack.callback(desk.close)
+        jobs = None if place.jobs is None else stack.enter_context(jobs_of(place.jobs, desk))
+        stack.enter_context(beside(desk))
+        _run(application(desk, entrance, jobs), desk, place, begun)
+
+
+def _run(app: Guard, desk: Desk, place: ListeningPlace, begun: Callable[[str], None]) -> None:
     logs = uvicorn.config.LOGGING_CONFIG if place.logs_requests else None
     config = uvicorn.Config(
-        application(desk, entrance), host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
+        app, host=place.host, port=place.port, log_config=logs, lifespan="off", ws="none",
         access_log=place.logs_requests, log_level="info" if place.logs_requests else "critical", server_header=False,
         timeout_graceful_shutdown=max(1, round(place.grace)), proxy_headers=False, backlog=BACKLOG,
     )  # fmt: skip
@@ -126,11 +148,8 @@ def serve_forever(
         listening = config.bind_socket()
     except SystemExit:
         raise ArgumentError(f"host and port cannot be listened on: {place.host}:{place.port}") from None
-    try:
-        listening.listen(BACKLOG)  # who reads the line may come at once
-        begun("http://{}:{}".format(*listening.getsockname()[:2]))
-        # uvicorn raises the signal that ended it again, for the handlers from before.
-        with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
-            server.run(sockets=[listening])
-    finally:
-        desk.close()
+    listening.listen(BACKLOG)  # who reads the line may come at once
+    begun("http://{}:{}".format(*listening.getsockname()[:2]))
+    # uvicorn raises the signal that ended it again, for the handlers from before.
+    with listening, handled(lambda *_: None, signal.SIGINT, signal.SIGTERM):
+        server.run(sockets=[listening])

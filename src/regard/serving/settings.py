@@ -1,6 +1,6 @@
 """The settings of a server, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from regard.errors import ArgumentError, MissingExtraError
@@ -15,21 +15,25 @@ class RequestLimits:
     """
 
     max_text: int = 5_000
-    """characters of the texts of a request."""
+    """the most characters of the texts of a request."""
     max_length: int = 512
-    """tokens of a sentence or prompt, and of an answer."""
+    """the most tokens of a sentence or prompt, and of an answer."""
     max_beam: int = 16
-    """hypotheses of a search."""
+    """the most hypotheses of a search."""
     max_body: int = 2**20
-    """bytes of a request."""
+    """the most bytes of a request."""
     max_seconds: float = 60.0
-    """seconds until a request has its whole answer."""
+    """the most seconds until an answer is whole."""
     max_waiting: int = 128
-    """requests that wait for a model; further ones are told to come again (429)."""
+    """the most requests that wait for a model; further ones are answered 429."""
+
+    max_jobs: int = 32
+    """with --jobs, the most documents that are kept; further ones are answered 429."""
+    max_document: int = 2**24
+    """with --jobs, the most bytes of a document."""
 
     def __post_init__(self) -> None:
-        for name in ("max_text", "max_length", "max_beam", "max_body", "max_seconds", "max_waiting"):
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if not 1 <= value < float("inf"):
                 raise ArgumentError(f"{name} must be at least 1 and finite, got {value}")
 

@@ -123,6 +123,8 @@ class ModelCard(Struct, kw_only=True):
     """The names of its attention maps."""
     heads: int
     languages: list[str] | None = None
+    examples: list[str] = []
+    """Texts to try it with, from the held-out data of its run."""
     object: Literal["model"] = "model"
     owned_by: str = "regard"
 
@@ -147,6 +149,27 @@ class OpenAIProblem(Struct, kw_only=True):
     """An error in OpenAI's form."""
 
     error: OpenAIError
+
+
+# -- documents ----------------------------------------------------------------------------------------------
+
+JobFormat = Literal["text", "jsonl"]
+"""A sentence on each line, or an object with a `source` or a `text`."""
+
+
+class Job(Struct, kw_only=True):
+    """A document that is translated: `done` of its `total` lines."""
+
+    id: str
+    model: str
+    format: JobFormat
+    created: float
+    """Seconds since 1970."""
+    status: Literal["waiting", "running", "done", "failed"] = "waiting"
+    done: int = 0
+    total: int = 0
+    problem: str | None = None
+    """Why it failed, or the first line that could not be translated, whose answer is an empty line."""
 
 
 # -- ours ---------------------------------------------------------------------------------------------------

@@ -29,10 +29,11 @@ ENDED = object()
 
 
 class Ticket:
-    """One request, made in its event loop; a worker's thread tells it events and looks whether it is wanted."""
+    """One request, made in its event loop; a worker's thread tells it events and looks whether it is wanted. A work
+    without a request is not heard."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, *, is_heard: bool = True) -> None:
+        self._loop = asyncio.get_running_loop() if is_heard else None
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._gone = threading.Event()
 
@@ -53,6 +54,8 @@ class Ticket:
 
     def tell(self, event: Any) -> None:
         """Hand an event to the request."""
+        if self._loop is None:
+            return
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -70,3 +73,13 @@ class Ticket:
         if event.error is not None:
             raise event.error
         return ENDED
+
+
+AT_WORK = threading.local()
+"""Its `ticket` is that of the request for which a thread works."""
+
+
+def check_at_work(*_: Any) -> None:
+    """Raise `Left` if the request is over that this thread works for. It may be called as a hook of a module."""
+    if (ticket := getattr(AT_WORK, "ticket", None)) is not None:
+        ticket.check()

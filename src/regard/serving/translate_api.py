@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.serving.answering import json_answer
-from regard.serving.asking import Desk
+from regard.serving.asking import Desk, body_type
 from regard.serving.guard import unknown
 from regard.serving.served import Sentences, ServedTranslator
 from regard.serving.shapes import Health, Language, Translated, TranslateQuestion
@@ -25,7 +25,9 @@ class TranslateApi:
 
     async def translate(self, request: Request) -> Any:
         """Translate texts line by line."""
-        asked = msgspec.convert(await self._fields(request), TranslateQuestion, strict=self._is_json(request))
+        asked = msgspec.convert(
+            await self._fields(request), TranslateQuestion, strict=body_type(request) == "application/json"
+        )
         self._admit(request, asked.api_key)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         self._desk.check_text(*texts)
@@ -35,7 +37,7 @@ class TranslateApi:
         lines, ticket = [text.split("\n") for text in texts], Ticket()
         flat = [line for some in lines for line in some]
         sentences = Sentences(flat, asked.alternatives, asked.format == "html", ticket)
-        key = (asked.alternatives, asked.format)
+        key = (served, asked.alternatives, asked.format)
 
         def render(events: list[Any]) -> Response:
             found = iter(events[0])
@@ -57,8 +59,7 @@ class TranslateApi:
         targets: dict[str, list[str]] = {}
         for one in self._translators():
             targets.setdefault(one.languages[0], []).append(one.languages[1])
-        names = {code: code for code in targets}
-        return json_answer([Language(code=code, name=names[code], targets=some) for code, some in targets.items()])
+        return json_answer([Language(code=code, name=code, targets=some) for code, some in targets.items()])
 
     async def health(self, _: Request) -> Response:
         """Say that the server answers."""
@@ -81,18 +82,13 @@ class TranslateApi:
         if not (self._desk.knows(request) or self._desk.guard.knows(str(key or ""))):
             raise unknown()
 
-    @staticmethod
-    def _is_json(request: Request) -> bool:
-        return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-
     async def _fields(self, request: Request) -> dict[str, Any]:
-        body = await request.body()
-        if self._is_json(request):
+        body, kind = await request.body(), body_type(request)
+        if kind == "application/json":
             found = msgspec.json.decode(body)
             if not isinstance(found, dict):
                 raise Refused(400, "the body must be an object of JSON")
             return found
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in ("", "application/x-www-form-urlencoded"):
             raise Refused(415, f"bodies are application/json or application/x-www-form-urlencoded; got {kind:.100}")
         try:

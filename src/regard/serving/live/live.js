@@ -12,6 +12,7 @@ const server = serverOf(() => part("token").value || sessionStorage.getItem("tok
 let models = [], edits = [], view = null, questions = null, running = null, link = "", given = null;
 
 const chosen = (id) => models.find((one) => one.id === part(id).value);
+const modelOf = ({ model }) => models.find(({ id }) => id === model);
 const isTranslator = (model) => model?.task === "translation";
 
 async function begin() {
@@ -31,9 +32,30 @@ async function begin() {
   choose();
 }
 
+/** The words of the page for a translator, and for a model that continues texts. */
+const TRANSLATING = { go: "Translate", given: "Text to translate", said: "Translation", during: "translates", cut: "The translation was cut off by the limit of tokens.",
+  advice: "Type a text and press Enter: its translation comes as it is written, and below it the attention of every layer and head. Press a word of the translation to see which others were likely there." };
+const WRITING = { go: "Continue", given: "Text to continue", said: "Continuation", during: "writes", cut: "",
+  advice: "Type the beginning of a text and press Enter: its continuation comes as it is written, and below it the attention of every layer and head to the text." };
+const wordsOf = (model) => (isTranslator(model) ? TRANSLATING : WRITING);
+
 function choose() {
-  part("beginning").hidden = !isTranslator(chosen("model"));
-  part("length").hidden = isTranslator(chosen("model"));
+  const model = chosen("model"), words = wordsOf(model);
+  part("beginning").hidden = !isTranslator(model);
+  part("length").hidden = isTranslator(model);
+  for (const id of ["go", "given", "advice"]) part(id).textContent = words[id];
+  part("examples").replaceChildren(...model.examples.map((text) => element("li", {}, element("button", { type: "button", dir: "auto", onclick: () => {
+    part("text").value = text;
+    part("text").focus();
+    answer();
+  } }, text))));
+  running?.abort();
+  view?.remove();
+  view = null;
+  part("texts").replaceChildren();
+  say("");
+  root.hidden = part("heads").hidden = true;
+  part("help").hidden = false;
   edits = [];
   drawEdits();
 }
@@ -56,12 +78,13 @@ async function answer() {
   running?.abort();
   const mine = (running = new AbortController());
   part("stop").disabled = false;
+  part("help").hidden = true;
   const all = asked(), cards = all.map((one) => cardOf(one));
   part("texts").replaceChildren(...cards.map(({ card }) => card));
   try {
     const subjects = [];
     for (const [at, one] of all.entries()) {
-      say(`${one.model} ${isTranslator(models.find(({ id }) => id === one.model)) ? "translates" : "writes"} …`);
+      say(`${one.model} ${wordsOf(modelOf(one)).during} …`);
       const done = await server.answer(one, (text) => { cards[at].said.textContent += text; }, mine.signal);
       cards[at].said.textContent = done.text;
       Object.assign(cards[at], { done });
@@ -69,7 +92,7 @@ async function answer() {
     }
     await look(subjects, mine.signal);
     cards.forEach((card, at) => fillTokens(card, all[at], given.examples[at]));
-    say(cards.some(({ done }) => done.is_cut) ? "Cut off by the limit of tokens." : "");
+    say(cards.map(({ done }, at) => noteOn(done, wordsOf(modelOf(all[at])))).find(Boolean) ?? "");
   } catch (error) {
     if (error.name === "AbortError") say("Stopped.");
     else if (error.status === 401) await begin();
@@ -79,9 +102,11 @@ async function answer() {
   }
 }
 
-function cardOf({ model, edits: changed }) {
-  const said = element("p", { dir: "auto" });
-  const title = changed?.length ? `${model}, with ${changed.map(nameOf).join(", ")}` : model;
+const noteOn = ({ text, is_cut }, { said, cut }) => (text ? (is_cut ? cut : "") : `The ${said.toLowerCase()} is empty: the model wrote its end at once.`);
+
+function cardOf(one) {
+  const said = element("p", { dir: "auto" }), { model, edits: changed } = one;
+  const title = `${wordsOf(modelOf(one)).said} by ${model}${changed?.length ? `, with ${changed.map(nameOf).join(", ")}` : ""}`;
   const tokens = element("div", { class: "written" });
   return { card: element("section", { class: "said", "aria-label": title }, element("h2", {}, title), said, tokens), said, tokens };
 }
@@ -129,7 +154,7 @@ async function look(subjects, signal) {
   const start = { ...before, view: subjects.length > 1 ? "compare" : before.view === "compare" ? "matrix" : before.view };
   view = render(root, data, { start, reader, onLink: (changed) => { link = changed; } });
   await view.ready;
-  part("cut").disabled = false;
+  part("heads").hidden = false;
 }
 
 function shownHead() {

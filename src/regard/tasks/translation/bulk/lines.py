@@ -156,8 +156,8 @@ class BulkTranslation:
         for number, one in enumerate(chain.from_iterable(self.windows)):
             print(self.take(self.render([one], after=number)), file=file, end="", flush=flush)
 
-    def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
-        """Write all answers and finish the file; `tell` is called with the number of lines answered so far.
+    def written(self, unfinished: Unfinished) -> Iterator[int]:
+        """Write all answers and finish the file; yields the number of lines answered so far, after each window.
 
         Raises:
             DataError: a line is bad, and the work is to end there; the answers before its window are kept.
@@ -166,8 +166,23 @@ class BulkTranslation:
         for window in self.windows:
             content = self.take(self.render(window, after=unfinished.lines))
             unfinished.add((one.line for one in window), content)
-            tell(unfinished.lines)
+            yield unfinished.lines
         unfinished.finish()
+
+    def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
+        """Do the same at once; `tell` is called with each number. It raises the same errors."""
+        for lines in self.written(unfinished):
+            tell(lines)
+
+
+def as_plain_text(_number: int, translation: Translation) -> str:
+    """The best translation."""
+    return one_line(translation.text)
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks, which a model may write: each line of the output answers one line of the input."""
+    return " ".join(text.splitlines())
 
 
 def count_lines(path: Path) -> int:

@@ -111,7 +111,8 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
-    """The modules of a watch that no map shows, all of them chosen by `skip`; none for maps without a watch.
+    """The modules of a watch that no map shows, all of them chosen by `skip`, and those of attention over depth, which
+    mixes no positions; none for maps without a watch.
 
     Raises:
         NotSeenError: there are others, which attended unread or mix positions by other means; `what` needs them.
@@ -120,7 +121,7 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
     if not isinstance(record, Record):
         return ()
     unread = {path.partition(", call ")[0]: how for path, how in (*missed_by(record), *mixers_in(record).items())}
-    unread |= beside_attention(record)
+    unread |= beside_attention(record) | over_blocks(record)
     chosen = chooser([] if skip is None else skip, record.modules)
     if left := {path: how for path, how in unread.items() if not chosen(path)}:
         said = "; ".join(f"{path or 'the model itself'}: {how}" for path, how in list(left.items())[:MOST_NAMED])
@@ -129,7 +130,8 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
             f"{what} would be about a part of the model: {count(len(left), 'module')} besides mixed positions, and no "
             f"map shows how ({said}{more}). Name what you give up, as in skip={list(left)[:MOST_NAMED]}"
         )
-    return tuple(unread)
+    depth = {call.name for call in record.calls if call.kind == "attention over depth"}
+    return (*unread, *sorted(depth - unread.keys()))
 
 
 MOST_NAMED = 8
@@ -145,11 +147,21 @@ def beside_attention(record: Record) -> dict[str, str]:
     return {path: f"a convolution within {layer or 'the model'}, which attends besides" for path, layer in inside}
 
 
+def over_blocks(record: Record) -> dict[str, str]:
+    """The attentions whose keys are blocks of tokens that no map leads back to tokens."""
+    calls = [call for call in record.calls if call.map is not None and call.blocks is not None]
+    return {
+        call.name: f"its last {call.blocks.count} keys are blocks of {call.blocks.rate} tokens, and the shares of these "
+        "tokens are not known"
+        for call in calls if call.blocks is not None and call.over_tokens is None
+    }  # fmt: skip
+
+
 def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
     """The calls that mix the positions of one sequence, each as a layer of its own: no attention over depth, and no
-    convolution beside attention; attention to another sequence if `crossing`."""
+    convolution beside attention; attention to another sequence if `crossing`. Their maps are those over tokens."""
     parts = beside_attention(record)
-    read = [call for call in record.calls if call.map is not None and call.name not in parts]
+    read = [call for call in record.calls if call.over_tokens is not None and call.name not in parts]
     return [call for call in read if call.is_of_positions or (crossing and call.kind == "cross-attention")]
 
 
@@ -215,7 +227,8 @@ def _table(calls: list[Observed]) -> list[str]:
         shapes = list(dict.fromkeys(str(tuple(call.map.shape)) for call in own if call.map is not None))
         shape = shapes[0] if len(shapes) == 1 else f"{shapes[0]} to {shapes[-1]}"
         times = "" if len(own) == 1 else f"{len(own)} calls, "
-        kind = "" if own[0].kind == "attention" else f"{own[0].kind}{_ends(own[0])}, "
+        kind = _ends(own[0]) if own[0].kind == "attention" else f"{own[0].kind}{_ends(own[0])}"
+        kind = f"{kind.strip()}, " if kind else ""
         line = f"{name or 'the model itself'}: {times}{shape}, {kind}{own[0].how}"
         errors = [call.error for call in own if isinstance(call.error, float)]
         excuses = Counter(call.error for call in own if isinstance(call.error, str))

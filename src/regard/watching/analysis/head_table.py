@@ -76,8 +76,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     if isinstance(record, Record):
         calls = layers_of(record, crossing=True)
         crosses = [not call.is_of_positions for call in calls]
-        keyed: Any = {(call.name, call.index): call.map for call in calls}
-        maps = keyed
+        maps = _of_layers(maps)
     found = named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
@@ -86,6 +85,14 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     for own in (own for own, cross in zip(numbers, crosses, strict=False) if cross):
         own |= {name: torch.full_like(own[name], torch.nan) for name in OF_ONE_SEQUENCE & own.keys()}
     return table([name for name, _ in found], numbers, rest)
+
+
+def _of_layers(maps: Any) -> Any:
+    """The maps of a watch's layers by name, over tokens; other maps as they are."""
+    record = getattr(maps, "record", None)
+    if not isinstance(record, Record):
+        return maps
+    return {(call.name, call.index): call.over_tokens for call in layers_of(record, crossing=True)}
 
 
 @torch.no_grad()
@@ -113,8 +120,9 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     layer  head  jensen-shannon  variation  largest
     0         0            0.17       0.38     0.75
     """
+    one, other = watched(one), watched(other)
     rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
-    ours, theirs = named(one), named(other)
+    ours, theirs = named(_of_layers(one)), named(_of_layers(other))
     if len(ours) != len(theirs):
         raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
     rows = []

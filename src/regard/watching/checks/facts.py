@@ -19,7 +19,7 @@ from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.chosen_keys import KeyChoice, choice_of
+from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
 from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
@@ -45,6 +45,8 @@ class Facts:
     seen: Visible
     choice: KeyChoice | None = None
     """The measures of the keys that each query chose; None for other masks."""
+    blocks: BlockFacts | None = None
+    """The blocks of tokens among the keys, of which the rest tells nothing; None without any."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
@@ -52,7 +54,8 @@ class Facts:
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
         recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
-        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows])
+        blocks = [] if self.blocks is None else [str(self.blocks)]
+        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows, *blocks])
 
 
 @torch.no_grad()
@@ -81,6 +84,10 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     """
     if call.map is None or not call.map.source.has_blocks:
         raise NotKeptError(f"{call.name!r}: nothing was kept from which its mask could be read")
+    if call.kind == "compression":
+        raise NotKeptError(f"{call.name!r} makes blocks of tokens, and has no mask")
+    if call.blocks is not None:
+        return _with_blocks(call, keep, call.map.shape[-1] - call.blocks.count)
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
@@ -103,6 +110,16 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         seen=seen,
         choice=choice_of(call, kind, seen),
     )
+
+
+def _with_blocks(call: Observed, keep: Tensor | None, positions: int) -> Facts:
+    """The facts of the keys that are positions, with those of the blocks behind them."""
+    assert call.map is not None
+    rest = replace(call, made=call.map[..., :positions], factors=None, is_stored=True, blocks=None, chooser=None)
+    facts = facts_of(rest, keep)
+    on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
+    seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))
+    return replace(facts, seen=seen, no_key=int((~seen.live).sum()), blocks=blocks_of(call))
 
 
 def _two_numbers(bias: Bias | None) -> str:

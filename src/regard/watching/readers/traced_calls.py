@@ -16,7 +16,7 @@ from regard.watching.readers.provenance import Trace
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
-    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "index_select", "gather",
+    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "flip", "index_select", "gather",
     "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
     "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean",
 })  # fmt: skip

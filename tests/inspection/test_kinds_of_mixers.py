@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.maps.sources.convolution import Convolution
-from regard.watching import head_table, rollout
+from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.hooks.module_hooks import RECURRENCES
 from regard.watching.readers.recurrent_calls import CONVOLUTIONS, READERS
 from tests.maps.naive_recurrence import Given, step_by_step
@@ -284,3 +284,81 @@ def test_packed_sequences_of_fla_are_refused_by_name() -> None:
     del sys.modules[home.__name__]
     assert "a function of fla with cu_seqlens= is not read" in str(seen.report())
     assert home.chunk_gla is chunk_gla
+
+
+ANALYSES: dict[str, Any] = {
+    "rollout": lambda seen, skip: rollout(seen, -1, skip=skip, signs="size"),
+    "head_table": lambda seen, skip: head_table(seen, skip=skip),
+    "compare": lambda seen, skip: compare(seen, seen, skip=skip),
+    "relevance": lambda seen, skip: relevance(seen, skip=skip),
+    "audit": lambda seen, skip: seen.audit(skip=skip, causal=True),
+}
+
+
+@pytest.fixture(scope="module")
+def kinds_seen() -> dict[str, Any]:
+    return {"depth": watched("inkling2_text")[0], "cross": watched("t5")[0], "streams": watched("deepseek_v4")[0]}
+
+
+@pytest.mark.parametrize("kind", ["depth", "cross", "streams"])
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_an_analysis_over_layers_takes_no_other_mixtures_for_them(
+    kinds_seen: dict[str, Any], analysis: str, kind: str
+) -> None:
+    seen, ask = kinds_seen[kind], ANALYSES[analysis]
+    kinds = seen.report().kinds
+    skip = [path for path, own in kinds.items() if own == "convolution"]
+    refused = {("rollout", "cross"): "another sequence", ("relevance", "streams"): "no rule for blocks of tokens"}
+    if reason := refused.get((analysis, kind)):
+        with pytest.raises(regard.RegardError, match=reason):
+            ask(seen, skip)
+        return
+    found = ask(seen, skip)
+    left_out = {path for path, own in kinds.items() if own in ("attention over depth", "mixture of streams")}
+    if analysis == "audit":
+        assert not left_out & {finding.path for finding in found}
+        return
+    if analysis == "rollout":
+        alone = [seen.over_tokens(path, 0) for path, own in kinds.items() if own == "attention"]
+        assert torch.equal(found, rollout(alone, -1))
+        return
+    if analysis == "relevance":
+        layers = [step.map for steps in found._layers for step in steps]
+        assert len(layers) == sum(own in ("attention", "cross-attention") for own in kinds.values())
+        said = repr(found)
+    else:
+        assert set(found.layers) == {path for path, own in kinds.items() if own in ("attention", "cross-attention")}
+        said = str(found)
+    if kind == "depth":
+        assert all(path in said for path in left_out)  # It says so.
+
+
+def test_an_alignment_is_of_another_sequence(kinds_seen: dict[str, Any]) -> None:
+    assert kinds_seen["cross"].alignment().shape[-2:] == kinds_seen["cross"].alignment(0).shape[-2:]
+    for kind in ("depth", "streams"):
+        with pytest.raises(NotSeenError, match="attends from one sequence to another"):
+            kinds_seen[kind].alignment()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_part_of_a_recall(side: str) -> None:
+    from tests.families import architectures as made
+
+    model: Any = made.build(transformers.DeepseekV32Model, made.tiny_config("deepseek_v32"))
+    keep = torch.ones(2, 24, dtype=torch.long)
+    keep[1, :9] = 0
+    keep = keep if side == "left" else keep.flip(-1)
+    with regard.watch(model) as seen:
+        model(torch.randint(3, 50, (2, 24)), attention_mask=keep)
+    call = seen.calls[0].factors.call
+    scores = (call.query @ call.key.mT).double() * call.score.dot_scale(call.query.shape[-1])
+    visible = torch.ones(24, 24).tril().bool() & keep[:, None, None].bool()
+    dense, chosen = scores.masked_fill(~visible, -torch.inf).softmax(-1), seen[seen.calls[0].name, 0].dense() > 0
+    choosing = (keep.cumsum(-1) > 4) & keep.bool()
+    recall = float((dense * chosen).sum(-1).mean(1)[choosing].mean())
+    assert f"recall: they have {recall:.1%} of the dense map's weight" in str(seen.report())
+    first = keep.argmax(-1)
+    lost = ~chosen.any(1).gather(-1, first[:, None, None].expand(2, 24, 1))[..., 0] & choosing
+    found = [one for one in seen.audit() if one.reason == "first key dropped" and one.path == seen.calls[0].name]
+    assert [one.numbers["rows"] for one in found] == [pytest.approx(float(lost.sum() / choosing.sum()))]

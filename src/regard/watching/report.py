@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -163,6 +163,15 @@ def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
     parts = beside_attention(record)
     read = [call for call in record.calls if call.over_tokens is not None and call.name not in parts]
     return [call for call in read if call.is_of_positions or (crossing and call.kind == "cross-attention")]
+
+
+def maps_of_layers(watched: Any) -> Any:
+    """The maps of a watch's layers by name and call, over tokens, those of cross-attention too; other maps as they are.
+    """
+    record = getattr(watched, "record", None)
+    if not isinstance(record, Record):
+        return watched
+    return {(call.name, call.index): call.over_tokens for call in layers_of(record, crossing=True)}
 
 
 def held_bytes(record: Record) -> int:

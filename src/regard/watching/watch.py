@@ -272,7 +272,7 @@ class Seen(Displayed):
         # A recurrent decoder begins with the encoder's state: its steps are known by the same keys at each of them.
         steps = {name for name, found in self.record.sequences.of.items() if any(one.grows is False for one in found)}
         read = [call for call in self.calls if call.map is not None]
-        names = list(dict.fromkeys(call.name for call in read if call.crosses or call.name in steps))
+        names = list(dict.fromkeys(call.name for call in read if call.kind == "cross-attention" or call.name in steps))
         if not names:
             raise NotSeenError("no call that was read attends from one sequence to another: print(seen.report())")
         if not -len(names) <= layer < len(names):

@@ -19,7 +19,7 @@ from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
 from regard.watching.observed import Record
-from regard.watching.report import given_up, layers_of
+from regard.watching.report import given_up, layers_of, maps_of_layers
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     if isinstance(record, Record):
         calls = layers_of(record, crossing=True)
         crosses = [not call.is_of_positions for call in calls]
-        maps = _of_layers(maps)
+        maps = maps_of_layers(maps)
     found = named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
@@ -85,14 +85,6 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     for own in (own for own, cross in zip(numbers, crosses, strict=False) if cross):
         own |= {name: torch.full_like(own[name], torch.nan) for name in OF_ONE_SEQUENCE & own.keys()}
     return table([name for name, _ in found], numbers, rest)
-
-
-def _of_layers(maps: Any) -> Any:
-    """The maps of a watch's layers by name, over tokens; other maps as they are."""
-    record = getattr(maps, "record", None)
-    if not isinstance(record, Record):
-        return maps
-    return {(call.name, call.index): call.over_tokens for call in layers_of(record, crossing=True)}
 
 
 @torch.no_grad()
@@ -122,7 +114,7 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     """
     one, other = watched(one), watched(other)
     rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
-    ours, theirs = named(_of_layers(one)), named(_of_layers(other))
+    ours, theirs = named(maps_of_layers(one)), named(maps_of_layers(other))
     if len(ours) != len(theirs):
         raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
     rows = []

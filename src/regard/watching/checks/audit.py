@@ -32,7 +32,7 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
         raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
     found: list[Finding] = []
     known: list[tuple[Observed, Facts]] = []
-    for call in (call for call in record.calls if call.kind != "compression"):
+    for call in (call for call in record.calls if call.kind not in ("compression", "attention over depth")):
         crosses = call.crosses is True
         try:
             facts = facts_of(call, _fitting(call, keep), crosses=crosses)

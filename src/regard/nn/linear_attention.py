@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from regard.call.shapes import Dimensions, as_autocast, require_dense, without_autocast
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
 from regard.functional import RECURRENT, Attended
 from regard.kernels.recurrence import Recurrence
 from regard.lazy import displayed
@@ -131,7 +131,8 @@ def linear_attention(
         recurrence = layout.recurrence(query, key, decay, beta, removal, scale)
         values = layout.flat(value, "value", value.shape[-2:]).to(recurrence.dtype)
         before = None if state is None else layout.flat(state, "state", (query.shape[-1], value.shape[-1]))
-        _check_values(recurrence, values, before)
+        if (fault := fault_of(recurrence, values, before)) is not None:
+            raise fault
         output, after = recurrence.chunked().product(values, before)
     output = output.to(query.dtype).view(*layout.leading, *output.shape[1:])
     if not (return_weights or return_state):
@@ -243,8 +244,8 @@ class _Layout(NamedTuple):
         return AttentionMap(GivenRecurrence(recurrence, self.leading, names))
 
 
-def _check_values(recurrence: Recurrence, values: Tensor, state: Tensor | None) -> None:
-    """Check all ranges with one answer of the device; where one fails, say which."""
+def fault_of(recurrence: Recurrence, values: Tensor | None = None, state: Tensor | None = None) -> RegardError | None:
+    """The first range that is not kept, found with one answer of the device; None if all are."""
     most = 2.0 if recurrence.by_delta else torch.finfo(recurrence.dtype).max
     pair = recurrence.removal or (None, None)
     ranges: tuple[tuple[str, Tensor | None, float, float], ...] = (
@@ -259,15 +260,16 @@ def _check_values(recurrence: Recurrence, values: Tensor, state: Tensor | None) 
     )
     found = [(name, x.detach(), low, high) for name, x, low, high in ranges if x is not None and x.numel()]
     if not found or is_transformed() or not all(has_values(x) for _, x, _, _ in found):
-        return
+        return None
     ends = torch.stack([torch.stack(x.aminmax()).to(recurrence.dtype) for _, x, _, _ in found]).tolist()
     for (name, _, low, high), (least, largest) in zip(found, ends, strict=True):
         is_finite = least - least == 0 and largest - largest == 0
         if not is_finite and not (name == "decay" and largest <= 0):
-            raise NonFiniteError(f"{name} must be finite, got values from {least:g} to {largest:g}: find their origin")
+            return NonFiniteError(f"{name} must be finite, got values from {least:g} to {largest:g}: find their origin")
         if least < low or largest > high:
             meant = ": it is the logarithm of a factor in [0, 1]" if name == "decay" else ""
             ends_of = (
                 "at most 0" if name == "decay" else 'in [0, 2] with removal="delta"' if high == 2 else "at least 0"
             )
-            raise ArgumentError(f"{name} must be {ends_of}, got values from {least:g} to {largest:g}{meant}")
+            return ArgumentError(f"{name} must be {ends_of}, got values from {least:g} to {largest:g}{meant}")
+    return None

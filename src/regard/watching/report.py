@@ -111,8 +111,8 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
-    """The modules of a watch that no map shows, all of them chosen by `skip`, and those of attention over depth, which
-    mixes no positions; none for maps without a watch.
+    """The modules of a watch that no map shows, all of them chosen by `skip`, and those of attention over depth; none
+    for maps without a watch.
 
     Raises:
         NotSeenError: there are others, which attended unread or mix positions by other means; `what` needs them.
@@ -166,8 +166,7 @@ def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
 
 
 def maps_of_layers(watched: Any) -> Any:
-    """The maps of a watch's layers by name and call, over tokens, those of cross-attention too; other maps as they are.
-    """
+    """The maps of a watch's layers by name and call, over tokens, those of cross-attention too; other maps as they are."""
     record = getattr(watched, "record", None)
     if not isinstance(record, Record):
         return watched

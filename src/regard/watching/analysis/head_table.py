@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor

@@ -52,6 +52,9 @@ def _of_call(
 ) -> Iterator[Finding]:
     assert call.map is not None
     mask, (queries, keys) = facts.mask, call.map.shape[-2:]
+    if facts.fault:
+        yield Finding("recurrence", "error", facts.fault, call.name, call.index)
+        return
     if any(share is not None and math.isnan(share) for share in (facts.later, facts.padding, facts.first)):
         yield Finding(
             "not finite", "error", "its weights are not numbers: look at the inputs and at rows without a key",

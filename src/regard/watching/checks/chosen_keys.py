@@ -110,7 +110,8 @@ class BlockFacts:
 
 def blocks_of(call: Observed) -> BlockFacts:
     """Measure the weight on blocks, and the recall of their choice, a few rows at a time."""
-    assert call.map is not None and call.blocks is not None
+    assert call.map is not None
+    assert call.blocks is not None
     count, rate, keys = call.blocks.count, call.blocks.rate, call.map.shape[-1]
     weight = float(call.map[..., keys - count :].sum(-1).mean().clamp(0.0, 1.0))
     if call.chooser is None or call.chooser.count >= count:

@@ -16,7 +16,9 @@ from regard.kernels import row_state
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
+from regard.nn.linear_attention import fault_of
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
@@ -47,6 +49,8 @@ class Facts:
     """The measures of the keys that each query chose; None for other masks."""
     blocks: BlockFacts | None = None
     """The blocks of tokens among the keys, of which the rest tells nothing; None without any."""
+    fault: str = ""
+    """The range that a factor of a linear recurrence does not keep."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
@@ -54,7 +58,7 @@ class Facts:
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
         recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
-        blocks = [] if self.blocks is None else [str(self.blocks)]
+        blocks = ([] if self.blocks is None else [str(self.blocks)]) + ([self.fault] if self.fault else [])
         return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows, *blocks])
 
 
@@ -93,7 +97,9 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
-        return Facts(kind_of(seen), 0.0, None, None, 0, seen.first.shape[1] * call.sizes.flat_batch, seen)
+        rows, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
+        fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
+        return Facts(kind_of(seen), 0.0, None, None, 0, rows, seen, fault="" if fault is None else str(fault))
     kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     kind = chosen_by(kind, seen, call.chooser)
     rows = _Counted(call, seen, _real_queries(call, keep))
@@ -245,7 +251,7 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
             continue
         except RegardError:
             continue
-        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding), []).append(facts)
+        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding, facts.fault), []).append(facts)
     lines = []
     for alike in kinds.values():
         mean = replace(

@@ -34,7 +34,7 @@ from regard.watching.kept.shared_keys import share_keys
 class Blocks(NamedTuple):
     """The last keys of a call, each made of a block of tokens."""
 
-    count: int
+    number: int
     rate: int
     """The tokens of a block."""
     made: "Observed | None"
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     def source(self) -> Compression | None:
         """The shares of tokens in the blocks; None if they are not kept."""
         source = None if self.made is None or self.made.map is None else self.made.map.source
-        return source if isinstance(source, Compression) and source.queries == self.count else None
+        return source if isinstance(source, Compression) and source.queries == self.number else None
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +225,7 @@ class Record(Interceptor):
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
             crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
             blocks=(blocks := self._blocks(source, when)),
-            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.count)),
+            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None

@@ -149,12 +149,9 @@ def beside_attention(record: Record) -> dict[str, str]:
 
 def over_blocks(record: Record) -> dict[str, str]:
     """The attentions whose keys are blocks of tokens that no map leads back to tokens."""
-    calls = [call for call in record.calls if call.map is not None and call.blocks is not None]
-    return {
-        call.name: f"its last {call.blocks.count} keys are blocks of {call.blocks.rate} tokens, and the shares of these "
-        "tokens are not known"
-        for call in calls if call.blocks is not None and call.over_tokens is None
-    }  # fmt: skip
+    said = "its last {} keys are blocks of {} tokens, and the shares of these tokens are not known"
+    calls = [(call, call.blocks) for call in record.calls if call.map is not None and call.over_tokens is None]
+    return {call.name: said.format(of.number, of.rate) for call, of in calls if of is not None}
 
 
 def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
@@ -166,7 +163,7 @@ def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
 
 
 def maps_of_layers(watched: Any) -> Any:
-    """The maps of a watch's layers by name and call, over tokens, those of cross-attention too; other maps as they are."""
+    """The maps over tokens of a watch's layers, by name and call, with cross-attention; other maps as they are."""
     record = getattr(watched, "record", None)
     if not isinstance(record, Record):
         return watched

@@ -57,30 +57,6 @@ class Compression(NamedSource):
 
         return block
 
-    def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
-        match statistic:
-            case st.Product(x):
-                return (self.blocks_of(x),)
-            case st.TransposedProduct(x):
-                return (self.positions_of(x).mT,)
-        return None
-
-    def blocks_of(self, x: Tensor) -> Tensor:
-        """P x for x (N or 1, S, E)."""
-        count, width = self.shares.shape[1:]
-        x = torch.nn.functional.pad(x[:, : count * self.rate], (0, 0, width - self.rate, 0)).unfold(1, width, self.rate)
-        return (x @ self.shares.to(self.dtype)[..., None])[..., 0]
-
-    def positions_of(self, x: Tensor) -> Tensor:
-        """P^T x for x (N or 1, n, E)."""
-        parts = self.shares.to(self.dtype).unflatten(-1, (-1, self.rate))
-        total = x.new_zeros(len(parts), self.positions, x.shape[-1])
-        for number in range(parts.shape[2]):  # each of a block's last `rate` positions, and of those before
-            back = parts.shape[2] - 1 - number
-            spread = (parts[:, back:, number, :, None] * x[:, back:, None]).flatten(1, 2)
-            total = total + torch.nn.functional.pad(spread, (0, 0, 0, self.positions - spread.shape[1]))
-        return total
-
     def over_heads(self, heads: int) -> "Compression":
         """The mean over the channels, the same for so many heads."""
         shares = self.shares.unflatten(0, self.layout).mean(1)[:, None].expand(-1, heads, -1, -1)
@@ -132,12 +108,12 @@ class OverTokens(NamedSource, SeveralSource):
     def at_once(self, statistic: Statistic) -> tuple[Tensor, ...] | None:
         match statistic:
             case st.Product(x):
-                of_blocks = self.blocks.blocks_of(x)
-                both = torch.cat([x.expand(len(of_blocks), -1, -1), of_blocks], 1)
-                return (ask(self.weights, st.Product(both))[0],)
+                (of_blocks,) = ask(self.blocks, statistic)
+                return ask(self.weights, st.Product(torch.cat([x.expand(len(of_blocks), -1, -1), of_blocks], 1)))
             case st.TransposedProduct(x):
-                both = ask(self.weights, st.TransposedProduct(x))[0].mT
-                return ((both[:, : self.keys] + self.blocks.positions_of(both[:, self.keys :])).mT,)
+                (both,) = ask(self.weights, statistic)
+                on_blocks = st.TransposedProduct(both[..., self.keys :].mT)
+                return (both[..., : self.keys] + ask(self.blocks, on_blocks)[0],)
         return None
 
     def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "OverTokens":

@@ -275,7 +275,7 @@ def _given(steps: Any) -> Layers:
 
 def _observed(record: Any) -> Layers:
     """The layers of a watch, in stacks: the decoder has cross-attention."""
-    calls = [call for call in layers_of(record, crossing=True) if call.map is not None]
+    calls: list[Any] = layers_of(record, crossing=True)
     if over := [call.name for call in calls if call.blocks is not None]:
         raise ArgumentError(f"relevance() has no rule for blocks of tokens, which are keys of {', '.join(over)}")
     if len({call.run for call in calls}) > 1:

@@ -104,7 +104,7 @@ class BlockFacts:
         blocks = "block" if self.count == 1 else "blocks"
         said = f"{self.count} {blocks} of {self.rate} tokens, with {self.weight:.1%} of the weight"
         if self.chosen is not None:
-            said += f": {self.chosen.count} of the earlier ones for each query, chosen by {self.chosen.module}"
+            said += f": {self.chosen.each} of the earlier ones for each query, chosen by {self.chosen.module}"
         return said if self.recall is None else f"{said}, with {self.recall:.1%} of the weight that all would get"
 
 
@@ -112,9 +112,9 @@ def blocks_of(call: Observed) -> BlockFacts:
     """Measure the weight on blocks, and the recall of their choice, a few rows at a time."""
     assert call.map is not None
     assert call.blocks is not None
-    count, rate, keys = call.blocks.count, call.blocks.rate, call.map.shape[-1]
+    count, rate, keys = call.blocks.number, call.blocks.rate, call.map.shape[-1]
     weight = float(call.map[..., keys - count :].sum(-1).mean().clamp(0.0, 1.0))
-    if call.chooser is None or call.chooser.count >= count:
+    if call.chooser is None or call.chooser.each >= count:
         return BlockFacts(rate, count, weight)
     source = call.map.source
     if call.over_tokens is None or not isinstance(source, CallSource) or call.is_stored:
@@ -129,7 +129,7 @@ def blocks_of(call: Observed) -> BlockFacts:
                 chosen = own.scores(rows, range(keys - count, keys)) > HIDDEN
             dense = scores.masked_fill(places >= ready[:, None], -torch.inf).logsumexp(-1)
             share = torch.exp(scores.masked_fill(~chosen, -torch.inf).logsumexp(-1) - dense)
-            shares.append(share[..., ready > call.chooser.count])
+            shares.append(share[..., ready > call.chooser.each])
     found = torch.cat(shares, -1) if shares else torch.empty(0, device=places.device)
     recall = float(found.mean(dtype=widest_dtype(found.device)).clamp(0.0, 1.0)) if found.numel() else None
     return BlockFacts(rate, count, weight, call.chooser, recall)

@@ -91,15 +91,15 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     if call.kind == "compression":
         raise NotKeptError(f"{call.name!r} makes blocks of tokens, and has no mask")
     if call.blocks is not None:
-        return _with_blocks(call, keep, call.map.shape[-1] - call.blocks.count)
+        return _with_blocks(call, keep, call.map.shape[-1] - call.blocks.number)
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
-        rows, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
+        count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
-        return Facts(kind_of(seen), 0.0, None, None, 0, rows, seen, fault="" if fault is None else str(fault))
+        return Facts(kind_of(seen), 0.0, None, None, 0, count, seen, fault=str(fault or ""))
     kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     kind = chosen_by(kind, seen, call.chooser)
     rows = _Counted(call, seen, _real_queries(call, keep))
@@ -121,7 +121,8 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
 def _with_blocks(call: Observed, keep: Tensor | None, positions: int) -> Facts:
     """The facts of the keys that are positions, with those of the blocks behind them."""
     assert call.map is not None
-    rest = replace(call, made=call.map[..., :positions], factors=None, is_stored=True, blocks=None, chooser=None)
+    own: AttentionMap = call.map[..., :positions]  # type: ignore[assignment]
+    rest = replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None)
     facts = facts_of(rest, keep)
     on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
     seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))

@@ -89,9 +89,9 @@ def chosen_by(kind: MaskKind, seen: Visible, chooser: KeysChosen | None) -> Mask
     """The kind with the module that chose the keys, and how many: padding may leave a row fewer than that."""
     if chooser is None or kind.pattern not in ("chosen", "dense of no known kind") or kind.sees_later:
         return kind
-    if int(seen.count.max()) != chooser.count:
+    if int(seen.count.max()) != chooser.each:
         return kind
-    return replace(kind, pattern="chosen", size=chooser.count, chooser=chooser.module)
+    return replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
 
 
 def kind_of(seen: Visible) -> MaskKind:

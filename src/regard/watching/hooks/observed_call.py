@@ -32,8 +32,8 @@ class KeysChosen(NamedTuple):
     """A choice of keys for each query, as by an indexer."""
 
     module: str
-    """Its path."""
-    count: int
+    """The path of the chooser."""
+    each: int
     """How many keys it chose for each query."""
     hidden: Tensor
     """The keys that it hid from all queries, bool (B, S): padding."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from regard.call.shapes import Dimensions
 from regard.maps.sources.compression import Compression
-from regard.maps.sources.values import widened
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
@@ -71,23 +70,19 @@ class CompressorRebuilding(Rebuilding):
                        found.values)  # fmt: skip
 
     def whole(self) -> Rebuilt:
-        call, module = self.call, self.call.module
-        each, width = call.shares.shape[1], call.shares.shape[-1]
-        value = widened(call.value.detach())
-        # (The later series is that of a block's own tokens, and the first that of the tokens before it.)
-        parts = call.shares.detach().unflatten(-1, (-1, module.compress_rate)).unbind(-2)
-        series = value.unflatten(-1, (len(parts), each)).unbind(-2)
-        summed = torch.zeros_like(call.output[:, 0], dtype=value.dtype)
-        for number, (part, one) in enumerate(zip(parts, series, strict=True)):
-            back = len(parts) - 1 - number
-            blocks = one[:, : summed.shape[1] * module.compress_rate].unflatten(1, (-1, module.compress_rate))
-            shifted = torch.nn.functional.pad(blocks, (0, 0, 0, 0, back, 0))[:, : summed.shape[1]]
-            summed = summed + torch.einsum("bdwl,bwld->bwd", part, shifted)
-        assert width % module.compress_rate == 0
-        normed = module.kv_norm.forward(summed.to(call.output.dtype))
-        places = torch.arange(summed.shape[1], device=summed.device)[None] * module.compress_rate
+        module, output, shares = self.call.module, self.call.output.detach(), self.call.shares.detach()
+        value = _windows(self.call.value.detach(), shares.shape[1], output.shape[2], module.compress_rate, 0.0)
+        normed = module.kv_norm.forward((value * shares.permute(0, 2, 3, 1)).sum(2))
+        places = torch.arange(output.shape[2], device=output.device)[None] * module.compress_rate
         cos, sin = module.rotary_emb.forward(normed, position_ids=places, layer_type=module.rope_layer_type)
-        return Rebuilt(self.rotate(normed[:, None], cos, sin), call.output.detach(), call.output.detach())
+        return Rebuilt(self.rotate(normed[:, None], cos, sin), output, output)
+
+
+def _windows(x: Tensor, width: int, blocks: int, rate: int, fill: float) -> Tensor:
+    """The vectors that each block is made of, (B, n, L, D). Of two series (B, T, 2 D), the second is that of a block's
+    own tokens, and the first that of the tokens of the block before it."""
+    *before, own = x[:, : blocks * rate].unflatten(1, (blocks, rate)).unflatten(-1, (-1, width)).unbind(-2)
+    return torch.cat([*(nn.functional.pad(one[:, :-1], (0, 0, 0, 0, 1, 0), value=fill) for one in before), own], 2)
 
 
 def observe_compressor(
@@ -114,11 +109,9 @@ def observe_compressor(
         thread.unread(LATER, module)
         return
     with DisableTorchFunction():
-        gate, value = module.gate_proj.forward(x), module.kv_proj.forward(x)
-        gate = gate[:, : blocks * rate].unflatten(1, (blocks, rate)) + module.position_bias
-        series = gate.unflatten(-1, (-1, keys.shape[-1])).unbind(-2)
-        before = [nn.functional.pad(one, (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :-1] for one in series[:-1]]
-        shares = torch.cat([*before, series[-1]], 2).softmax(2, dtype=torch.float32).permute(0, 3, 1, 2)
+        value, gate = module.kv_proj.forward(x), module.gate_proj.forward(x)[:, : blocks * rate]
+        gate = _windows(gate + module.position_bias.repeat(blocks, 1), keys.shape[-1], blocks, rate, -torch.inf)
+        shares = gate.softmax(2, dtype=torch.float32).permute(0, 3, 1, 2)
     call = CompressorCall(module, shares, value, keys, f"blocks of {rate} tokens, where each channel is a head")
     stream = thread.traces.stream(x)
     call.origins = Origins(own, stream if isinstance(stream, Stream) else Stream("positions"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from regard.call.shapes import Sizes
 from regard.errors import GradientError, ShapeError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.compression import Compression, OverTokens
 from regard.maps.sources.source import Source
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
@@ -30,8 +29,11 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
 
+if TYPE_CHECKING:
+    from regard.maps.sources.compression import Compression
 
-class Blocks(NamedTuple):
+
+class BlockKeys(NamedTuple):
     """The last keys of a call, each made of a block of tokens."""
 
     number: int
@@ -41,8 +43,10 @@ class Blocks(NamedTuple):
     """The call of the compressor; None if it was not read in this run of the model."""
 
     @property
-    def source(self) -> Compression | None:
+    def source(self) -> "Compression | None":
         """The shares of tokens in the blocks; None if they are not kept."""
+        from regard.maps.sources.compression import Compression  # (few models need it)
+
         source = None if self.made is None or self.made.map is None else self.made.map.source
         return source if isinstance(source, Compression) and source.queries == self.number else None
 
@@ -79,7 +83,7 @@ class Observed:
     """True if its keys are made of another sequence than its queries; None if that is not known."""
     chooser: KeysChosen | None = None
     """The choice by the module that last chose among as many keys, or blocks, for as many queries; None without one."""
-    blocks: "Blocks | None" = None
+    blocks: "BlockKeys | None" = None
     """The blocks of tokens among its keys; None without any."""
     kind: str = "attention"
     """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
@@ -98,6 +102,8 @@ class Observed:
         """The map with tokens for keys: that of blocks, times the mean over channels of their shares; None without."""
         if self.blocks is None or self.map is None:
             return self.map
+        from regard.maps.sources.compression import OverTokens
+
         of, weights = self.blocks.source, self.map.source
         if of is None or not weights.has_blocks or self.map.shape[-1] != of.positions + of.queries:
             return None
@@ -242,14 +248,14 @@ class Record(Interceptor):
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
 
-    def _blocks(self, source: ObservedCall, when: Moment) -> Blocks | None:
+    def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
         """The blocks of tokens among the keys of a call, with the call of this run that made them."""
         stream = None if source.origins is None else source.origins.keys
         if stream is None or stream.own is None or stream.maker is None:
             return None
         path, rate = self.paths.get(id(stream.maker)), stream.maker.__dict__["compress_rate"]
         made = (one for one in reversed(self.calls) if one.name == path and one.run == when.begun)
-        return Blocks(stream.blocks, rate, next(made, None))
+        return BlockKeys(stream.blocks, rate, next(made, None))
 
     def _place(
         self, path: str, index: int, evidence: AnyEvidence | None, when: Moment, *, may_wait: bool

@@ -13,12 +13,12 @@ from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
 from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
+from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
-from regard.nn.linear_attention import fault_of
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of

@@ -64,11 +64,6 @@ class CompressorRebuilding(Rebuilding):
     def queries(self) -> int:
         return self.call.output.shape[2]
 
-    def some(self, rows: range) -> Rebuilt:
-        found = self.whole()
-        return Rebuilt(found.rebuilt[:, :, rows.start : rows.stop], found.output[:, :, rows.start : rows.stop],
-                       found.values)  # fmt: skip
-
     def whole(self) -> Rebuilt:
         module, output, shares = self.call.module, self.call.output.detach(), self.call.shares.detach()
         value = _windows(self.call.value.detach(), shares.shape[1], output.shape[2], module.compress_rate, 0.0)

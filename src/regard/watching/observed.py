@@ -86,7 +86,7 @@ class Observed:
     blocks: "BlockKeys | None" = None
     """The blocks of tokens among its keys; None without any."""
     kind: str = "attention"
-    """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
+    """One of the kinds of a report."""
 
     @property
     def map(self) -> AttentionMap | None:

@@ -32,7 +32,7 @@ class Report(Displayed):
     """(module path, evidence) of modules that mix positions by other means than attention, which no map shows."""
     kinds: dict[str, str]
     """How each module mixes tokens: attention, cross-attention, attention over depth, linear attention, state space,
-    convolution, recurrence, mixture of streams, or unknown."""
+    convolution, recurrence, compression (tokens to blocks), mixture of streams, or unknown."""
     others: tuple[tuple[str, str], ...]
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]

@@ -89,6 +89,7 @@ def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() 
     assert kinds["layers.1.attention_input"] == "attention over depth"
     assert kinds["layers.0.self_attn.k_sconv"] == kinds["layers.0.post_mlp_convolution"] == "convolution"
     assert str(seen["final_input", 0].dimensions) == "(batch, head, query: slots, key: layers)"
+    assert str(seen["layers.1.self_attn", 0].dimensions) == "(batch, head, query, key)"  # of the depth's outputs
     assert "attention over depth (queries: slots, keys: layers), F.scaled" in str(seen.report())
     with pytest.raises(NotSeenError, match=r"layers.0.self_attn.k_sconv: a convolution within layers.0.self_attn"):
         rollout(seen, -1)

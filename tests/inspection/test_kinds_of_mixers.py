@@ -1,7 +1,6 @@
 """Every module that mixes tokens has its kind, and the analyses take the layers that they are about."""
 
 import sys
-from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.maps.sources.convolution import Convolution
-from regard.watching import head_table, rollout
+from regard.watching import compare, head_table, relevance, rollout
 from regard.watching.hooks.module_hooks import RECURRENCES
 from regard.watching.readers.recurrent_calls import CONVOLUTIONS, READERS
-from tests.maps.naive_recurrence import Given, step_by_step
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -57,12 +55,41 @@ def test_a_layer_that_is_a_convolution_has_a_map() -> None:
         weights.lse  # noqa: B018
 
 
+@torch.no_grad()
+def test_a_convolution_in_a_generation() -> None:
+    """Its single steps get the last positions from a state, and their rows are the filters."""
+    from tests.families import architectures as made
+
+    config = made.tiny_config("lfm2")
+    config.layer_types = ["conv", "full_attention"]
+    model: Any = made.build(made.library().Lfm2ForCausalLM, config)
+    ids = torch.randint(3, 50, (2, 9))
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    with regard.watch(model, verify=True) as seen:
+        assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **options), plain)
+    assert (seen.report().missed, seen.report().mixers) == ((), ())
+    path = next(path for path, kind in seen.report().kinds.items() if kind == "convolution")
+    calls = [call for call in seen.calls if call.name == path]
+    assert all(isinstance(call.error, float) and call.error < 1e-6 for call in calls)
+    filters = seen.modules[path].conv.weight[:, 0]
+    prefill, *steps = seen[path]
+    assert prefill.shape[-2:] == (9, 9)
+    assert len(steps) == 3
+    for step in steps:
+        row = step.dense()[:, :, 0]
+        assert step.shape[-2] == 1
+        assert torch.equal(row[..., -filters.shape[-1] :], filters.expand(2, -1, -1))
+        assert not row[..., : -filters.shape[-1]].any()
+
+
 def test_attention_over_depth_and_convolutions_beside_attention_are_no_layers() -> None:
     seen, _, _ = watched("inkling2_text")
     kinds = seen.report().kinds
     assert kinds["layers.1.attention_input"] == "attention over depth"
     assert kinds["layers.0.self_attn.k_sconv"] == kinds["layers.0.post_mlp_convolution"] == "convolution"
     assert str(seen["final_input", 0].dimensions) == "(batch, head, query: slots, key: layers)"
+    assert str(seen["layers.1.self_attn", 0].dimensions) == "(batch, head, query, key)"  # of the depth's outputs
     assert "attention over depth (queries: slots, keys: layers), F.scaled" in str(seen.report())
     with pytest.raises(NotSeenError, match=r"layers.0.self_attn.k_sconv: a convolution within layers.0.self_attn"):
         rollout(seen, -1)
@@ -183,104 +210,78 @@ def test_every_function_that_is_replaced_has_a_reader() -> None:
     assert {*RECURRENCES, "forward"} == {*READERS, *CONVOLUTIONS}
 
 
+ANALYSES: dict[str, Any] = {
+    "rollout": lambda seen, skip: rollout(seen, -1, skip=skip, signs="size"),
+    "head_table": lambda seen, skip: head_table(seen, skip=skip),
+    "compare": lambda seen, skip: compare(seen, seen, skip=skip),
+    "relevance": lambda seen, skip: relevance(seen, skip=skip),
+    "audit": lambda seen, skip: seen.audit(skip=skip, causal=True),
+}
+
+
+@pytest.fixture(scope="module")
+def kinds_seen() -> dict[str, Any]:
+    return {"depth": watched("inkling2_text")[0], "cross": watched("t5")[0], "streams": watched("deepseek_v4")[0]}
+
+
+@pytest.mark.parametrize("kind", ["depth", "cross", "streams"])
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_an_analysis_over_layers_takes_no_other_mixtures_for_them(
+    kinds_seen: dict[str, Any], analysis: str, kind: str
+) -> None:
+    seen, ask = kinds_seen[kind], ANALYSES[analysis]
+    kinds = seen.report().kinds
+    skip = [path for path, own in kinds.items() if own == "convolution"]
+    refused = {("rollout", "cross"): "another sequence", ("relevance", "streams"): "no rule for blocks of tokens"}
+    if reason := refused.get((analysis, kind)):
+        with pytest.raises(regard.RegardError, match=reason):
+            ask(seen, skip)
+        return
+    found = ask(seen, skip)
+    left_out = {path for path, own in kinds.items() if own in ("attention over depth", "mixture of streams")}
+    if analysis == "audit":
+        assert not left_out & {finding.path for finding in found}
+        return
+    if analysis == "rollout":
+        alone = [seen.over_tokens(path, 0) for path, own in kinds.items() if own == "attention"]
+        assert torch.equal(found, rollout(alone, -1))
+        return
+    if analysis == "relevance":
+        layers = [step.map for steps in found._layers for step in steps]
+        assert len(layers) == sum(own in ("attention", "cross-attention") for own in kinds.values())
+        said = repr(found)
+    else:
+        assert set(found.layers) == {path for path, own in kinds.items() if own in ("attention", "cross-attention")}
+        said = str(found)
+    if kind == "depth":
+        assert all(path in said for path in left_out)  # It says so.
+
+
+def test_an_alignment_is_of_another_sequence(kinds_seen: dict[str, Any]) -> None:
+    for kind in ("depth", "streams"):
+        with pytest.raises(NotSeenError, match="attends from one sequence to another"):
+            kinds_seen[kind].alignment()
+
+
 @torch.no_grad()
-def test_the_map_is_the_output_for_the_identity_as_values() -> None:
-    """By the families' own functions: all columns of P at once."""
-    home, length = sys.modules[transformers.Qwen3NextModel.__module__], 64
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_part_of_a_recall(side: str) -> None:
+    from tests.families import architectures as made
 
-    class Layer(nn.Module):
-        def forward(self, *given: Tensor) -> Any:
-            return home.torch_chunk_gated_delta_rule(*given, use_qk_l2norm_in_kernel=True)[0]
-
-    Layer.__module__ = home.__name__
-    q, k = torch.randn(2, 2, length, 3, 8).unbind()
-    gates = torch.rand(2, 2, length, 3)
-    values = torch.eye(length)[None, :, None].expand(2, -1, 3, -1)
-    with regard.watch(Layer()) as seen:
-        output = seen.modules[""](q, k, values, -gates[0], gates[1])
-    torch.testing.assert_close(seen["", 0].dense(), output.transpose(1, 2), rtol=0, atol=1e-6)
-
-
-def naive(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """fla's functions by the formula, (B, T, H, D): the output and the last state."""
-    heads_first = Given(by_time(q), by_time(k), by_time(v), options)
-    output, _, state = step_by_step(heads_first)
-    return output.transpose(1, 2).to(q.dtype), state.to(q.dtype)
-
-
-def by_time(x: Tensor) -> Tensor:
-    return x.transpose(1, 2)
-
-
-FLA: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "chunk_gla": (lambda q, k, v, g: naive(q, k, v, decay=by_time(g)), ("g",)),
-    "fused_recurrent_gated_delta_rule": (
-        lambda q, k, v, g, beta: naive(q, k, v, decay=by_time(g[..., 0]), beta=by_time(beta), removal="delta"),
-        ("g", "beta"),
-    ),
-    "chunk_delta_rule": (lambda q, k, v, beta: naive(q, k, v, beta=by_time(beta), removal="delta"), ("beta",)),
-    "chunk_retention": (
-        lambda q, k, v: naive(q, k, v, decay=torch.log(1 - 2 ** (-5 - torch.arange(3.0)))[None, :, None]), (),
-    ),
-    "chunk_rwkv7": (
-        lambda r, w, k, v, a, b: naive(r, k, v, decay=by_time(w), removal=(-by_time(a), by_time(b)), scale=1.0),
-        ("w", "a", "b"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FLA)
-def test_functions_of_fla_by_their_names(name: str) -> None:
-    function, more = FLA[name]
-    home: Any = ModuleType(f"fla_{name}")
-    sys.modules[home.__name__] = home
-
-    def stand_in(**given: Any) -> Any:
-        return function(**given)
-
-    stand_in.__name__, stand_in.__signature__ = name, signature(function)  # type: ignore[attr-defined]
-    setattr(home, name, stand_in)
-
-    class Layer(nn.Module):
-        def forward(self, given: dict[str, Tensor]) -> Any:
-            return getattr(home, name)(**given)
-
-    Layer.__module__ = home.__name__
-    generator = torch.Generator().manual_seed(0)
-
-    def numbers(*last: int) -> Tensor:
-        return torch.randn(2, 7, 3, *last, generator=generator)
-
-    key = nn.functional.normalize(numbers(4), dim=-1)
-    made = {"g": -numbers(1 if "delta" in name else 4).abs(), "beta": numbers().sigmoid(), "w": -numbers(4).abs(),
-            "a": -key, "b": key * numbers(4).sigmoid()}  # fmt: skip
-    first = "r" if name.endswith("rwkv7") else "q"
-    given = {first: numbers(4), "k": key, "v": numbers(5), **{one: made[one] for one in more}}
-    with torch.no_grad(), regard.watch(Layer(), verify=True) as seen:
-        output = seen.modules[""](given)[0]
-    del sys.modules[home.__name__]
-    assert isinstance(seen.calls[0].error, float), seen.calls[0].notes
-    assert seen.calls[0].error < 1e-5
-    torch.testing.assert_close(seen["", 0] @ by_time(given["v"]), by_time(output), rtol=0, atol=1e-5)
-    assert "fla's" in str(seen.report())
-
-
-def test_packed_sequences_of_fla_are_refused_by_name() -> None:
-    home: Any = ModuleType("fla_packed")
-    sys.modules[home.__name__] = home
-
-    def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, cu_seqlens: Tensor | None = None) -> Any:
-        return v, None
-
-    home.chunk_gla = chunk_gla
-
-    class Layer(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return home.chunk_gla(x, x, x, x, cu_seqlens=torch.tensor([0, 2, 4]))
-
-    Layer.__module__ = home.__name__
-    with torch.no_grad(), regard.watch(Layer()) as seen:
-        seen.modules[""](torch.zeros(1, 4, 2, 3))
-    del sys.modules[home.__name__]
-    assert "a function of fla with cu_seqlens= is not read" in str(seen.report())
-    assert home.chunk_gla is chunk_gla
+    model: Any = made.build(transformers.DeepseekV32Model, made.tiny_config("deepseek_v32"))
+    keep = torch.ones(2, 24, dtype=torch.long)
+    keep[1, :9] = 0
+    keep = keep if side == "left" else keep.flip(-1)
+    with regard.watch(model) as seen:
+        model(torch.randint(3, 50, (2, 24)), attention_mask=keep)
+    call = seen.calls[0].factors.call
+    scores = (call.query @ call.key.mT).double() * call.score.dot_scale(call.query.shape[-1])
+    visible = torch.ones(24, 24).tril().bool() & keep[:, None, None].bool()
+    dense, chosen = scores.masked_fill(~visible, -torch.inf).softmax(-1), seen[seen.calls[0].name, 0].dense() > 0
+    choosing = (keep.cumsum(-1) > 4) & keep.bool()
+    recall = float((dense * chosen).sum(-1).mean(1)[choosing].mean())
+    assert f"recall: they have {recall:.1%} of the dense map's weight" in str(seen.report())
+    first = keep.argmax(-1)
+    lost = ~chosen.any(1).gather(-1, first[:, None, None].expand(2, 24, 1))[..., 0] & choosing
+    found = [one for one in seen.audit() if one.reason == "first key dropped" and one.path == seen.calls[0].name]
+    assert [one.numbers["rows"] for one in found] == [pytest.approx(float(lost.sum() / choosing.sum()))]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Rows
+from regard.errors import ArgumentError, NonFiniteError, RegardError
+from regard.tensors.guards import has_values, is_transformed
 
 CHUNK = 64
 """The most positions of a chunk: the matrices of its pairs are about as large as queries and keys."""
@@ -240,6 +242,37 @@ def _chunks(of: Recurrence) -> Chunks:
         queries=ends[0],
         keys=keys,
     )
+
+
+def fault_of(recurrence: Recurrence, values: Tensor | None = None, state: Tensor | None = None) -> RegardError | None:
+    """The first range that is not kept, found with one answer of the device; None if all are."""
+    most = 2.0 if recurrence.by_delta else torch.finfo(recurrence.dtype).max
+    pair = recurrence.removal or (None, None)
+    ranges: tuple[tuple[str, Tensor | None, float, float], ...] = (
+        ("query", recurrence.query, -torch.inf, torch.inf),
+        ("key", recurrence.key, -torch.inf, torch.inf),
+        ("value", values, -torch.inf, torch.inf),
+        ("decay", recurrence.log_decay, -torch.inf, 0.0),
+        ("beta", recurrence.beta, 0.0, most),
+        ("a of removal", pair[0], -torch.inf, torch.inf),
+        ("b of removal", pair[1], -torch.inf, torch.inf),
+        ("state", state, -torch.inf, torch.inf),
+    )
+    found = [(name, x.detach(), low, high) for name, x, low, high in ranges if x is not None and x.numel()]
+    if not found or is_transformed() or not all(has_values(x) for _, x, _, _ in found):
+        return None
+    ends = torch.stack([torch.stack(x.aminmax()).to(recurrence.dtype) for _, x, _, _ in found]).tolist()
+    for (name, _, low, high), (least, largest) in zip(found, ends, strict=True):
+        is_finite = least - least == 0 and largest - largest == 0
+        if not is_finite and not (name == "decay" and largest <= 0):
+            return NonFiniteError(f"{name} must be finite, got values from {least:g} to {largest:g}: find their origin")
+        if least < low or largest > high:
+            meant = ": it is the logarithm of a factor in [0, 1]" if name == "decay" else ""
+            ends_of = (
+                "at most 0" if name == "decay" else 'in [0, 2] with removal="delta"' if high == 2 else "at least 0"
+            )
+            return ArgumentError(f"{name} must be {ends_of}, got values from {least:g} to {largest:g}{meant}")
+    return None
 
 
 def _flushed(x: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from regard.call.shapes import Dimensions, as_autocast, require_dense, without_autocast
-from regard.errors import ArgumentError, NonFiniteError, ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.functional import RECURRENT, Attended
-from regard.kernels.recurrence import Recurrence
+from regard.kernels.recurrence import Recurrence, fault_of
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.linear_recurrent import GivenRecurrence
-from regard.tensors.guards import has_values, is_overridden, is_recorded, is_transformed
+from regard.tensors.guards import is_overridden, is_recorded
 
 Removal = Literal["delta"] | tuple[Tensor, Tensor]
 
@@ -131,7 +131,8 @@ def linear_attention(
         recurrence = layout.recurrence(query, key, decay, beta, removal, scale)
         values = layout.flat(value, "value", value.shape[-2:]).to(recurrence.dtype)
         before = None if state is None else layout.flat(state, "state", (query.shape[-1], value.shape[-1]))
-        _check_values(recurrence, values, before)
+        if (fault := fault_of(recurrence, values, before)) is not None:
+            raise fault
         output, after = recurrence.chunked().product(values, before)
     output = output.to(query.dtype).view(*layout.leading, *output.shape[1:])
     if not (return_weights or return_state):
@@ -241,33 +242,3 @@ class _Layout(NamedTuple):
             recurrence = recurrence.mapped(Tensor.detach)
         names = Dimensions.of_call(len(self.batch), has_heads=self.has_heads)
         return AttentionMap(GivenRecurrence(recurrence, self.leading, names))
-
-
-def _check_values(recurrence: Recurrence, values: Tensor, state: Tensor | None) -> None:
-    """Check all ranges with one answer of the device; where one fails, say which."""
-    most = 2.0 if recurrence.by_delta else torch.finfo(recurrence.dtype).max
-    pair = recurrence.removal or (None, None)
-    ranges: tuple[tuple[str, Tensor | None, float, float], ...] = (
-        ("query", recurrence.query, -torch.inf, torch.inf),
-        ("key", recurrence.key, -torch.inf, torch.inf),
-        ("value", values, -torch.inf, torch.inf),
-        ("decay", recurrence.log_decay, -torch.inf, 0.0),
-        ("beta", recurrence.beta, 0.0, most),
-        ("a of removal", pair[0], -torch.inf, torch.inf),
-        ("b of removal", pair[1], -torch.inf, torch.inf),
-        ("state", state, -torch.inf, torch.inf),
-    )
-    found = [(name, x.detach(), low, high) for name, x, low, high in ranges if x is not None and x.numel()]
-    if not found or is_transformed() or not all(has_values(x) for _, x, _, _ in found):
-        return
-    ends = torch.stack([torch.stack(x.aminmax()).to(recurrence.dtype) for _, x, _, _ in found]).tolist()
-    for (name, _, low, high), (least, largest) in zip(found, ends, strict=True):
-        is_finite = least - least == 0 and largest - largest == 0
-        if not is_finite and not (name == "decay" and largest <= 0):
-            raise NonFiniteError(f"{name} must be finite, got values from {least:g} to {largest:g}: find their origin")
-        if least < low or largest > high:
-            meant = ": it is the logarithm of a factor in [0, 1]" if name == "decay" else ""
-            ends_of = (
-                "at most 0" if name == "decay" else 'in [0, 2] with removal="delta"' if high == 2 else "at least 0"
-            )
-            raise ArgumentError(f"{name} must be {ends_of}, got values from {least:g} to {largest:g}{meant}")

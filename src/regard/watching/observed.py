@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, undisturbed, with_graph
@@ -27,6 +28,27 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
+
+if TYPE_CHECKING:
+    from regard.maps.sources.compression import Compression
+
+
+class BlockKeys(NamedTuple):
+    """The last keys of a call, each made of a block of tokens."""
+
+    number: int
+    rate: int
+    """The tokens of a block."""
+    made: "Observed | None"
+    """The call of the compressor; None if it was not read in this run of the model."""
+
+    @property
+    def source(self) -> "Compression | None":
+        """The shares of tokens in the blocks; None if they are not kept."""
+        from regard.maps.sources.compression import Compression  # (few models need it)
+
+        source = None if self.made is None or self.made.map is None else self.made.map.source
+        return source if isinstance(source, Compression) and source.queries == self.number else None
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +81,12 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
-    chooser: tuple[str, int] | None = None
-    """The module that last chose keys for as many queries of as many keys, and how many; None without one."""
+    chooser: KeysChosen | None = None
+    """The choice by the module that last chose among as many keys, or blocks, for as many queries; None without one."""
+    blocks: "BlockKeys | None" = None
+    """The blocks of tokens among its keys; None without any."""
     kind: str = "attention"
-    """How it mixes: attention, cross-attention, attention over depth, linear attention, state space, convolution."""
+    """One of the kinds of a report."""
 
     @property
     def map(self) -> AttentionMap | None:
@@ -74,9 +98,22 @@ class Observed:
         return self.made
 
     @property
+    def over_tokens(self) -> AttentionMap | None:
+        """The map with tokens for keys: that of blocks, times the mean over channels of their shares; None without."""
+        if self.blocks is None or self.map is None:
+            return self.map
+        from regard.maps.sources.compression import OverTokens
+
+        of, weights = self.blocks.source, self.map.source
+        if of is None or not weights.has_blocks or self.map.shape[-1] != of.positions + of.queries:
+            return None
+        names = replace(weights.dimensions, keys="positions")
+        return AttentionMap(OverTokens(weights, of.over_heads(self.sizes.heads), names))
+
+    @property
     def is_of_positions(self) -> bool:
         """True if positions of one sequence attend to each other, as far as is known."""
-        return self.kind not in ("cross-attention", "attention over depth")
+        return self.kind not in ("cross-attention", "attention over depth", "compression")
 
     @property
     def sizes(self) -> Sizes:
@@ -119,8 +156,8 @@ class Record(Interceptor):
         """The modules that ran, but for torch's plain ones."""
         self.mixes: dict[str, tuple[str, int | None]] = {}
         """How each module without an observed call mixes positions, and how many, if that is known."""
-        self.choosers: dict[tuple[int, int], tuple[str, int]] = {}
-        """By the numbers of queries and keys, the module that last chose keys by its scores, and how many."""
+        self.choosers: dict[tuple[int, int], KeysChosen] = {}
+        """By the numbers of queries and keys, the last choice of keys by scores."""
         self.measured: set[str] = set()
         """The modules of which another run of the model told whether they mix positions."""
         self.recomputed: Counter[str] = Counter()
@@ -145,8 +182,8 @@ class Record(Interceptor):
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         self.mixes.setdefault(path, (how, positions))
 
-    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
-        self.choosers[queries, keys] = path or "the model itself", count
+    def chose(self, choice: KeysChosen, queries: int) -> None:
+        self.choosers[queries, choice.hidden.shape[-1]] = choice
 
     def after(self, path: str | None, call: ObservedCall, when: Moment) -> None:
         with self._lock:
@@ -193,7 +230,8 @@ class Record(Interceptor):
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
             crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
-            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1])),
+            blocks=(blocks := self._blocks(source, when)),
+            chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):
             observed.error = reading.rebuilding if self._verify else None
@@ -209,6 +247,15 @@ class Record(Interceptor):
         elif before is not None and reading.holds_keys and reading.factors is not None:
             share_keys(self._call(path, before).factors, reading.factors)
         return observed
+
+    def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
+        """The blocks of tokens among the keys of a call, with the call of this run that made them."""
+        stream = None if source.origins is None else source.origins.keys
+        if stream is None or stream.own is None or stream.maker is None:
+            return None
+        path, rate = self.paths.get(id(stream.maker)), stream.maker.__dict__["compress_rate"]
+        made = (one for one in reversed(self.calls) if one.name == path and one.run == when.begun)
+        return BlockKeys(stream.blocks, rate, next(made, None))
 
     def _place(
         self, path: str, index: int, evidence: AnyEvidence | None, when: Moment, *, may_wait: bool

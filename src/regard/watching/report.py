@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ class Report(Displayed):
     """(module path, evidence) of modules that mix positions by other means than attention, which no map shows."""
     kinds: dict[str, str]
     """How each module mixes tokens: attention, cross-attention, attention over depth, linear attention, state space,
-    convolution, recurrence, mixture of streams, or unknown."""
+    convolution, recurrence, compression (tokens to blocks), mixture of streams, or unknown."""
     others: tuple[tuple[str, str], ...]
     """(module path, description) of calls that only look like attention."""
     notes: tuple[str, ...]
@@ -111,7 +111,8 @@ def missed_by(record: Record) -> list[tuple[str, str]]:
 
 
 def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
-    """The modules of a watch that no map shows, all of them chosen by `skip`; none for maps without a watch.
+    """The modules of a watch that no map shows, all of them chosen by `skip`, and those of attention over depth; none
+    for maps without a watch.
 
     Raises:
         NotSeenError: there are others, which attended unread or mix positions by other means; `what` needs them.
@@ -120,7 +121,7 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
     if not isinstance(record, Record):
         return ()
     unread = {path.partition(", call ")[0]: how for path, how in (*missed_by(record), *mixers_in(record).items())}
-    unread |= beside_attention(record)
+    unread |= beside_attention(record) | over_blocks(record)
     chosen = chooser([] if skip is None else skip, record.modules)
     if left := {path: how for path, how in unread.items() if not chosen(path)}:
         said = "; ".join(f"{path or 'the model itself'}: {how}" for path, how in list(left.items())[:MOST_NAMED])
@@ -129,7 +130,8 @@ def given_up(watched: object, skip: Names, what: str) -> tuple[str, ...]:
             f"{what} would be about a part of the model: {count(len(left), 'module')} besides mixed positions, and no "
             f"map shows how ({said}{more}). Name what you give up, as in skip={list(left)[:MOST_NAMED]}"
         )
-    return tuple(unread)
+    depth = {call.name for call in record.calls if call.kind == "attention over depth"}
+    return (*unread, *sorted(depth - unread.keys()))
 
 
 MOST_NAMED = 8
@@ -145,12 +147,27 @@ def beside_attention(record: Record) -> dict[str, str]:
     return {path: f"a convolution within {layer or 'the model'}, which attends besides" for path, layer in inside}
 
 
+def over_blocks(record: Record) -> dict[str, str]:
+    """The attentions whose keys are blocks of tokens that no map leads back to tokens."""
+    said = "its last {} keys are blocks of {} tokens, and the shares of these tokens are not known"
+    calls = [(call, call.blocks) for call in record.calls if call.map is not None and call.over_tokens is None]
+    return {call.name: said.format(of.number, of.rate) for call, of in calls if of is not None}
+
+
 def layers_of(record: Record, *, crossing: bool = False) -> list[Observed]:
     """The calls that mix the positions of one sequence, each as a layer of its own: no attention over depth, and no
-    convolution beside attention; attention to another sequence if `crossing`."""
+    convolution beside attention; attention to another sequence if `crossing`. Their maps are those over tokens."""
     parts = beside_attention(record)
-    read = [call for call in record.calls if call.map is not None and call.name not in parts]
+    read = [call for call in record.calls if call.over_tokens is not None and call.name not in parts]
     return [call for call in read if call.is_of_positions or (crossing and call.kind == "cross-attention")]
+
+
+def maps_of_layers(watched: Any) -> Any:
+    """The maps over tokens of a watch's layers, by name and call, with cross-attention; other maps as they are."""
+    record = getattr(watched, "record", None)
+    if not isinstance(record, Record):
+        return watched
+    return {(call.name, call.index): call.over_tokens for call in layers_of(record, crossing=True)}
 
 
 def held_bytes(record: Record) -> int:
@@ -215,7 +232,8 @@ def _table(calls: list[Observed]) -> list[str]:
         shapes = list(dict.fromkeys(str(tuple(call.map.shape)) for call in own if call.map is not None))
         shape = shapes[0] if len(shapes) == 1 else f"{shapes[0]} to {shapes[-1]}"
         times = "" if len(own) == 1 else f"{len(own)} calls, "
-        kind = "" if own[0].kind == "attention" else f"{own[0].kind}{_ends(own[0])}, "
+        kind = _ends(own[0]) if own[0].kind == "attention" else f"{own[0].kind}{_ends(own[0])}"
+        kind = f"{kind.strip()}, " if kind else ""
         line = f"{name or 'the model itself'}: {times}{shape}, {kind}{own[0].how}"
         errors = [call.error for call in own if isinstance(call.error, float)]
         excuses = Counter(call.error for call in own if isinstance(call.error, str))

@@ -18,7 +18,7 @@ from regard.watching.hooks.module_hooks import OpenThreads
 from regard.watching.hooks.module_names import Names, chooser, not_seen
 from regard.watching.kept.retention import RetentionPolicy, Where
 from regard.watching.observed import Observed, Record
-from regard.watching.report import Report, count, given_up, missed_by, report
+from regard.watching.report import Report, count, given_up, missed_by, over_blocks, report
 
 if TYPE_CHECKING:
     from regard.watching.checks.finding import Finding
@@ -199,6 +199,24 @@ class Seen(Displayed):
         softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
         return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
 
+    def over_tokens(self, name: str, index: int = -1) -> AttentionMap:
+        r"""The map of a call with tokens for keys, where some keys are blocks of tokens (DeepSeek-V4): [A | B] becomes
+        $A + B \bar C$, with $\bar C$ the mean over channels of the compressor's map. Other maps come as they are.
+
+        Args:
+            name: the path of a module.
+            index: the number of its call; the last by default.
+
+        Raises:
+            NotSeenError: the call was not seen, or could not be read.
+            NotKeptError: the shares of tokens in these blocks are not known, as in single steps with a cache.
+        """
+        found = self[name, index]
+        call = next(call for call in self.calls if call.name == name and call.map is found)
+        if call.over_tokens is None:
+            raise NotKeptError(f"{name!r}: {over_blocks(self.record)[name]}")
+        return call.over_tokens
+
     def zero_grad(self) -> None:
         """Forget the gradients of earlier backward passes, so that the next pass is the first one again. After two
         passes without this between them, `map.gradient()` would be ambiguous."""
@@ -254,7 +272,7 @@ class Seen(Displayed):
         # A recurrent decoder begins with the encoder's state: its steps are known by the same keys at each of them.
         steps = {name for name, found in self.record.sequences.of.items() if any(one.grows is False for one in found)}
         read = [call for call in self.calls if call.map is not None]
-        names = list(dict.fromkeys(call.name for call in read if call.crosses or call.name in steps))
+        names = list(dict.fromkeys(call.name for call in read if call.kind == "cross-attention" or call.name in steps))
         if not names:
             raise NotSeenError("no call that was read attends from one sequence to another: print(seen.report())")
         if not -len(names) <= layer < len(names):

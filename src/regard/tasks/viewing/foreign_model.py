@@ -25,6 +25,7 @@ from regard.tasks.viewing.seen import ForeignAttention
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named
+from regard.watching.report import layers_of, maps_of_layers
 from regard.watching.watch import Seen, watch
 
 ALTERNATIVES = 3
@@ -73,9 +74,9 @@ class ForeignModel:
         with watch(self.model) as seen:
             output = self._run(inputs)
         self._refuse_random(seen)
-        if not seen.maps:
+        if not (layers := maps_of_layers(seen)):
             raise NotSeenError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
-        whole = dict(named(seen))
+        whole = dict(named(layers))
         maps = self._of_sequence(whole)
         crossing = self._crossing(seen, whole)
         axes = {name: self._axes(name, whole[name].shape, crossing, places) for name in maps}
@@ -274,7 +275,7 @@ class ForeignModel:
         """Of an encoder-decoder, whether a map attends from the target to the source."""
         if not self._is_pair:
             return {}
-        calls = [call for call in seen.calls if call.map is not None]
+        calls = layers_of(seen.record, crossing=True)
         return {name: bool(call.crosses) for name, call in zip(maps, calls, strict=True)}
 
     def _axes(

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
 from regard.watching.hooks.module_names import Names
 from regard.watching.observed import Record
-from regard.watching.report import given_up, layers_of
+from regard.watching.report import given_up, layers_of, maps_of_layers
 
 
 @torch.no_grad()
@@ -76,8 +76,7 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     if isinstance(record, Record):
         calls = layers_of(record, crossing=True)
         crosses = [not call.is_of_positions for call in calls]
-        keyed: Any = {(call.name, call.index): call.map for call in calls}
-        maps = keyed
+        maps = maps_of_layers(maps)
     found = named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
@@ -113,8 +112,9 @@ def compare(one: Maps, other: Maps, *, skip: Names = ()) -> HeadTable:
     layer  head  jensen-shannon  variation  largest
     0         0            0.17       0.38     0.75
     """
+    one, other = watched(one), watched(other)
     rest = (*given_up(one, skip, "compare()"), *given_up(other, skip, "compare()"))
-    ours, theirs = named(one), named(other)
+    ours, theirs = named(maps_of_layers(one)), named(maps_of_layers(other))
     if len(ours) != len(theirs):
         raise ShapeError(f"compare() needs as many maps on both sides, got {len(ours)} and {len(theirs)}")
     rows = []

@@ -69,8 +69,10 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     mixing = {path for path in told if told[path]}
     # A convolution may be a part of the mixing alone; the functions of a module with parts say more than this run.
     known = {path for path in record.mixes if [*modules[path].children()]}
+    made = {call.name for call in seen.calls if call.kind == "compression"}  # (with an indexer in it)
     unnamed = {one for one in _silent(mixing, {call.name for call in seen.calls})
-               if not any(is_inside(path, one) for path in known)}  # fmt: skip
+               if not any(is_inside(path, one) for path in known) and not any(is_inside(one, path) for path in made)
+               }  # fmt: skip
     record.mixes |= {_deepest(path, mixing, modules): (MEASURED, None) for path in sorted(unnamed)}
     return mixers_in(record)
 

@@ -14,7 +14,7 @@ from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
 from regard.watching.hooks.module_names import Names
-from regard.watching.report import given_up
+from regard.watching.report import given_up, layers_of
 
 if TYPE_CHECKING:
     from regard.watching.watch import Seen
@@ -275,7 +275,9 @@ def _given(steps: Any) -> Layers:
 
 def _observed(record: Any) -> Layers:
     """The layers of a watch, in stacks: the decoder has cross-attention."""
-    calls = [call for call in record.calls if call.map is not None]
+    calls: list[Any] = layers_of(record, crossing=True)
+    if over := [call.name for call in calls if call.blocks is not None]:
+        raise ArgumentError(f"relevance() has no rule for blocks of tokens, which are keys of {', '.join(over)}")
     if len({call.run for call in calls}) > 1:
         raise ArgumentError(
             "relevance() follows one run of the model, and this watch saw several: watch one run, or hand over the "

@@ -70,7 +70,7 @@ def rollout(
     if isinstance(record, Record):
         if any(call.kind == "cross-attention" and call.map is not None for call in record.calls):
             raise ShapeError(SEVERAL.format("attention to another sequence"))
-        maps = [call.map for call in layers_of(record)]
+        maps = [call.over_tokens for call in layers_of(record)]
     layers = [_without_signs(one) if signs == "size" else one for _, one in named(maps)]
     _check(layers)
     length, first = layers[0].shape[-1], layers[0]

@@ -32,7 +32,7 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
         raise ShapeError(f"padding= takes a bool tensor (B, S), True = a real token; got {keep.dtype} {keep.shape}")
     found: list[Finding] = []
     known: list[tuple[Observed, Facts]] = []
-    for call in record.calls:
+    for call in (call for call in record.calls if call.kind not in ("compression", "attention over depth")):
         crosses = call.crosses is True
         try:
             facts = facts_of(call, _fitting(call, keep), crosses=crosses)
@@ -52,6 +52,9 @@ def _of_call(
 ) -> Iterator[Finding]:
     assert call.map is not None
     mask, (queries, keys) = facts.mask, call.map.shape[-2:]
+    if facts.fault:
+        yield Finding("recurrence", "error", facts.fault, call.name, call.index)
+        return
     if any(share is not None and math.isnan(share) for share in (facts.later, facts.padding, facts.first)):
         yield Finding(
             "not finite", "error", "its weights are not numbers: look at the inputs and at rows without a key",

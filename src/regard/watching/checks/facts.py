@@ -13,13 +13,15 @@ from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
 from regard.errors import NotKeptError, OverwrittenError, RegardError
 from regard.kernels import row_state
+from regard.kernels.recurrence import fault_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.linear import LinearSource
+from regard.maps.sources.linear_recurrent import LinearRecurrent
 from regard.maps.sources.row_shift import ShiftedBias
 from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.checks.chosen_keys import KeyChoice, choice_of
+from regard.watching.checks.chosen_keys import BlockFacts, KeyChoice, blocks_of, choice_of
 from regard.watching.checks.mask_kind import MaskKind, chosen_by, kind_of
 from regard.watching.checks.visible import Visible, visible, visible_in
 from regard.watching.kept.factors import undisturbed
@@ -45,6 +47,10 @@ class Facts:
     seen: Visible
     choice: KeyChoice | None = None
     """The measures of the keys that each query chose; None for other masks."""
+    blocks: BlockFacts | None = None
+    """The blocks of tokens among the keys, of which the rest tells nothing; None without any."""
+    fault: str = ""
+    """The range that a factor of a linear recurrence does not keep."""
 
     def __str__(self) -> str:
         shares = (("later positions", self.later), ("padding", self.padding), ("the first key", self.first))
@@ -52,7 +58,8 @@ class Facts:
         rows = [f"{self.no_key} of {self.rows} rows without a key"] if self.no_key else []
         mask = f"mask: {self.mask}{' (read from the weights)' if self.mask.of_weights else ''}"
         recall = [str(self.choice)] if self.choice is not None and self.choice.recall is not None else []
-        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows])
+        blocks = ([] if self.blocks is None else [str(self.blocks)]) + ([self.fault] if self.fault else [])
+        return "; ".join([mask, *recall, *([f"weight: {', '.join(said)}"] if said else []), *rows, *blocks])
 
 
 @torch.no_grad()
@@ -81,12 +88,18 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     """
     if call.map is None or not call.map.source.has_blocks:
         raise NotKeptError(f"{call.name!r}: nothing was kept from which its mask could be read")
+    if call.kind == "compression":
+        raise NotKeptError(f"{call.name!r} makes blocks of tokens, and has no mask")
+    if call.blocks is not None:
+        return _with_blocks(call, keep, call.map.shape[-1] - call.blocks.number)
     if not min(call.sizes.map_shape):
         raise NotKeptError(f"{call.name!r} has an empty map {tuple(call.map.shape)}")
     factors = call.factors
     seen = visible_in(call.map) if factors is None else visible(factors.call, factors.even)
     if isinstance(call.map.source, LinearSource):
-        return Facts(kind_of(seen), 0.0, None, None, 0, seen.first.shape[1] * call.sizes.flat_batch, seen)
+        count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
+        fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
+        return Facts(kind_of(seen), 0.0, None, None, 0, count, seen, fault=str(fault or ""))
     kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
     kind = chosen_by(kind, seen, call.chooser)
     rows = _Counted(call, seen, _real_queries(call, keep))
@@ -103,6 +116,17 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         seen=seen,
         choice=choice_of(call, kind, seen),
     )
+
+
+def _with_blocks(call: Observed, keep: Tensor | None, positions: int) -> Facts:
+    """The facts of the keys that are positions, with those of the blocks behind them."""
+    assert call.map is not None
+    own: AttentionMap = call.map[..., :positions]  # type: ignore[assignment]
+    rest = replace(call, made=own, factors=None, is_stored=True, blocks=None, chooser=None)
+    facts = facts_of(rest, keep)
+    on_blocks = call.map[..., positions:].sum(-1).reshape(call.sizes.flat_batch, -1, facts.seen.count.shape[-1])
+    seen = replace(facts.seen, count=facts.seen.count + (on_blocks > 0).any(1))
+    return replace(facts, seen=seen, no_key=int((~seen.live).sum()), blocks=blocks_of(call))
 
 
 def _two_numbers(bias: Bias | None) -> str:
@@ -228,7 +252,7 @@ def facts_by_mask(calls: Sequence[Observed]) -> list[str]:
             continue
         except RegardError:
             continue
-        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding), []).append(facts)
+        kinds.setdefault((facts.mask.pattern, facts.mask.size, facts.mask.padding, facts.fault), []).append(facts)
     lines = []
     for alike in kinds.values():
         mean = replace(

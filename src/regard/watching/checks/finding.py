@@ -17,6 +17,7 @@ Reason = Literal[
     "no key",
     "first key dropped",
     "not finite",
+    "recurrence",
     "not seen",
     "batch",
     "cache",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.watching.checks.visible import Visible
+from regard.watching.hooks.observed_call import KeysChosen
 
 Pattern = Literal[
     "none",
@@ -84,14 +85,13 @@ class MaskKind:
         return f"{said}; {self.added} are added to the scores" if self.added else said
 
 
-def chosen_by(kind: MaskKind, seen: Visible, chooser: tuple[str, int] | None) -> MaskKind:
+def chosen_by(kind: MaskKind, seen: Visible, chooser: KeysChosen | None) -> MaskKind:
     """The kind with the module that chose the keys, and how many: padding may leave a row fewer than that."""
     if chooser is None or kind.pattern not in ("chosen", "dense of no known kind") or kind.sees_later:
         return kind
-    module, count = chooser
-    if int(seen.count.max()) != count:
+    if int(seen.count.max()) != chooser.each:
         return kind
-    return replace(kind, pattern="chosen", size=count, chooser=module)
+    return replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
 
 
 def kind_of(seen: Visible) -> MaskKind:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from regard.errors import RegardError
-from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.kept.sequences import Moment
 
 
@@ -57,8 +57,8 @@ class Interceptor:
     def mixed(self, path: str, how: str, positions: int | None) -> None:
         """Called for a module that mixes positions (so many, if that is known) without an observed call."""
 
-    def chose(self, path: str, queries: int, keys: int, count: int) -> None:
-        """Called for a module that chose so many of the keys for each query, by scores of its own."""
+    def chose(self, choice: KeysChosen, queries: int) -> None:
+        """Called for a module that chose keys for each of so many queries, by scores of its own."""
 
     def refuse(self, module: nn.Module, since: int, reason: str) -> None:
         """Called for a module that attended in parts: none of its own weights since call `since` is a map."""

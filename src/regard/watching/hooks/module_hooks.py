@@ -149,6 +149,11 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
             thread.try_to(observe, thread, frame, module, args, kwargs, output)
         elif forward not in FUSED_FORWARDS and may_run_fused(module) and thread.taken == frame.taken:
             thread.unread(FUSED_SUBCLASS)
+    if "compress_rate" in module.__dict__:
+        from regard.watching.readers.compressor_calls import observe_compressor
+
+        thread.try_to(observe_compressor, thread, frame, module, args, kwargs, output)
+        return
     if thread.taken == frame.taken and len(frame.convolutions) == 1:
         thread.give(frame.convolutions[0], module)
     if thread.taken == frame.taken and frame.convolutions:

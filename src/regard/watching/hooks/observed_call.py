@@ -28,6 +28,17 @@ class CallVectors(NamedTuple):
     """(batch..., G, S, E)."""
 
 
+class KeysChosen(NamedTuple):
+    """A choice of keys for each query, as by an indexer."""
+
+    module: str
+    """The path of the chooser."""
+    each: int
+    """How many keys it chose for each query."""
+    hidden: Tensor
+    """The keys that it hid from all queries, bool (B, S): padding."""
+
+
 @dataclass(slots=True)
 class Reading:
     """The factors of a call or its weights, with notes about them for the report."""

@@ -16,7 +16,7 @@ from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import may_run_fused
-from regard.watching.hooks.observed_call import ObservedCall
+from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.kept.sequences import Moment
 from regard.watching.readers.provenance import SoftmaxOrigin, Traces
 
@@ -255,11 +255,11 @@ class ThreadState:
             if (path := watch.paths.get(id(module))) is not None:
                 watch.mixed(path, how, positions)
 
-    def chose(self, module: nn.Module, queries: int, keys: int, count: int) -> None:
-        """Notify every watch of a module that chose keys for queries."""
+    def chose(self, module: nn.Module, choice: KeysChosen, queries: int) -> None:
+        """Notify every watch of a module that chose keys for so many queries."""
         for watch in self.watches:
             if (path := watch.paths.get(id(module))) is not None:
-                watch.chose(path, queries, keys, count)
+                watch.chose(choice._replace(module=path or "the model itself"), queries)
 
 
 def _frame_of_model(running: FrameType | None) -> FrameType | None:

@@ -37,9 +37,10 @@ class Rebuilding(ABC):
     def queries(self) -> int:
         """T."""
 
-    @abstractmethod
     def some(self, rows: range) -> Rebuilt:
-        """A few rows (..., t, E), from scores normalised anew."""
+        """A few rows (..., t, E), of calls with scores from these, normalised anew."""
+        rebuilt, output, values = self.whole()
+        return Rebuilt(rebuilt[..., rows.start : rows.stop, :], output[..., rows.start : rows.stop, :], values)
 
     @abstractmethod
     def whole(self) -> Rebuilt:

@@ -65,11 +65,6 @@ class ConvolutionRebuilding(Rebuilding):
     def queries(self) -> int:
         return self.call.output.shape[2]
 
-    def some(self, rows: range) -> Rebuilt:
-        found = self.whole()
-        return Rebuilt(found.rebuilt[:, :, rows.start : rows.stop], found.output[:, :, rows.start : rows.stop],
-                       found.values)  # fmt: skip
-
     def whole(self) -> Rebuilt:
         call, value = self.call, widened(self.call.value.detach())
         source = call.source(widened(call.filters.detach()))

@@ -2,7 +2,7 @@
 is traced for as long as it lives, through weak references, so a trace keeps no memory of the model."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -20,10 +20,14 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 class Stream:
     """A sequence of positions, which tensors have in common from an input to queries and keys."""
 
-    __slots__ = ("sort",)
+    __slots__ = ("blocks", "maker", "own", "sort")
 
-    def __init__(self, sort: Sort) -> None:
+    def __init__(
+        self, sort: Sort, maker: nn.Module | None = None, own: "Stream | None" = None, blocks: int = 0
+    ) -> None:
         self.sort = sort
+        self.maker, self.own, self.blocks = maker, own, blocks
+        """Of blocks the module that makes them, the positions before them, and how many they are."""
 
 
 class Origins(NamedTuple):
@@ -35,7 +39,7 @@ class Origins(NamedTuple):
     @property
     def crosses(self) -> bool:
         """True if the keys are made of another sequence than the queries."""
-        return self.queries is not self.keys
+        return self.queries is not (self.keys.own or self.keys)
 
 
 @dataclass(slots=True, eq=False)
@@ -220,6 +224,21 @@ class Traces:
         unknown = [one for one in unknown if one.is_floating_point()]
         if unknown:
             self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
+
+    def join(self, result: Tensor, parts: Sequence[object], dim: int) -> None:
+        """Record the stream of joined tensors: that of scores, beside which a sink has none; of positions with blocks
+        behind them; or else of the last known one."""
+        found = [(one, self.stream(one)) for one in parts if isinstance(one, Tensor)]
+        scores = next((stream for _, stream in found if isinstance(stream, Origins)), None)
+        own = next((stream for _, stream in reversed(found[:-1]) if isinstance(stream, Stream)), None)
+        tensor, last = found[-1]
+        if scores is not None:
+            self.carry(result, scores)
+        elif isinstance(last, Stream) and last.sort == "blocks" and own is not None and own is not last:
+            count = tensor.shape[dim]
+            self.carry(result, Stream("positions and blocks", last.maker, own, count) if count else own)
+        else:
+            self.follow(result, *reversed(parts))
 
     def carry(self, result: Tensor, stream: Stream | Origins) -> None:
         """Record the stream of a tensor."""

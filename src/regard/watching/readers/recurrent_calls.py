@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.kept.kept_recurrence import Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
+from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.convolution_calls import convolution_of
@@ -40,6 +40,10 @@ class RecurrentCall(ObservedCall):
     has_scores: ClassVar[bool] = False
 
     def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        lengths = {LABELS[factor]: x.shape[2] for factor, x in self.given.named().items() if factor != "rates"}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{count} {what}" for what, count in lengths.items())
+            raise ShapeError(f"the factors of one recurrence have unlike lengths: {said}")
         made, evidence, is_whole = kept_recurrence(policy, name, self.given, self.shared, self.before, self.after)
         rebuilding = RecurrentRebuilding(self.given, self.shared, self.value, self.output, self.before, self.finish)
         notes = [] if is_whole else [UNSEEN]
@@ -167,7 +171,9 @@ def _of_fla(how: str, decay_of: Callable[[dict[str, Any]], Tensor | None], *, by
         query, decay, scale = query.transpose(1, 2), decay_of(given), given.get("scale")
         if decay is not None:
             decay = decay.transpose(1, 2)
-            decay = (decay if decay.dim() == 4 else decay[..., None]).expand(len(key), -1, key.shape[2], -1)
+            decay = decay if decay.dim() == 4 else decay[..., None]
+            # (Constant decays have one position; others of another length than the keys are refused later.)
+            decay = decay.expand(len(key), -1, key.shape[2] if decay.shape[2] == 1 else -1, -1)
         # (fla adds b (a^T S) to the state; a removal takes it.)
         a, b = (given[name].transpose(1, 2) if name in given else None for name in ("a", "b"))
         beta = None if beta is None else beta.transpose(1, 2)

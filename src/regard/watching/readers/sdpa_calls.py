@@ -274,7 +274,9 @@ def laid_out_by_heads(
     call = Sdpa(**decided(sdpa_arguments(*args, **kwargs)), output=output, kernel=kernel)
     call.origins = of_depth(call.query, call.key, thread.traces.origins(call.query, call.key))
     if output is not None:
-        thread.traces.follow(output, call.query)
+        # (Attention over depth mixes no positions: its outputs have those of the states that it attends to.)
+        over_depth = call.origins is not None and call.origins.keys.sort == "layers"
+        thread.traces.follow(output, call.key if over_depth else call.query)
     return _by_heads(thread, _with_heads(call, thread.stack[-1].module)) if thread.stack else call
 
 

@@ -116,6 +116,7 @@ def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> 
 
 
 def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
+    thread.traces.follow(result, args[0])
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)
     beside = thread.traces.of(result)

@@ -7,14 +7,16 @@ from typing import Any
 from torch import Tensor
 
 from regard.tensors.torch_private import viewed
+from regard.watching.hooks.observed_call import KeysChosen
 from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.mask_reading import HIDDEN
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
 from regard.watching.readers.provenance import Trace
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
-    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "index_select", "gather",
+    "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "flip", "index_select", "gather",
     "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
     "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean",
 })  # fmt: skip
@@ -48,18 +50,23 @@ def observe_choice(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
     scores, chosen = args[0] if args else None, result[1]
     if isinstance(scores, Tensor) and scores.dim() > 2 and thread.has_compared():
-        module = thread.innermost_module()
-        if module is not None:
-            queries, keys = scores.shape[-2:]
-            thread.chose(module, queries, keys, chosen.shape[-1])
+        thread.try_to(_chosen, thread, scores, chosen)
     return result
+
+
+def _chosen(thread: ThreadState, scores: Tensor, chosen: Tensor) -> None:
+    """Note a choice, with the keys that no query could choose: a mask hides them by their scores."""
+    if (module := thread.innermost_module()) is not None:
+        hidden = (scores.detach() <= HIDDEN).flatten(1, -2).all(1)
+        thread.chose(module, KeysChosen("", chosen.shape[-1], hidden), scores.shape[-2])
 
 
 def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """The same for tensors in a row: a cache puts the new keys last."""
     result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
     if args and isinstance(args[0], tuple | list):
-        thread.try_to(thread.traces.follow, result, *reversed(args[0]))
+        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+        thread.try_to(thread.traces.join, result, args[0], dim)
     return result
 
 

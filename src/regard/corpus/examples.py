@@ -47,7 +47,7 @@ class Examples:
         found = [one for name, value in by_query.items() for one in self._stronger(part, name, value)]
         if not found:
             return
-        heads, queries = ([one[n] for one in found] for n in (1, 2))
+        heads, queries = (torch.tensor([one[n] for one in found]) for n in (1, 2))
         weights, places = (one[heads, queries].cpu() for one in top)
         rows, columns = axes
         labels = columns if columns is not None else [str(n) for n in range(keys)]

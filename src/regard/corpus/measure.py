@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from regard.corpus.settings import MeasureSettings, arrow_library
+from regard.corpus.settings import MeasureSettings, library
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Measure(MeasureSettings):
             NotSeenError: the model has no attention.
             MissingExtraError: pyarrow is not installed.
         """
-        arrow_library()
+        library("pyarrow", extra="measure")
         from regard.corpus.documents import documents_of
         from regard.corpus.reading import measure_documents
         from regard.corpus.tables import heads_table

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.corpus.settings import arrow_library
+from regard.corpus.settings import library
 from regard.errors import ArgumentError
 
 NULL = "there is no text: it is null"
@@ -120,7 +120,7 @@ def _loaded_run(folder: Path, device: str, files: object) -> Any:
 
 
 def _texts(table: Any, name: str) -> list[str | None]:
-    arrow_library()
+    library("pyarrow", extra="measure")
     from regard.corpus.documents import documents_of
 
     return [one.text for one in documents_of(table, text=name, id="")]
@@ -132,7 +132,7 @@ def _told(answer: Any) -> TextRow:
 
 def _with(table: Any, names: tuple[str, ...], rows: list[TextRow | None]) -> Any:
     """The table with the columns, and a column `error`; None is the row of a text that is null."""
-    arrow = arrow_library()
+    arrow = library("pyarrow", extra="measure")
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
     null = (*(None for _ in names), NULL)
     table = table.drop_columns([name for name in (*names, "error") if name in table.column_names])

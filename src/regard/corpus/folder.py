@@ -62,7 +62,7 @@ class StatisticsFolder:
                     (self.path / "_done").mkdir(exist_ok=True)
                     write_atomically(self.path / SETTINGS_FILE, HEADER + _toml(settings))
             with file_errors(self.path):
-                for name in FOLDERS[:3] if self.success.exists() else FOLDERS:
+                for name in (".", *(FOLDERS[:3] if self.success.exists() else FOLDERS)):
                     (self.path / name).mkdir(exist_ok=True)
                     for left in (self.path / name).iterdir():
                         if is_temporary(left):  # a process was killed while it wrote it
@@ -121,15 +121,15 @@ class StatisticsFolder:
             FileError: the disk is full.
             DataError: a file of a shard was altered.
         """
-        if self.success.exists():
-            return
-        write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
-        examples = Examples(most)
-        for table in self._beside(shards, "examples"):
-            examples.merge(table)
-        write_parquet(self.path / "examples" / MERGED, examples.table(), statistics)
-        with file_errors(self.success):
-            write_atomically(self.success, "")
+        if not self.success.exists():
+            write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
+            examples = Examples(most)
+            for table in self._beside(shards, "examples"):
+                examples.merge(table)
+            write_parquet(self.path / "examples" / MERGED, examples.table(), statistics)
+            with file_errors(self.success):
+                write_atomically(self.success, "")
+        # A process may have been killed just before.
         shutil.rmtree(self.path / "_parts", ignore_errors=True)
 
     def _beside(self, shards: int, kind: str) -> Iterator[Any]:

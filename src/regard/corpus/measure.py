@@ -38,6 +38,14 @@ class Measure(MeasureSettings):
     ('entropy', 'top_keys')
     """
 
+    @property
+    def schema(self) -> Any:
+        """The `pyarrow.Schema` of the answers, for engines that ask for it first."""
+        library("pyarrow", extra="measure")
+        from regard.corpus.tables import heads_schema
+
+        return heads_schema(self)
+
     def __call__(self, table: Any) -> Any:
         """Measure the documents of a `pyarrow.Table`.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.corpus.documents import Document
 from regard.corpus.examples import STRONGEST, Examples
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
-from regard.corpus.settings import MEANS, MeasureSettings, Own
+from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
@@ -50,9 +50,10 @@ def measure_documents(
     measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
 ) -> Iterator[MeasuredDocument]:
     """The statistics of documents, in order; the strongest of them go to `examples` too."""
-    model = model_of(measure)
+    with ONE_AT_A_TIME:
+        model = model_of(measure)
     for one in documents:
-        with _on_threads(measure.threads):
+        with ONE_AT_A_TIME, _on_threads(measure.threads):
             found = _measured(measure, model, one, examples)
         yield found
 

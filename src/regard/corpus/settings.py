@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.corpus.out_folder import refuse_out
@@ -20,6 +21,8 @@ OF_KEYS = ("received", "top_keys")
 NAMED_STATISTICS = (*MEANS, *OF_KEYS)
 USUAL_STATISTICS = ("entropy", "distance", "first", "previous", "induction")
 
+ONE_AT_A_TIME = RLock()
+"""Held while a model is loaded or used: the threads of an engine share models, and torch's own threads."""
 CorpusEngine = Literal["processes", "ray"]
 """The engine that shares out the shards."""
 Own = Callable[[Any, Any], Any]

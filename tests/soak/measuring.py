@@ -1,8 +1,9 @@
 """Kill `regard measure` over and over, and see whether a byte is ever lost: python -m tests.soak.measuring --kills 20
 
-For 1, 2 and 5 workers, and 2 and 5 ranks as of torchrun: a folder is begun, killed (SIGKILL) at a random moment of the time that a whole run takes, gone
-on with and killed, until it is finished; then the next one, until there were so many kills. Then the same with a
-disk that is full after a random number of files. Each finished folder must have the bytes of an undisturbed run.
+For 1, 2 and 5 workers, and 2 and 5 ranks as of torchrun: a folder is begun, killed (SIGKILL) at a random moment of the
+time that a whole run takes, gone on with and killed, until it is finished; then the next one, until there were so many
+kills. Then the same with a disk that is full after a random number of files. Each finished folder must have the bytes
+of an undisturbed run.
 """
 
 import argparse

@@ -32,16 +32,11 @@ Start = Callable[[Path], list[Any]]
 """Begins the processes of a run into a folder."""
 
 
-def ended(processes: list[Any]) -> list[int]:
-    """The statuses of processes, once all have ended."""
-    return [one.wait() for one in processes]
-
-
 def soak(start: Start, folder: Path, expected: dict[str, bytes], kills: int, draw: random.Random) -> int:
     """Kill so many runs; return how many folders were finished meanwhile, all with the expected bytes."""
     for name in ("first", "whole"):  # the first of them starts the server that forks
         began = time.monotonic()
-        assert not any(ended(start(folder / name)))
+        assert not any(one.wait() for one in start(folder / name))
     longest, finished, done = time.monotonic() - began, 0, 0
     while done < kills:
         out = folder / str(finished)
@@ -53,12 +48,11 @@ def soak(start: Start, folder: Path, expected: dict[str, bytes], kills: int, dra
             for one in processes:
                 one.kill()
             done += 1
-        statuses = ended(processes)
-        assert set(statuses) <= {0, -9}, f"{out} cannot be gone on with: {statuses}"
+        assert {one.wait() for one in processes} <= {0, -9}, f"{out} cannot be gone on with"
         if (out / "_SUCCESS").exists():
             assert bytes_of(out) == expected, out
             finished += 1
-    assert not any(ended(start(folder / str(finished))))
+    assert not any(one.wait() for one in start(folder / str(finished)))
     assert bytes_of(folder / str(finished)) == expected
     return finished + 1
 
@@ -98,21 +92,17 @@ def main() -> None:
         expected = bytes_of(measure_into(folder / "alone", model, docs))
         words = ["measure", str(model), "--data", str(docs), *SMALL, "--resume"]
 
-        def of_workers(count: str, out: Path) -> list[Any]:
+        def start(kind: str, count: str, out: Path) -> list[Any]:
+            if kind == "ranks":
+                return forked.start_ranks(int(count), *words, "--out", str(out), imported=ENGINE)
             return [forked.Forked(*words, "--workers", count, "--out", str(out), imported=ENGINE)]
 
-        def of_ranks(count: str, out: Path) -> list[Any]:
-            return forked.start_ranks(int(count), *words, "--out", str(out), imported=ENGINE)
-
-        for kind, counts, start in (
-            ("workers", arguments.workers, of_workers), ("ranks", arguments.ranks, of_ranks),
-        ):  # fmt: skip
-            for count in counts:
-                (folder / f"{count}{kind}").mkdir()
-                began = time.monotonic()
-                finished = soak(partial(start, count), folder / f"{count}{kind}", expected, arguments.kills, draw)
-                told = f"{count} {kind}: {arguments.kills} kills, {finished} folders, the bytes of one run each"
-                print(f"{told}, {time.monotonic() - began:.0f} s", flush=True)
+        for kind, count in (*(("workers", n) for n in arguments.workers), *(("ranks", n) for n in arguments.ranks)):
+            place, began = folder / f"{count}{kind}", time.monotonic()
+            place.mkdir()
+            finished = soak(partial(start, kind, count), place, expected, arguments.kills, draw)
+            told = f"{count} {kind}: {arguments.kills} kills, {finished} folders, the bytes of one run each"
+            print(f"{told}, {time.monotonic() - began:.0f} s", flush=True)
         full_disks(words, folder, expected, arguments.disks, draw)
         print(f"full disks: {arguments.disks} folders, the bytes of one run each")
 

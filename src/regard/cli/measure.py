@@ -84,7 +84,7 @@ class MeasureCommand(Command):
 
     def work(self) -> None:
         with loading("regard.corpus.engine", *["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.measure_corpus import measure_corpus
+            from regard.corpus.into_folder import measure_corpus
 
         job = self.job
         with telling() as tell:
@@ -93,5 +93,4 @@ class MeasureCommand(Command):
         if not speaks():
             return
         print(self.out)
-        failed = f"; {found.errors:,} could not be measured, the first: {found.first_error}" if found.errors else ""
-        print(f"{found.documents:,} documents, {found.tokens:,} tokens, {found.rows:,} rows{failed}", file=sys.stderr)
+        print(found, file=sys.stderr)

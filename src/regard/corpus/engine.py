@@ -70,7 +70,7 @@ class WorkDone:
             self.tell(told, so_far.documents, self.total)
 
 
-def run(job: CorpusJob, tell: Tell) -> CorpusCounts:
+def run_job(job: CorpusJob, tell: Tell) -> CorpusCounts:
     """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))

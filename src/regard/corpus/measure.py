@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from regard.corpus.settings import MeasureSettings, library
+from regard.corpus.settings import MeasureSettings, extra_package
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Measure(MeasureSettings):
     @property
     def schema(self) -> Any:
         """The `pyarrow.Schema` of the answers, for engines that ask for it first."""
-        library("pyarrow", extra="measure")
+        extra_package("pyarrow", extra="measure")
         from regard.corpus.tables import heads_schema
 
         return heads_schema(self)
@@ -63,7 +63,7 @@ class Measure(MeasureSettings):
             NotSeenError: the model has no attention.
             MissingExtraError: pyarrow is not installed.
         """
-        library("pyarrow", extra="measure")
+        extra_package("pyarrow", extra="measure")
         from regard.corpus.documents import documents_of
         from regard.corpus.reading import measure_documents
         from regard.corpus.tables import heads_table

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from regard.lazy import displayed
+
 
 class LayerNumbers(NamedTuple):
     """The statistics of a layer's heads on a document."""
@@ -23,6 +25,7 @@ class MeasuredDocument(NamedTuple):
     error: str | None = None
 
 
+@displayed
 class CorpusCounts(NamedTuple):
     """What was measured of a shard, or of a whole corpus."""
 
@@ -42,3 +45,7 @@ class CorpusCounts(NamedTuple):
         """
         documents, tokens, rows, errors = (one + other for one, other in zip(self[:4], later[:4], strict=True))
         return CorpusCounts(documents, tokens, rows, errors, self.first_error or later.first_error)
+
+    def __str__(self) -> str:
+        failed = f"; {self.errors:,} could not be measured, the first: {self.first_error}" if self.errors else ""
+        return f"{self.documents:,} documents, {self.tokens:,} tokens, {self.rows:,} rows{failed}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.corpus.documents import Shard
 from regard.corpus.measured_document import CorpusCounts
-from regard.corpus.settings import CorpusJob, library
+from regard.corpus.settings import CorpusJob, extra_package
 from regard.corpus.shard_work import AHEAD, measure_shard, records_of
 from regard.errors import EngineError
 from regard.tasks.training.distributed.devices import find_device
@@ -24,7 +24,7 @@ def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> I
         EngineError: a shard's process died more than `RETRIES` times.
         MissingExtraError: ray is not installed.
     """
-    ray = library("ray", extra="ray")
+    ray = extra_package("ray", extra="ray")
     begins = not ray.is_initialized()
     if begins:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -103,9 +103,9 @@ class CorpusJob:
         model = Path(self.measure.model)
         if not is_huggingface(model):
             task_of(model)
-        library("pyarrow", extra="measure")
+        extra_package("pyarrow", extra="measure")
         if self.engine == "ray":
-            library("ray", extra="ray")
+            extra_package("ray", extra="ray")
         from regard.corpus.documents import input_files
 
         input_files(self.data)
@@ -117,7 +117,7 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
         raise ArgumentError(f"{name} must be at least {least}, got {value}")
 
 
-def library(name: str, *, extra: str) -> Any:
+def extra_package(name: str, *, extra: str) -> Any:
     """A package of an extra.
 
     Raises:

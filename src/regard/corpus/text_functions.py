@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.corpus.settings import ONE_AT_A_TIME, library
+from regard.corpus.settings import ONE_AT_A_TIME, extra_package
 from regard.errors import ArgumentError
 
 NULL = "there is no text: it is null"
@@ -122,7 +122,7 @@ def _loaded_run(folder: Path, device: str, files: object) -> Any:
 
 
 def _texts(table: Any, name: str) -> list[str | None]:
-    library("pyarrow", extra="measure")
+    extra_package("pyarrow", extra="measure")
     from regard.corpus.documents import documents_of
 
     return [one.text for one in documents_of(table, text=name, id="")]
@@ -134,7 +134,7 @@ def _told(answer: Any) -> TextRow:
 
 def _with(table: Any, names: tuple[str, ...], rows: list[TextRow | None]) -> Any:
     """The table with the columns, and a column `error`; None is the row of a text that is null."""
-    arrow = library("pyarrow", extra="measure")
+    arrow = extra_package("pyarrow", extra="measure")
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
     null = (*(None for _ in names), NULL)
     table = table.drop_columns([name for name in (*names, "error") if name in table.column_names])

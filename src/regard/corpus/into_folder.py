@@ -63,6 +63,6 @@ def measure_corpus(
         shard_documents=shard_documents, max_errors=max_errors, engine=engine,
     )  # fmt: skip
     job.check()
-    from regard.corpus.engine import run
+    from regard.corpus.engine import run_job
 
-    return run(job, tell)
+    return run_job(job, tell)

@@ -180,18 +180,23 @@ def execute() -> None:
 
 def run_ranks(count: int, *arguments: str, function: str = PROGRAM) -> list[subprocess.CompletedProcess[str]]:
     """Call a function in processes that are the ranks of one training, as `torchrun` would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    both = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-    ranks = [
-        PROCESS(*arguments, function=function, **both, MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-        for rank in range(count)
-    ]
+    ranks = start_ranks(count, *arguments, function=function)
     said = [rank.communicate() for rank in ranks]
     return [
         subprocess.CompletedProcess(list(arguments), rank.returncode or 0, *texts)
         for rank, texts in zip(ranks, said, strict=True)
+    ]
+
+
+def start_ranks(count: int, *arguments: str, **how: Any) -> list[Any]:
+    """Such processes, which run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    return [
+        PROCESS(*arguments, **how, **both, MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank in range(count)
     ]
 
 

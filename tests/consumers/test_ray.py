@@ -1,4 +1,4 @@
-"""Ray Data and datasets call `Measure` on their own blocks: the rows are those of the callable alone."""
+"""Ray shares out shards, and Ray Data calls `Measure` on its own blocks: the bytes are those of one process."""
 
 import threading
 import time
@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 ray = pytest.importorskip("ray", reason="ray is in an environment of its own: make consumers ONLY=ray")
-pa = pytest.importorskip("pyarrow")
-datasets = pytest.importorskip("datasets")
 
-from regard.corpus import Measure  # noqa: E402  (after the packages that it needs)
-from tests.corpus.conftest import bytes_of, documents, gpt2, measure_into, write_jsonl  # noqa: E402, F401  (gpt2)
-
-KEYS = [("id", "ascending"), ("layer", "ascending"), ("head", "ascending")]
+from tests.consumers.corpus_example import run_example  # noqa: E402  (after the package that it needs)
+from tests.corpus.conftest import bytes_of, documents, gpt2, measure_into, snapshots, write_jsonl  # noqa: E402, F401
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +58,20 @@ def test_a_node_that_dies_meanwhile_loses_nothing(
     assert killed[0] < len(list(out.glob("_done/*.json")))
 
 
-def table() -> Any:
-    rows = documents(40)
-    rows[11]["text"] = ""
-    return pa.Table.from_pylist(rows)
+def test_the_example_has_the_rows_of_the_measure(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_example("ray", tmp_path, monkeypatch)
 
 
-def test_actors_of_ray_measure_as_one_process(cluster: Any, gpt2: Path) -> None:  # noqa: F811
-    found = ray.data.from_arrow(table()).repartition(6).map_batches(
-        Measure, fn_constructor_args=[str(gpt2)], fn_constructor_kwargs={"device": "cpu"}, batch_format="pyarrow",
-        batch_size=7, concurrency=2,
-    )  # fmt: skip
-    whole = pa.concat_tables(ray.get(found.to_arrow_refs())).sort_by(KEYS)
-    expected = Measure(gpt2, device="cpu")(table()).sort_by(KEYS)
-    assert whole.select(expected.column_names).cast(expected.schema).equals(expected)
-
-
-def test_datasets_measure_as_one_process(gpt2: Path, tmp_path: Path) -> None:  # noqa: F811
-    rows = datasets.Dataset(table()).with_format("arrow")
-    found = rows.map(Measure(gpt2, device="cpu"), batched=True, batch_size=9, remove_columns=rows.column_names)
-    expected = Measure(gpt2, device="cpu")(table())
-    assert pa.Table.from_pylist(found.with_format(None).to_list(), schema=expected.schema).equals(expected)
-    rows.save_to_disk(tmp_path / "saved")
-    from regard.corpus.documents import documents_in, input_files
-
-    files = input_files([tmp_path / "saved"])
-    texts = [one.text for file in files for one in documents_in(file, text="text", id="id")]
-    assert texts == table().column("text").to_pylist()
+def test_a_driver_killed_after_the_last_shard_loses_nothing(
+    cluster: Any,
+    gpt2: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The disk as it is before each rename of the driver is what a kill leaves; either engine goes on."""
+    docs, out = write_jsonl(tmp_path / "docs.jsonl", documents(60)), tmp_path / "out"
+    with snapshots(out, tmp_path / "killed", from_rename=2) as left:
+        expected = bytes_of(measure_into(out, gpt2, docs, "--engine", "ray"))
+    assert len(left) == 3  # totals, examples, _SUCCESS
+    for number, folder in enumerate(left):
+        more = ("--resume", *["--engine", "ray"] * (number % 2))
+        assert bytes_of(measure_into(folder, gpt2, docs, *more)) == expected

@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from regard.cli.main import run_command
+from regard.files import atomic
 from tests.families.architectures import library
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "house", "red", "blue", ".", ",")
@@ -105,3 +108,19 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     """The content of the files that must not depend on how they came about."""
     files = [path for part in ("heads", "totals", "examples") for path in (folder / part).iterdir()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@contextmanager
+def snapshots(out: Path, into: Path, *, from_rename: int) -> Iterator[list[Path]]:
+    """Copies of a folder as it is before each rename of this process, from that number on: what a kill then leaves."""
+    rename, left, number = atomic.rename, list[Path](), count(1)
+
+    def watched(source: Path, target: Path) -> None:
+        if next(number) >= from_rename and target.is_relative_to(out):
+            left.append(into / str(len(left)))
+            shutil.copytree(out, left[-1])
+        rename(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic, "rename", watched)
+        yield left

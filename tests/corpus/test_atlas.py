@@ -243,6 +243,12 @@ def test_two_folders_stand_side_by_side(browser: Chromium, pages: tuple[Path, Pa
     assert found == "4 of 4 heads; 1 changed in entropy, by 95 % intervals that hold together"
     assert changed == ["1.1"]
     assert [one.endswith(": largest entropy") for one in examples] == [True, True]
+    browser.size(360, 800)
+    wide, seen = run(
+        browser,
+        "const frame = root.querySelector('.rows'); await settled(); return [frame.scrollWidth, frame.clientWidth];",
+    )
+    assert wide <= seen
 
 
 def test_the_keyboard_walks_through_the_heads(browser: Chromium, pages: tuple[Path, Path]) -> None:

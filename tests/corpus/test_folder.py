@@ -1,6 +1,7 @@
 """The folder of statistics: its content, interruptions, refusals."""
 
 import errno
+import inspect
 import json
 import os
 import random
@@ -9,24 +10,29 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from regard.corpus import Measure
+from regard.cli.measure import MeasureCommand
+from regard.corpus import Measure, measure_corpus
 from regard.corpus.settings import USUAL_STATISTICS
 from regard.corpus.totals import BINS, EDGES, merged_totals, totals_of
+from regard.errors import ArgumentError
 from regard.files import atomic
 from regard.files.locks import locked
 from regard.files.untrusted import parse_toml
 from tests import forked
 from tests.conftest import Call
-from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, write_jsonl
+from tests.consumers.corpus_example import examples_of_the_page
+from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, snapshots, write_jsonl
 from tests.torchrun import environment, torchrun
 
 SHARDS = 9
@@ -89,8 +95,6 @@ def test_totals_are_sums_over_the_rows(stats: Path) -> None:
 
 
 def test_totals_of_other_heads_are_added_too(gpt2: Path) -> None:
-    import pyarrow as pa
-
     docs = pa.Table.from_pylist(documents(3))
     one, other = (Measure(gpt2, "entropy", layers=[n], device="cpu")(docs) for n in (1, 0))
     merged = merged_totals([totals_of(table, ["entropy"]) for table in (one, other, one)]).to_pylist()
@@ -120,7 +124,7 @@ def test_examples_are_the_strongest_of_all(stats: Path, gpt2: Path, docs: Path) 
     previous = [row for row in rows if row["statistic"] == "previous"]
     for row in previous:
         weights = dict(zip(row["keys"], row["weights"], strict=True))
-        assert weights.get(row["query"] - 1, 0) == pytest.approx(row["at_query"], abs=1e-5)
+        assert weights.get(row["query"] - 1, 0) == pytest.approx(row["at_query"], abs=1e-6)
 
 
 # -- interruptions ---------------------------------------------------------------------------------------
@@ -172,6 +176,20 @@ def test_a_process_killed_before_the_settings_were_written_loses_nothing(
     assert bytes_of(measure_into(tmp_path / "out", gpt2, docs, "--resume")) == bytes_of(stats)
 
 
+def test_a_kill_before_any_of_the_last_renames_loses_nothing(
+    stats: Path, gpt2: Path, docs: Path, tmp_path: Path
+) -> None:
+    """Those of the last shard (heads, totals, examples, its record), and of the end (totals, examples, _SUCCESS)."""
+    with snapshots(tmp_path / "out", tmp_path / "killed", from_rename=1 + 4 * (SHARDS - 1) + 1) as left:
+        measure_into(tmp_path / "out", gpt2, docs)
+    assert len(left) == 4 + 3
+    left.append(shutil.copytree(left[-1], tmp_path / "named"))
+    (left[-1] / "_SUCCESS").touch()  # before the folder of parts is removed
+    for folder in left:
+        assert bytes_of(measure_into(folder, gpt2, docs, "--resume")) == bytes_of(stats)
+        assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp") or path.name == "_parts"]
+
+
 def test_resuming_reads_the_records_alone(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
     out = shutil.copytree(stats, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
@@ -214,6 +232,71 @@ def test_too_many_errors_end_the_work(gpt2: Path, docs: Path, tmp_path: Path, ca
     lines.write_text('{"text": "w1 w2"}\nno JSON\n')
     status, _, said = call(*command(gpt2, lines, tmp_path / "other", "--max-errors", "0"))
     assert (status, said.count("lines.jsonl:2: ")) == (2, 1), said
+
+
+# -- Python ----------------------------------------------------------------------------------------------
+
+
+def test_python_measures_into_the_same_files(stats: Path, gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    told, measure = list[tuple[int, int | None]](), Measure(gpt2, device="cpu")
+    given: dict[str, Any] = {"shard_documents": 7, "examples": 3, "workers": 1}
+    counts = measure_corpus(measure, docs, tmp_path / "out", **given, tell=lambda _, *done: told.append(done))
+    assert bytes_of(tmp_path / "out") == bytes_of(stats)
+    assert (tmp_path / "out" / "run.toml").read_bytes() == (stats / "run.toml").read_bytes()
+    assert counts[0::2] == (60, 58 * 4 + 2, "d7: there is no token in it")
+    assert (counts.errors, told[-1], len(told)) == (2, (60, 60), SHARDS)
+    with pytest.raises(ArgumentError, match="already holds statistics"):
+        measure_corpus(measure, [docs], tmp_path / "out", **given)
+    assert measure_corpus(measure, [docs], tmp_path / "out", resume=True, **given) == counts
+
+
+def test_the_arguments_of_python_are_those_of_the_command() -> None:
+    ours = inspect.signature(measure_corpus).parameters.keys() | inspect.signature(Measure).parameters.keys()
+    assert {one.name for one in fields(MeasureCommand)} == ours - {"measure", "tell"}
+    theirs = {one.name: one.default for one in fields(MeasureCommand) if one.default is not MISSING}
+    own = {**inspect.signature(Measure).parameters, **inspect.signature(measure_corpus).parameters}
+    assert theirs == {name: own[name].default for name in theirs}
+
+
+def test_workers_do_not_run_the_script_of_their_parent(gpt2: Path, docs: Path, tmp_path: Path) -> None:
+    """Nothing in it stands under `if __name__ == "__main__"`."""
+    code = f"""
+from regard.corpus import Measure, measure_corpus
+measure = Measure({str(gpt2)!r}, device="cpu")
+print(measure_corpus(measure, {str(docs)!r}, "out", workers=2, shard_documents=30).documents)
+"""
+    (tmp_path / "script.py").write_text(code)
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "60\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("workers", 0), ("shard_documents", 0), ("max_errors", -1), ("engine", "spark")]
+)
+def test_arguments_that_mean_nothing_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be .* got '?{value}"):
+        measure_corpus(Measure("gpt2"), "docs.jsonl", "out", **{name: value})
+    with pytest.raises(ArgumentError, match="no other process has __main__:mine"):
+        measure_corpus(Measure("gpt2", "__main__:mine"), "docs.jsonl", "out")
+
+
+def test_the_examples_of_the_page_run(
+    stats: Path, sharper: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for source, name in ((gpt2, "gpt2"), (stats, "stats-before"), (sharper, "stats-after")):
+        (tmp_path / name).symlink_to(source)
+    (tmp_path / "shards").mkdir()
+    parquet.write_table(pa.Table.from_pylist(documents(20)), tmp_path / "shards" / "0.parquet")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in examples_of_the_page()[:2]:
+        exec(compile(code, "corpus.md", "exec"), names)
+    assert "20 documents" in capsys.readouterr().out
+    assert str(names["changes"]).startswith("1 of 4 heads changed")
+    assert "1.1" in (tmp_path / "compared.html").read_text(encoding="utf-8")
+    assert (tmp_path / "heads.csv").read_text().count("\n") == 1 + 4 * 3
 
 
 # -- refusals --------------------------------------------------------------------------------------------
@@ -265,6 +348,17 @@ def test_a_dead_worker_is_told(gpt2: Path, docs: Path, tmp_path: Path, monkeypat
     done = forked.run(*words, imported=ENGINE)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("regard: a worker was killed, perhaps because the memory was full")
+
+
+def test_ray_that_is_not_installed_is_told(
+    gpt2: Path, docs: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _, said = call(*command(gpt2, docs, tmp_path / "out", "--engine", "ray"))
+    assert (status, said) == (
+        2, "regard: ray is not installed; it comes with the extra 'ray': pip install 'regard[ray]'\n"
+    )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.corpus import Measure, ScoreText, Translate
+from regard.corpus import Measure, ScoreText, Translate, reading
 from regard.corpus.settings import MEANS, NAMED_STATISTICS
 from regard.errors import ArgumentError, NotSeenError
 from regard.watching.analysis.head_table import BY_QUERY
@@ -55,7 +56,9 @@ def by_loops(ids: list[int], weights: Tensor) -> dict[str, float]:
 
 def test_every_statistic_is_that_of_the_dense_weights(gpt2: Path) -> None:
     measure = Measure(gpt2, NAMED_STATISTICS, keys=3, device="cpu")
-    rows = measure(table_of(DOCS[0]["text"], DOCS[1]["text"])).to_pylist()
+    table = measure(table_of(DOCS[0]["text"], DOCS[1]["text"]))
+    assert table.schema.equals(measure.schema)
+    rows = table.to_pylist()
     assert [(row["id"], row["layer"], row["head"]) for row in rows] == [
         (f"d{n}", layer, head) for n in range(2) for layer in range(2) for head in range(2)
     ]
@@ -85,6 +88,16 @@ def test_a_row_has_the_same_bits_alone_and_in_any_table(gpt2: Path) -> None:
         torch.set_num_threads(before)
         assert alone.equals(whole.slice(4 * number, 4))
         assert alone.equals(backwards.slice(4 * (len(texts) - 1 - number), 4))
+
+
+def test_calls_from_threads_have_the_bits_of_one_after_another(gpt2: Path) -> None:
+    """As from Daft: the first of them load the model, which transformers does by one thread alone."""
+    measure = Measure(gpt2, device="cpu")
+    reading._loaded.cache_clear()
+    tables = [table_of(*(one["text"] for one in DOCS[n : n + 3])) for n in range(0, 12, 3)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(measure, tables))
+    assert all(one.equals(measure(table)) for one, table in zip(found, tables, strict=True))
 
 
 def test_a_bad_document_is_a_row_and_harms_no_other(gpt2: Path) -> None:

@@ -88,3 +88,14 @@ def test_a_run_of_a_language_model_is_measured(book: Path, translator: Path) -> 
     assert rows[2]["error"] == "the text has 29 tokens; expected 1 to 15"
     with pytest.raises(ArgumentError, match="a translator of a run reads pairs"):
         Measure(translator, device="cpu")(pa.table({"text": ["a line"]}))
+
+
+def test_datasets_map_the_callables(book: Path, translator: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = pa.table({"text": ["a line", "of a book", "with signs"]})
+    rows = datasets.Dataset(table).with_format("arrow")
+    kinds = (Measure(book, device="cpu"), ScoreText(book, device="cpu"), Translate(translator, beam=2, device="cpu"))
+    for kind in kinds:
+        found = rows.map(kind, batched=True, batch_size=3, remove_columns=rows.column_names)
+        expected = kind(table)
+        assert pa.Table.from_pylist(found.with_format(None).to_list(), schema=expected.schema).equals(expected)

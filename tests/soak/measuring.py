@@ -1,8 +1,9 @@
 """Kill `regard measure` over and over, and see whether a byte is ever lost: python -m tests.soak.measuring --kills 20
 
-For 1, 2 and 5 workers: a folder is begun, killed (SIGKILL) at a random moment of the time that a whole run takes, gone
-on with and killed, until it is finished; then the next one, until there were so many kills. Then the same with a
-disk that is full after a random number of files. Each finished folder must have the bytes of an undisturbed run.
+For 1, 2 and 5 workers, and 2 and 5 ranks as of torchrun: a folder is begun, killed (SIGKILL) at a random moment of the
+time that a whole run takes, gone on with and killed, until it is finished; then the next one, until there were so many
+kills. Then the same with a disk that is full after a random number of files. Each finished folder must have the bytes
+of an undisturbed run.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +24,35 @@ from regard.files import atomic
 from tests import forked
 from tests.corpus.conftest import SMALL, bytes_of, documents, measure_into, save_small_gpt2, write_jsonl
 
-WORKERS = ("1", "2", "5")
+WORKERS, RANKS = ("1", "2", "5"), ("2", "5")
 ENGINE = (*forked.IMPORTED, "regard.corpus.engine", "transformers.models.gpt2.modeling_gpt2")
 
 
-def soak(words: list[str], folder: Path, expected: dict[str, bytes], kills: int, draw: random.Random) -> int:
-    """Kill so many processes; return how many folders were finished meanwhile, all with the expected bytes."""
+Start = Callable[[Path], list[Any]]
+"""Begins the processes of a run into a folder."""
+
+
+def soak(start: Start, folder: Path, expected: dict[str, bytes], kills: int, draw: random.Random) -> int:
+    """Kill so many runs; return how many folders were finished meanwhile, all with the expected bytes."""
     for name in ("first", "whole"):  # the first of them starts the server that forks
         began = time.monotonic()
-        assert forked.Forked(*words, "--out", str(folder / name), imported=ENGINE).wait() == 0
+        assert not any(one.wait() for one in start(folder / name))
     longest, finished, done = time.monotonic() - began, 0, 0
     while done < kills:
         out = folder / str(finished)
-        process = forked.Forked(*words, "--out", str(out), imported=ENGINE)
+        processes = start(out)
         end = time.monotonic() + draw.random() * longest
-        while time.monotonic() < end and process.poll() is None:
+        while time.monotonic() < end and any(one.poll() is None for one in processes):
             time.sleep(0.001)
-        if process.poll() is None:
-            process.kill()
+        if any(one.poll() is None for one in processes):
+            for one in processes:
+                one.kill()
             done += 1
-        status = process.wait()
-        assert status in (0, -9), f"{out} cannot be gone on with"
+        assert {one.wait() for one in processes} <= {0, -9}, f"{out} cannot be gone on with"
         if (out / "_SUCCESS").exists():
             assert bytes_of(out) == expected, out
             finished += 1
-    assert forked.Forked(*words, "--out", str(folder / str(finished)), imported=ENGINE).wait() == 0
+    assert not any(one.wait() for one in start(folder / str(finished)))
     assert bytes_of(folder / str(finished)) == expected
     return finished + 1
 
@@ -75,6 +82,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", nargs="*", choices=WORKERS, default=WORKERS)
+    parser.add_argument("--ranks", nargs="*", choices=RANKS, default=RANKS)
+    parser.add_argument("--disks", type=int, default=20)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, draw = Path(name), random.Random(arguments.seed)
@@ -82,14 +91,20 @@ def main() -> None:
         docs = write_jsonl(folder / "docs.jsonl", documents(60))
         expected = bytes_of(measure_into(folder / "alone", model, docs))
         words = ["measure", str(model), "--data", str(docs), *SMALL, "--resume"]
-        for workers in arguments.workers:
-            (folder / workers).mkdir()
-            began = time.monotonic()
-            finished = soak([*words, "--workers", workers], folder / workers, expected, arguments.kills, draw)
-            told = f"{workers} workers: {arguments.kills} kills, {finished} folders, the bytes of one run each"
+
+        def start(kind: str, count: str, out: Path) -> list[Any]:
+            if kind == "ranks":
+                return forked.start_ranks(int(count), *words, "--out", str(out), imported=ENGINE)
+            return [forked.Forked(*words, "--workers", count, "--out", str(out), imported=ENGINE)]
+
+        for kind, count in (*(("workers", n) for n in arguments.workers), *(("ranks", n) for n in arguments.ranks)):
+            place, began = folder / f"{count}{kind}", time.monotonic()
+            place.mkdir()
+            finished = soak(partial(start, kind, count), place, expected, arguments.kills, draw)
+            told = f"{count} {kind}: {arguments.kills} kills, {finished} folders, the bytes of one run each"
             print(f"{told}, {time.monotonic() - began:.0f} s", flush=True)
-        full_disks(words, folder, expected, arguments.kills, draw)
-        print(f"full disks: {arguments.kills} folders, the bytes of one run each")
+        full_disks(words, folder, expected, arguments.disks, draw)
+        print(f"full disks: {arguments.disks} folders, the bytes of one run each")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import tyro
 
 from regard.cli.loading import loading
 from regard.cli.shared import Command, PositionalPath, refuse_first
-from regard.corpus.settings import arrow_library
+from regard.corpus.settings import extra_package
 from regard.errors import ArgumentError
 
 Stats = Annotated[PositionalPath, tyro.conf.arg(help="a folder of statistics that `regard measure` has made.")]
@@ -49,7 +49,7 @@ class AtlasCommand(Command):
         )
         if self.other is not None and self.other.suffix in (".html", ".csv") and not self.other.is_dir():
             raise ArgumentError(f"{self.other} is no folder: name a file to write by --out or --csv")
-        arrow_library()
+        extra_package("pyarrow", extra="measure")
 
     def work(self) -> None:
         with loading():

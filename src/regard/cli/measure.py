@@ -1,7 +1,7 @@
 """`regard measure`: statistics of every head of a model over a corpus."""
 
 import sys
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +9,10 @@ import tyro
 
 from regard.cli.loading import loading, speaks
 from regard.cli.progress import telling
-from regard.cli.shared import Command, Device, PositionalPath, below, refuse_first
-from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, MeasureSettings, arrow_library, ray_library
-from regard.tasks.registry import task_of
+from regard.cli.shared import Command, Device, PositionalPath
+from regard.corpus.settings import USUAL_STATISTICS, CorpusEngine, CorpusJob, MeasureSettings
 from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.telling import tell_nobody
 
 MeasuredModel = Annotated[
     PositionalPath,
@@ -74,35 +74,23 @@ class MeasureCommand(Command):
         """The settings of a table of documents."""
         return self.part(MeasureSettings, model=str(self.model))
 
-    def check(self) -> None:
-        refuse_first(
-            below("--shard-documents", self.shard_documents),
-            below("--examples", self.examples),
-            below("--max-errors", self.max_errors, 0),
-            below("--workers", self.workers),
-        )
-        _ = self.measure
-        if not is_huggingface(self.model):
-            task_of(self.model)
-        arrow_library()
-        if self.engine == "ray":
-            ray_library()
-        from regard.corpus.documents import input_files
-        from regard.corpus.out_folder import refuse_out
+    @property
+    def job(self) -> CorpusJob:
+        """The work."""
+        return self.part(CorpusJob, measure=self.measure)
 
-        input_files(self.data)
-        refuse_out(self.out, resume=self.resume)
+    def check(self) -> None:
+        self.job.check()
 
     def work(self) -> None:
-        with loading(*["transformers"] * is_huggingface(self.model)):
-            from regard.corpus.engine import measure_corpus
-            from regard.corpus.shard_work import CorpusJob
+        with loading("regard.corpus.engine", *["transformers"] * is_huggingface(self.model)):
+            from regard.corpus.into_folder import measure_corpus
 
-        job = self.part(CorpusJob, measure=self.measure)
+        job = self.job
         with telling() as tell:
-            found = measure_corpus(job, tell if speaks() else lambda *_: None)
+            given = {one.name: getattr(job, one.name) for one in fields(job)}
+            found = measure_corpus(**given, tell=tell if speaks() else tell_nobody)
         if not speaks():
             return
         print(self.out)
-        failed = f"; {found.errors:,} could not be measured, the first: {found.first_error}" if found.errors else ""
-        print(f"{found.documents:,} documents, {found.tokens:,} tokens, {found.rows:,} rows{failed}", file=sys.stderr)
+        print(found, file=sys.stderr)

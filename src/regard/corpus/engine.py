@@ -7,20 +7,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from regard.corpus.documents import CheckedCorpus, Shard, check_corpus, input_files, shards
-from regard.corpus.folder import ShardRecord, StatisticsFolder
+from regard.corpus.folder import StatisticsFolder
 from regard.corpus.identity import identity
+from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.reading import own_function
-from regard.corpus.shard_work import AHEAD, CorpusJob, measure_shard, records_of
+from regard.corpus.settings import CorpusJob
+from regard.corpus.shard_work import AHEAD, measure_shard, records_of
 from regard.errors import DataError, EngineError, RegardError, RunFolderError
 from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.telling import Tell
@@ -38,64 +43,35 @@ class WorkDone:
     total: int
     tell: Tell
     most_errors: int | None
-    documents: int = 0
-    tokens: int = 0
-    rows: int = 0
-    errors: int = 0
-    first_error: str = ""
+    counts: CorpusCounts = field(default_factory=CorpusCounts)
     _begun: float = 0.0
     _before: int = 0
 
-    def counts(self) -> list[Any]:
-        """The counts, for another process."""
-        return [self.documents, self.tokens, self.rows, self.errors, self.first_error]
-
-    def take(self, of_ranks: list[list[Any]]) -> None:
-        """Have the counts of all ranks together."""
-        *counts, first = zip(*of_ranks, strict=True)
-        self.documents, self.tokens, self.rows, self.errors = map(sum, counts)
-        self.first_error = next(filter(None, first), "")
-
     def begin(self) -> None:
         """Count the time from now on."""
-        self._begun, self._before = time.monotonic(), self.documents
+        self._begun, self._before = time.monotonic(), self.counts.documents
 
-    def add(self, record: ShardRecord) -> None:
+    def add(self, record: CorpusCounts) -> None:
         """Count a finished shard.
 
         Raises:
             DataError: there are too many errors.
         """
-        self.documents += record.documents
-        self.tokens += record.tokens
-        self.rows += record.rows
-        self.errors += record.errors
-        self.first_error = self.first_error or record.first_error
-        if self.most_errors is not None and self.errors > self.most_errors:
+        self.counts = so_far = self.counts.plus(record)
+        if self.most_errors is not None and so_far.errors > self.most_errors:
             raise DataError(
-                f"{self.errors:,} document{'s' * (self.errors > 1)} could not be measured, and {self.most_errors:,} "
-                f"are allowed; the first: {self.first_error}"
+                f"{so_far.errors:,} document{'s' * (so_far.errors > 1)} could not be measured, and "
+                f"{self.most_errors:,} are allowed; the first: {so_far.first_error}"
             )
-        done = self.documents - self._before
+        done = so_far.documents - self._before
         if self._begun and done:
-            left = (time.monotonic() - self._begun) / done * (self.total - self.documents)
-            told = f"{self.tokens:,} tokens, {timedelta(seconds=round(left))} left; documents"
-            self.tell(told, self.documents, self.total)
+            left = (time.monotonic() - self._begun) / done * (self.total - so_far.documents)
+            told = f"{so_far.tokens:,} tokens, {timedelta(seconds=round(left))} left; documents"
+            self.tell(told, so_far.documents, self.total)
 
 
-def measure_corpus(job: CorpusJob, tell: Tell) -> WorkDone:
-    """Measure every document of a corpus; return the counts.
-
-    The bytes of the files are the same on any number of workers and ranks, and after any interruption. On several ranks
-    all must call it.
-
-    Raises:
-        ArgumentError: the data have no text column or an id twice, or the folder was begun with other settings.
-        DataError: a file is damaged, or there are too many errors.
-        RunFolderError: another process has the folder, or the model cannot be read.
-        EngineError: a worker died.
-        FileError: the folder cannot be written to.
-    """
+def run_job(job: CorpusJob, tell: Tell) -> CorpusCounts:
+    """See `regard.corpus.measure_corpus`."""
     device = find_device(job.measure.device)
     join_ranks(torch.device("cpu"))
     ranks = Ranks(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
@@ -111,14 +87,14 @@ def measure_corpus(job: CorpusJob, tell: Tell) -> WorkDone:
     _agree(ranks, holds.__enter__ if ranks.rank == 0 else None)
     try:
         _work(job, folder, ranks, files, corpus, progress, settings, 1 if device.type != "cpu" else None)
-        progress.take(ranks.gather(progress.counts))
+        of_ranks = ranks.gather(lambda: progress.counts)
         if ranks.rank == 0:
             folder.merge(corpus.shards, statistics=_told(settings), most=job.examples)
         ranks.gather(lambda: None)
     finally:
         if ranks.rank == 0:
             holds.__exit__(None, None, None)
-    return progress
+    return reduce(CorpusCounts.plus, (CorpusCounts(*one) for one in of_ranks))
 
 
 def _agree(ranks: Ranks, begin: Any) -> None:
@@ -177,13 +153,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any], workers: int) -> Iterator[ShardRecord]:
+def _in_workers(
+    job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any], workers: int
+) -> Iterator[CorpusCounts]:
     before, context = set(multiprocessing.active_children()), multiprocessing.get_context(START)
     if START == "forkserver":
         context.set_forkserver_preload([__name__, *["transformers"] * is_huggingface(Path(job.measure.model))])
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
+
+    def submit(shard: Shard) -> Future[CorpusCounts]:
+        with _no_script():
+            return pool.submit(measure_shard, job, shard, settings)
+
     try:
-        yield from records_of(lambda shard: pool.submit(measure_shard, job, shard, settings), left, AHEAD * workers)
+        yield from records_of(submit, left, AHEAD * workers)
         pool.shutdown()
     except BrokenProcessPool:
         raise EngineError(
@@ -194,6 +177,17 @@ def _in_workers(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any],
         for process in set(multiprocessing.active_children()) - before:
             process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _no_script() -> Iterator[None]:
+    """Workers that start in the block do not run the script of this process anew: they need nothing of it."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _begin_worker() -> None:

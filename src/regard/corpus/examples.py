@@ -8,14 +8,13 @@ import pyarrow as pa
 import torch
 
 from regard.corpus.measured_document import LayerNumbers
-from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import AxisLabels
-from regard.watching.analysis.head_table import QueryValues
+from regard.watching.analysis.head_table import QueryValues, TopOfQueries
 
 BEFORE, AFTER = 48, 16
 """The tokens around the place that are kept."""
 STRONGEST = 16
-"""The keys of the place that are kept."""
+"""The most keys of the place that are kept."""
 SCHEMA = pa.schema(
     [
         ("layer", pa.int32()), ("head", pa.int32()), ("statistic", pa.string()), ("rank", pa.int32()),
@@ -42,28 +41,24 @@ class Examples:
     _of: dict[tuple[Any, ...], list[dict[str, Any]]] = field(default_factory=dict)
 
     def add(
-        self, id: str, part: LayerNumbers, by_query: Mapping[str, QueryValues], weights: AttentionMap, axes: Axes
+        self, id: str, part: LayerNumbers, by_query: Mapping[str, QueryValues], top: TopOfQueries, axes: Axes, keys: int
     ) -> None:
-        """Take a layer's heads (H, T, S) on a document in where they are stronger than on those so far."""
+        """Take a layer's heads (H, T, keys) on a document in where they are stronger than on those so far."""
         found = [one for name, value in by_query.items() for one in self._stronger(part, name, value)]
         if not found:
             return
-        keys, (rows, columns) = weights.shape[-1], axes
-        heads = torch.tensor([one[1] for one in found], device=weights.device)
-        queries = torch.tensor([one[2] for one in found], device=weights.device)
-        every = torch.arange(keys, device=weights.device).repeat(len(found))
-        read = weights.at(queries.repeat_interleave(keys), every, leading=[heads.repeat_interleave(keys)])
-        top = read.view(-1, keys).float().cpu().topk(min(STRONGEST, keys))
+        heads, queries = (torch.tensor([one[n] for one in found]) for n in (1, 2))
+        weights, places = (one[heads, queries].cpu() for one in top)
+        rows, columns = axes
         labels = columns if columns is not None else [str(n) for n in range(keys)]
         offset = keys - (len(rows) if rows is not None else keys)
-        for (place, _, query, value, there), row, where in zip(
-            found, top.values.tolist(), top.indices.tolist(), strict=True
-        ):
+        for (place, _, query, value, there), row, where in zip(found, weights.tolist(), places.tolist(), strict=True):
             start = min(max(query + offset - BEFORE, 0), max(keys - BEFORE - AFTER, 0))
+            seen = [key for key in where if key >= 0]
             one = {
                 "value": value, "id": id, "query": query, "at_query": there, "start": start,
-                "tokens": labels[start : start + BEFORE + AFTER], "keys": where,
-                "key_tokens": [labels[key] for key in where], "weights": row,
+                "tokens": labels[start : start + BEFORE + AFTER], "keys": seen,
+                "key_tokens": [labels[key] for key in seen], "weights": row[: len(seen)],
             }  # fmt: skip
             self._take(place, one)
 

@@ -13,11 +13,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyarrow import parquet
 
 from regard.corpus.examples import Examples
+from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
 from regard.corpus.tables import write_parquet
 from regard.corpus.totals import merged_totals
@@ -30,16 +31,6 @@ from regard.files.untrusted import parse_toml
 HEADER = "# The settings of `regard measure`, and all that decides the bits of its files.\n"
 ADVICE = "wait for it, or name another folder (--out)"
 MERGED = "part-00000.parquet"
-
-
-class ShardRecord(NamedTuple):
-    """A finished shard."""
-
-    documents: int
-    tokens: int
-    rows: int
-    errors: int
-    first_error: str
 
 
 class StatisticsFolder:
@@ -71,7 +62,7 @@ class StatisticsFolder:
                     (self.path / "_done").mkdir(exist_ok=True)
                     write_atomically(self.path / SETTINGS_FILE, HEADER + _toml(settings))
             with file_errors(self.path):
-                for name in FOLDERS[:3] if self.success.exists() else FOLDERS:
+                for name in (".", *(FOLDERS[:3] if self.success.exists() else FOLDERS)):
                     (self.path / name).mkdir(exist_ok=True)
                     for left in (self.path / name).iterdir():
                         if is_temporary(left):  # a process was killed while it wrote it
@@ -98,7 +89,7 @@ class StatisticsFolder:
         """The totals or the examples of a shard."""
         return self.path / "_parts" / f"{number:05d}.{kind}.parquet"
 
-    def finish_shard(self, number: int, record: ShardRecord) -> None:
+    def finish_shard(self, number: int, record: CorpusCounts) -> None:
         """Say that the files of a shard are whole; the last of its steps.
 
         Raises:
@@ -109,7 +100,7 @@ class StatisticsFolder:
         with file_errors(path):
             write_sealed(path, about)
 
-    def done(self, number: int) -> ShardRecord | None:
+    def done(self, number: int) -> CorpusCounts | None:
         """The record of a shard; None if it is not finished.
 
         Raises:
@@ -119,7 +110,7 @@ class StatisticsFolder:
         if not path.exists():
             return None
         about = read_sealed(path)
-        return ShardRecord(*(about[name] for name in ShardRecord._fields))
+        return CorpusCounts(*(about[name] for name in CorpusCounts._fields))
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -130,15 +121,15 @@ class StatisticsFolder:
             FileError: the disk is full.
             DataError: a file of a shard was altered.
         """
-        if self.success.exists():
-            return
-        write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
-        examples = Examples(most)
-        for table in self._beside(shards, "examples"):
-            examples.merge(table)
-        write_parquet(self.path / "examples" / MERGED, examples.table(), statistics)
-        with file_errors(self.success):
-            write_atomically(self.success, "")
+        if not self.success.exists():
+            write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
+            examples = Examples(most)
+            for table in self._beside(shards, "examples"):
+                examples.merge(table)
+            write_parquet(self.path / "examples" / MERGED, examples.table(), statistics)
+            with file_errors(self.success):
+                write_atomically(self.success, "")
+        # A process may have been killed just before.
         shutil.rmtree(self.path / "_parts", ignore_errors=True)
 
     def _beside(self, shards: int, kind: str) -> Iterator[Any]:

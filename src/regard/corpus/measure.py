@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from regard.corpus.settings import MeasureSettings, arrow_library
+from regard.corpus.settings import MeasureSettings, extra_package
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,14 @@ class Measure(MeasureSettings):
     ('entropy', 'top_keys')
     """
 
+    @property
+    def schema(self) -> Any:
+        """The `pyarrow.Schema` of the answers, for engines that ask for it first."""
+        extra_package("pyarrow", extra="measure")
+        from regard.corpus.tables import heads_schema
+
+        return heads_schema(self)
+
     def __call__(self, table: Any) -> Any:
         """Measure the documents of a `pyarrow.Table`.
 
@@ -55,7 +63,7 @@ class Measure(MeasureSettings):
             NotSeenError: the model has no attention.
             MissingExtraError: pyarrow is not installed.
         """
-        arrow_library()
+        extra_package("pyarrow", extra="measure")
         from regard.corpus.documents import documents_of
         from regard.corpus.reading import measure_documents
         from regard.corpus.tables import heads_table

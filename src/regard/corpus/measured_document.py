@@ -1,6 +1,8 @@
-"""The numbers of a model's heads on one document."""
+"""The numbers of a model's heads on one document, and the counts of many documents."""
 
 from typing import Any, NamedTuple
+
+from regard.lazy import displayed
 
 
 class LayerNumbers(NamedTuple):
@@ -21,3 +23,29 @@ class MeasuredDocument(NamedTuple):
     n_tokens: int | None
     layers: list[LayerNumbers]
     error: str | None = None
+
+
+@displayed
+class CorpusCounts(NamedTuple):
+    """What was measured of a shard, or of a whole corpus."""
+
+    documents: int = 0
+    tokens: int = 0
+    rows: int = 0
+    """Those of `heads/`."""
+    errors: int = 0
+    """The documents that could not be measured."""
+    first_error: str = ""
+
+    def plus(self, later: "CorpusCounts") -> "CorpusCounts":
+        """The counts of both.
+
+        >>> CorpusCounts(documents=2).plus(CorpusCounts(3, errors=1, first_error="d4: no text"))
+        CorpusCounts(documents=5, tokens=0, rows=0, errors=1, first_error='d4: no text')
+        """
+        documents, tokens, rows, errors = (one + other for one, other in zip(self[:4], later[:4], strict=True))
+        return CorpusCounts(documents, tokens, rows, errors, self.first_error or later.first_error)
+
+    def __str__(self) -> str:
+        failed = f"; {self.errors:,} could not be measured, the first: {self.first_error}" if self.errors else ""
+        return f"{self.documents:,} documents, {self.tokens:,} tokens, {self.rows:,} rows{failed}"

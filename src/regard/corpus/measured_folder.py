@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard.corpus.out_folder import SETTINGS_FILE, SUCCESS, holds_statistics
-from regard.corpus.settings import arrow_library
+from regard.corpus.settings import extra_package
 from regard.errors import ArgumentError, DataError
 from regard.files.sealed import read_sealed
 from regard.files.untrusted import parse_toml
@@ -45,7 +45,7 @@ class MeasuredFolder:
             DataError: a file is damaged.
             MissingExtraError: pyarrow is not installed.
         """
-        arrow_library()
+        extra_package("pyarrow", extra="measure")
         from pyarrow import parquet
 
         from regard.corpus.totals import BINS
@@ -118,5 +118,5 @@ class MeasuredFolder:
 def _read_whole(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (arrow_library().ArrowException, OSError, ValueError, KeyError) as error:
+    except (extra_package("pyarrow", extra="measure").ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder} cannot be read ({error!s:.200}): measure again into another folder") from error

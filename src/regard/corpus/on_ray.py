@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from regard.corpus.documents import Shard
-from regard.corpus.folder import ShardRecord
-from regard.corpus.settings import ray_library
-from regard.corpus.shard_work import AHEAD, CorpusJob, measure_shard, records_of
+from regard.corpus.measured_document import CorpusCounts
+from regard.corpus.settings import CorpusJob, extra_package
+from regard.corpus.shard_work import AHEAD, measure_shard, records_of
 from regard.errors import EngineError
 from regard.tasks.training.distributed.devices import find_device
 
@@ -16,7 +16,7 @@ RETRIES = 5
 """How often Ray runs a shard again whose process or machine has died. A shard writes the same bytes each time."""
 
 
-def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[ShardRecord]:
+def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[CorpusCounts]:
     """Measure shards in tasks of Ray, with as many at a time as the cluster has room for.
 
     Raises:
@@ -24,7 +24,7 @@ def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> I
         EngineError: a shard's process died more than `RETRIES` times.
         MissingExtraError: ray is not installed.
     """
-    ray = ray_library()
+    ray = extra_package("ray", extra="ray")
     begins = not ray.is_initialized()
     if begins:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -35,8 +35,8 @@ def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> I
     task = ray.remote(num_cpus=job.measure.threads, num_gpus=int(is_gpu), max_retries=RETRIES)(measure_shard)
     room = ray.cluster_resources().get("GPU" if is_gpu else "CPU", 1) // (1 if is_gpu else job.measure.threads)
 
-    def submit(shard: Shard) -> Future[ShardRecord]:
-        future: Future[ShardRecord] = task.remote(job, shard, settings).future()
+    def submit(shard: Shard) -> Future[CorpusCounts]:
+        future: Future[CorpusCounts] = task.remote(job, shard, settings).future()
         return future
 
     try:

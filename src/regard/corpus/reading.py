@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.corpus.documents import Document
-from regard.corpus.examples import Examples
+from regard.corpus.examples import STRONGEST, Examples
 from regard.corpus.measured_document import LayerNumbers, MeasuredDocument
-from regard.corpus.settings import MEANS, MeasureSettings, Own
+from regard.corpus.settings import MEANS, ONE_AT_A_TIME, MeasureSettings, Own
 from regard.errors import ArgumentError, DataError, MissingExtraError, NotSeenError, RegardError, RunFolderError
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.pictures.token_maps import TextMaps
@@ -25,7 +25,7 @@ from regard.tasks.viewing.choice import Choice
 from regard.tasks.viewing.foreign_model import ForeignModel
 from regard.tasks.viewing.own_model import OwnModel
 from regard.tasks.viewing.view_input import ViewInput
-from regard.watching.analysis.head_table import QueryValues, query_values
+from regard.watching.analysis.head_table import QueryValues, TopOfQueries, query_values_and_top
 from regard.watching.analysis.tables import named
 
 OF_THE_MODEL = (ArgumentError, RunFolderError, NotSeenError, MissingExtraError)
@@ -50,9 +50,10 @@ def measure_documents(
     measure: MeasureSettings, documents: Iterable[Document], examples: Examples | None = None
 ) -> Iterator[MeasuredDocument]:
     """The statistics of documents, in order; the strongest of them go to `examples` too."""
-    model = model_of(measure)
+    with ONE_AT_A_TIME:
+        model = model_of(measure)
     for one in documents:
-        with _on_threads(measure.threads):
+        with ONE_AT_A_TIME, _on_threads(measure.threads):
             found = _measured(measure, model, one, examples)
         yield found
 
@@ -115,22 +116,26 @@ def _of_layers(
     numbers = {path: number for number, path in enumerate(attention.maps)}
     for path, given in chosen.maps.items():
         ((_, weights),) = named({path: given})
-        of_heads, by_query, keys = _numbers(measure, weights, tokens.to(weights.device))
+        most = STRONGEST if examples is not None else 0
+        of_heads, by_query, top, keys = _numbers(measure, weights, tokens.to(weights.device), most)
         count = attention.maps[path].shape[0]
         heads = np.array([head % count for head in measure.heads] or range(count), np.int32)
         layers.append(LayerNumbers(numbers[path], heads, of_heads, keys))
-        strong.append((layers[-1], by_query, weights, attention.labels(path)))
-    if examples is not None:  # when all layers have been measured: a document with an error is no example
-        for one in strong:
-            examples.add(name, *one)
+        if examples is not None and top is not None:
+            axes, size = attention.labels(path), weights.shape[-1]
+            strong.append(partial(examples.add, name, layers[-1], by_query, top, axes, size))
+    for add in strong:  # when all layers have been measured: a document with an error is no example
+        add()
     return layers
 
 
 def _numbers(
-    measure: MeasureSettings, weights: AttentionMap, tokens: Tensor
-) -> tuple[Any, Mapping[str, QueryValues], list[list[int]] | None]:
-    """Numbers (H, statistics) of a map (H, T, S), the values by query behind them, and the keys that get most."""
-    by_query = query_values(weights, tokens, [name for name in MEANS if name in measure.statistics])
+    measure: MeasureSettings, weights: AttentionMap, tokens: Tensor, most: int
+) -> tuple[Any, Mapping[str, QueryValues], TopOfQueries | None, list[list[int]] | None]:
+    """Numbers (H, statistics) of a map (H, T, S), with the values by query and the `most` largest weights behind them,
+    and the keys that get most."""
+    names = [name for name in MEANS if name in measure.statistics]
+    by_query, top = query_values_and_top(weights, tokens, names, most)
     means = {name: one.mean() for name, one in by_query.items()}
     keys = None
     if not {"received", "top_keys"}.isdisjoint(measure.statistics):
@@ -147,7 +152,7 @@ def _numbers(
                 own = own.mean(-1)
             means[name] = own
     columns = [means[name].float().cpu().numpy() for name in measure.numbers]
-    return np.stack([np.zeros(weights.shape[0], np.float32), *columns], -1)[:, 1:], by_query, keys
+    return np.stack([np.zeros(weights.shape[0], np.float32), *columns], -1)[:, 1:], by_query, top, keys
 
 
 @lru_cache

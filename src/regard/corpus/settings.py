@@ -1,12 +1,18 @@
-"""The settings of `Measure`: names and numbers, read without torch."""
+"""The settings of `Measure` and of a corpus: names and numbers, read without torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from os import PathLike, fspath
-from typing import Any, Literal
+from pathlib import Path
+from threading import RLock
+from typing import Any, Literal, get_args
 
+from regard.corpus.out_folder import refuse_out
 from regard.errors import ArgumentError, MissingExtraError
+from regard.tasks.registry import task_of
+from regard.tasks.runs.foreign_folders import is_huggingface
 
 MEANS = ("entropy", "distance", "self", "previous", "first", "induction", "duplicate", "top_weight")
 """The statistics that are means over queries, as in `regard.watching.head_table`."""
@@ -15,6 +21,8 @@ OF_KEYS = ("received", "top_keys")
 NAMED_STATISTICS = (*MEANS, *OF_KEYS)
 USUAL_STATISTICS = ("entropy", "distance", "first", "previous", "induction")
 
+ONE_AT_A_TIME = RLock()
+"""Held while a model is loaded or used: the threads of an engine share models, and torch's own threads."""
 CorpusEngine = Literal["processes", "ray"]
 """The engine that shares out the shards."""
 Own = Callable[[Any, Any], Any]
@@ -53,9 +61,7 @@ class MeasureSettings:
                     f"got {name!r}{f', perhaps {meant[0]}' if meant else ''}"
                 )
         for name, least in (("max_tokens", 2), ("keys", 1), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ArgumentError(f"{name} must be at least {least}, got {value}")
+            _refuse_below(name, getattr(self, name), least)
 
     @property
     def numbers(self) -> list[str]:
@@ -63,27 +69,61 @@ class MeasureSettings:
         return [name for name in self.statistics if name != "top_keys"]
 
 
-def arrow_library() -> Any:
-    """The package `pyarrow`.
+@dataclass(frozen=True, slots=True)
+class CorpusJob:
+    """A corpus to measure, and the folder for its statistics: see `regard.corpus.measure_corpus`."""
+
+    measure: MeasureSettings
+    data: tuple[str, ...]
+    out: Path
+    resume: bool = False
+    workers: int | None = None
+    shard_documents: int = 500
+    examples: int = 5
+    max_errors: int | None = None
+    engine: CorpusEngine = "processes"
+
+    def __post_init__(self) -> None:
+        for name, least in (("shard_documents", 1), ("examples", 1), ("max_errors", 0), ("workers", 1)):
+            _refuse_below(name, getattr(self, name), least)
+        if self.engine not in get_args(CorpusEngine):
+            raise ArgumentError(f"engine must be one of {', '.join(get_args(CorpusEngine))}; got {self.engine!r}")
+        for name in self.measure.statistics:
+            if name.startswith("__main__:"):
+                raise ArgumentError(f"statistics: no other process has {name}: put the function into a file of its own")
+
+    def check(self) -> None:
+        """Refuse the work before anything is read.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed, or the engine.
+            ArgumentError: there are no such files, or `out` holds something.
+            RunFolderError: the model is none, or `out` is no folder.
+        """
+        model = Path(self.measure.model)
+        if not is_huggingface(model):
+            task_of(model)
+        extra_package("pyarrow", extra="measure")
+        if self.engine == "ray":
+            extra_package("ray", extra="ray")
+        from regard.corpus.documents import input_files
+
+        input_files(self.data)
+        refuse_out(self.out, resume=self.resume)
+
+
+def _refuse_below(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ArgumentError(f"{name} must be at least {least}, got {value}")
+
+
+def extra_package(name: str, *, extra: str) -> Any:
+    """A package of an extra.
 
     Raises:
         MissingExtraError: it is not installed.
     """
     try:
-        import pyarrow
+        return import_module(name)
     except ImportError:
-        raise MissingExtraError("pyarrow", extra="measure") from None
-    return pyarrow
-
-
-def ray_library() -> Any:
-    """The package `ray`.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", extra="ray") from None
-    return ray
+        raise MissingExtraError(name, extra=extra) from None

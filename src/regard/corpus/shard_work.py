@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from regard.corpus.documents import Shard
 from regard.corpus.examples import Examples
-from regard.corpus.folder import ShardRecord, StatisticsFolder
+from regard.corpus.folder import StatisticsFolder
+from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.reading import measure_documents
-from regard.corpus.settings import CorpusEngine, MeasureSettings
+from regard.corpus.settings import CorpusJob
 from regard.corpus.tables import heads_table, write_parquet
 from regard.corpus.totals import totals_of
 
@@ -18,23 +17,7 @@ AHEAD = 2
 """Shards that wait for each worker, so that none is idle."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusJob:
-    """A corpus to measure, and the folder for its statistics."""
-
-    measure: MeasureSettings
-    data: tuple[str, ...]
-    out: Path
-    resume: bool = False
-    workers: int | None = None
-    """Processes; None is one for each core, or one on a GPU."""
-    shard_documents: int = 500
-    examples: int = 5
-    max_errors: int | None = None
-    engine: CorpusEngine = "processes"
-
-
-def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> ShardRecord:
+def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> CorpusCounts:
     """Measure a shard and write its files; in the process of a worker too.
 
     Raises:
@@ -50,16 +33,16 @@ def measure_shard(job: CorpusJob, shard: Shard, settings: dict[str, Any]) -> Sha
     # An id may be the place of a line, with which the reader's error begins too.
     errors = [error if error.startswith(f"{name}: ") else f"{name}: {error}" for name, error in said]
     tokens = sum(one.n_tokens or 0 for one in found)
-    record = ShardRecord(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
+    record = CorpusCounts(len(found), tokens, table.num_rows, len(errors), "".join(errors[:1]))
     folder.finish_shard(shard.number, record)
     return record
 
 
 def records_of(
-    submit: Callable[[Shard], Future[ShardRecord]], left: Iterator[Shard], most: int
-) -> Iterator[ShardRecord]:
+    submit: Callable[[Shard], Future[CorpusCounts]], left: Iterator[Shard], most: int
+) -> Iterator[CorpusCounts]:
     """The records of shards as they are finished, with at most so many of them submitted and not yet finished."""
-    running: set[Future[ShardRecord]] = set()
+    running: set[Future[CorpusCounts]] = set()
     for shard in left:
         running.add(submit(shard))
         if len(running) >= most:

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.corpus.settings import arrow_library
+from regard.corpus.settings import ONE_AT_A_TIME, extra_package
 from regard.errors import ArgumentError
 
 NULL = "there is no text: it is null"
@@ -52,9 +52,10 @@ class Translate:
         from regard.tasks.translation.options import TranslationOptions
 
         refusal = f"{self.model} is a language model: name a translator"
-        translator = _run_of(Path(self.model), self.device, translates=True, refusal=refusal)
         options = TranslationOptions(beam=Beam(self.beam))
-        answers = iter(translator.translate_window([one for one in texts if one is not None], options))
+        with ONE_AT_A_TIME:
+            translator = _run_of(Path(self.model), self.device, translates=True, refusal=refusal)
+            answers = iter(translator.translate_window([one for one in texts if one is not None], options))
         return _with(table, (self.into,), [None if one is None else _told(next(answers)) for one in texts])
 
 
@@ -88,8 +89,9 @@ class ScoreText:
         """
         texts = _texts(table, self.text)
         refusal = f"{self.model} is a translator, which scores pairs: name a language model"
-        model = _run_of(Path(self.model), self.device, translates=False, refusal=refusal)
-        found = [None if one is None else _scored(model, one) for one in texts]
+        with ONE_AT_A_TIME:
+            model = _run_of(Path(self.model), self.device, translates=False, refusal=refusal)
+            found = [None if one is None else _scored(model, one) for one in texts]
         return _with(table, ("log_probability", "tokens"), found)
 
 
@@ -120,7 +122,7 @@ def _loaded_run(folder: Path, device: str, files: object) -> Any:
 
 
 def _texts(table: Any, name: str) -> list[str | None]:
-    arrow_library()
+    extra_package("pyarrow", extra="measure")
     from regard.corpus.documents import documents_of
 
     return [one.text for one in documents_of(table, text=name, id="")]
@@ -132,7 +134,7 @@ def _told(answer: Any) -> TextRow:
 
 def _with(table: Any, names: tuple[str, ...], rows: list[TextRow | None]) -> Any:
     """The table with the columns, and a column `error`; None is the row of a text that is null."""
-    arrow = arrow_library()
+    arrow = extra_package("pyarrow", extra="measure")
     kinds = {"log_probability": arrow.float64(), "tokens": arrow.int32()}
     null = (*(None for _ in names), NULL)
     table = table.drop_columns([name for name in (*names, "error") if name in table.column_names])

@@ -148,9 +148,9 @@ def arrow_bytes(found: AttentionNumbers) -> bytes:
     Raises:
         MissingExtraError: pyarrow is not installed.
     """
-    from regard.corpus.settings import arrow_library
+    from regard.corpus.settings import extra_package
 
-    pa: Any = arrow_library()
+    pa: Any = extra_package("pyarrow", extra="measure")
     numbers, places = pa.list_(pa.float32()), pa.list_(pa.int32())
     schema = pa.schema([
         ("map", pa.string()), ("head", pa.int32()), ("queries", pa.int32()), ("keys", pa.int32()),

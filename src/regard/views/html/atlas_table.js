@@ -25,7 +25,7 @@ export function headTable(act) {
     body.replaceChildren(...heads.map((row) => element("tr", { "data-head": row, onclick: () => act.head(row) },
       element("th", { scope: "row" }, element("button", { type: "button", tabindex: -1 }, nameOf(of, row))),
       ...columns.map(({ value, isSigned }) => element("td", {}, shown(value(row), isSigned))),
-      ...(changes ? [element("td", { class: changes.changed[row][at] ? "" : "same" }, interval(row))] : []))));
+      ...(changes ? [element("td", { class: changes.changed[row][at] ? "interval" : "interval same" }, interval(row))] : []))));
   };
 
   table.mark = (chosen) => {

@@ -13,7 +13,7 @@ from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Statistic
 from regard.maps.statistics.chosen_keys import AtPlaces, OfEqualTokens, SumsOfKeys
-from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio
+from regard.maps.statistics.definitions import Distance, Entropy, Largest, ParticipationRatio, TopWeights
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
@@ -138,6 +138,15 @@ class QueryValues(NamedTuple):
         return _mean(*self)
 
 
+class TopOfQueries(NamedTuple):
+    """The k largest weights of each query of a map, in descending order."""
+
+    weights: Tensor
+    """(batch..., H, T, k)."""
+    keys: Tensor
+    """Of the same shape; -1 where the weight is 0."""
+
+
 OF_POSITIONS, OF_TOKENS = ("self", "previous", "first"), ("induction", "duplicate")
 OF_ONE_SEQUENCE = {"distance", "self", "previous", *OF_TOKENS}
 """Those with no meaning where queries and keys are of two sequences."""
@@ -155,6 +164,13 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
             "duplicate" count no query.
         names: of `BY_QUERY`.
     """
+    return query_values_and_top(weights, tokens, names, 0)[0]
+
+
+def query_values_and_top(
+    weights: AttentionMap, tokens: Tensor | None, names: Collection[str], k: int
+) -> tuple[dict[str, QueryValues], TopOfQueries | None]:
+    """See `query_values`; with the k largest weights behind these numbers, from the same pass; None for k = 0."""
     if isinstance(weights.source, LinearSource):
         weights = AttentionMap(shares_of_sizes(weights.source))
     source, offset = weights.source, weights.shape[-1] - weights.shape[-2]
@@ -165,13 +181,15 @@ def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection
     if "distance" in names:
         wanted["distance"] = Distance(offset)
     chosen = _chosen_keys(weights, tokens, names)
+    ranked = [TopWeights(min(k, weights.shape[-1]))] if k else []
     # All are read in one pass over the weights.
-    answers = ask_all(source, [*wanted.values(), *chosen.values()])
+    answers = ask_all(source, [*wanted.values(), *chosen.values(), *ranked])
+    top = TopOfQueries(*map(source.laid_out, answers.pop())) if ranked else None
     found = {name: source.laid_out(answer) for name, (answer,) in zip(wanted, answers, strict=False)}
     live = _live(weights) if source.has_signs else found["top_weight"] > 0
     values = {name: QueryValues(one, live) for name, one in found.items()}
     values |= _of_chosen_keys(weights, live, chosen, answers[len(wanted) :])
-    return {name: values[name] for name in BY_QUERY if name in names}
+    return {name: values[name] for name in BY_QUERY if name in names}, top
 
 
 def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:

@@ -1,22 +1,18 @@
-"""The global hooks behind each thread's stack of running modules, the functions that are replaced beside the classes of
-a watched model, and the threads of open watches.
+"""The global hooks behind each thread's stack of running modules, and the threads of open watches.
 
 The hooks are global because torch does not run an encoder layer with own hooks fused: it would be slower, and its
 output would differ in its last bits.
 """
 
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
-from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import forget_global_hook
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import (
@@ -27,15 +23,15 @@ from regard.watching.hooks.module_kinds import (
     is_plain,
     may_run_fused,
 )
+from regard.watching.hooks.named_functions import Home, late, put_back, replace
 from regard.watching.hooks.observers import MODULES
-from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
+from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, local, take_out
 from regard.watching.hooks.torch_mode import FunctionMode
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
 
-_local = threading.local()
 _lock = threading.Lock()
 _handles: list[RemovableHandle] = []
 _users = 0
@@ -43,11 +39,11 @@ _users = 0
 
 def this_thread() -> ThreadState:
     """The state of the current thread."""
-    if not hasattr(_local, "thread"):
+    if not hasattr(local, "thread"):
         thread = ThreadState()
         thread.mode = FunctionMode(thread)
-        _local.thread = thread
-    return _local.thread
+        local.thread = thread
+    return local.thread
 
 
 def _install() -> None:
@@ -70,7 +66,7 @@ def _uninstall() -> None:
 
 
 def _before(module: nn.Module, args: Args) -> None:
-    thread: ThreadState | None = getattr(_local, "thread", None)
+    thread: ThreadState | None = getattr(local, "thread", None)
     if thread is None or not thread.watches:
         return
     if thread.compiled:
@@ -97,7 +93,7 @@ def _after(module: nn.Module, args: Args, *rest: Any) -> Any:
     Returns:
         The output in place of the module's; None keeps it.
     """
-    thread: ThreadState | None = getattr(_local, "thread", None)
+    thread: ThreadState | None = getattr(local, "thread", None)
     if thread is None:
         return None
     if thread.plain is not None:
@@ -159,67 +155,6 @@ def _finish(thread: ThreadState, frame: RunningModule, args: Args, kwargs: Kwarg
         thread.try_to(close, thread, frame)
 
 
-FLA = ("gated_delta_rule", "kda", "delta_rule", "gla", "simple_gla", "retention", "lightning_attn", "rwkv7")
-RECURRENCES = (
-    "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
-    "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update", "mamba_selective_scan",
-    "mamba_selective_state_update", "causal_conv1d_fn", "causal_conv1d_update",
-    *(f"{way}_{name}" for way in ("chunk", "fused_recurrent") for name in FLA),
-)  # fmt: skip
-"""Functions of transformers and fla that are recurrences or convolutions: torch shows their parts, which say little."""
-LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
-"""The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
-Home = tuple[Any, str]
-"""A Python module or a class, and the name of a function of it."""
-_replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
-"""By place, the function that was there, and how many open watches replaced it."""
-
-
-def _places(modules: Iterable[nn.Module]) -> list[Home]:
-    modules = list(modules)
-    homes = [sys.modules.get(home) for home in {kind.__module__ for one in modules for kind in type(one).__mro__}]
-    found: list[Home] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
-    lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
-    owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
-    return found + [(owner, "forward") for owner in owners]
-
-
-def _replace(modules: Iterable[nn.Module]) -> list[Home]:
-    """Replace the recurrences beside the classes of these modules, and those that are modules; return their places."""
-    found = _places(modules)
-    with _lock:
-        for home, name in found:
-            original, users = _replaced.get((home, name), (getattr(home, name), 0))
-            if not users:
-                setattr(home, name, _observing(original))
-            _replaced[home, name] = original, users + 1
-    return found
-
-
-def _put_back(places: Iterable[Home]) -> None:
-    """Put the functions back that no other open watch needs."""
-    with _lock:
-        for home, name in places:
-            original, users = _replaced.pop((home, name))
-            if users > 1:
-                _replaced[home, name] = original, users - 1
-            else:
-                setattr(home, name, original)
-
-
-def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def observing(*args: Any, **kwargs: Any) -> Any:
-        thread: ThreadState | None = None if is_compiling() else getattr(_local, "thread", None)
-        if thread is None or not thread.watches or thread.is_reading:
-            return original(*args, **kwargs)
-        from regard.watching.readers.recurrent_calls import observe_recurrence
-
-        return observe_recurrence(thread, original, args, kwargs)
-
-    return observing
-
-
 class OpenThreads:
     """The threads of an open watch, with the mark to leave each, and the functions that were replaced for it."""
 
@@ -237,7 +172,7 @@ class OpenThreads:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
-        places = _replace(watch.modules.values())
+        places = replace(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
 
@@ -249,8 +184,10 @@ class OpenThreads:
             mark, places = self._open.pop(thread)
         else:
             thread, (mark, places) = self._open.popitem()
+        for kernel in late(watch.modules.values()):
+            watch.unread("", f"{kernel} was loaded under the watch, which saw no call of it: load it before")
         thread.leave(watch, mark)
-        _put_back(places)
+        put_back(places)
         _uninstall()
         return thread
 

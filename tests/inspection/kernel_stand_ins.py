@@ -5,9 +5,11 @@ They have the signatures of these packages, whose kernels run on no CPU. `instal
 
 # mypy: disable-error-code="no-untyped-def"
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from inspect import Parameter, Signature
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import pytest
 import torch
@@ -66,107 +68,80 @@ def packed(
     return output, lse
 
 
-def formed(scale: Any, causal: bool, window: Any, cap: float, slopes: Any = None, sink: Any = None) -> dict[str, Any]:
-    return {"scale": scale, "causal": causal, "window": window, "cap": cap, "slopes": slopes, "sink": sink}
+def stand_in(name: str, run: Callable[[dict[str, Any]], Any], required: str, **defaults: Any) -> Callable[..., Any]:
+    """A function of this name and these parameters, which runs another with its arguments by name."""
+    parameters = [Parameter(one, Parameter.POSITIONAL_OR_KEYWORD) for one in required.split()]
+    parameters += [Parameter(one, Parameter.POSITIONAL_OR_KEYWORD, default=of) for one, of in defaults.items()]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        bound = Signature(parameters).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return run(dict(bound.arguments))
+
+    function.__name__, function.__signature__ = name, Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
-def returned(found: tuple[Tensor, Tensor], is_asked: bool) -> Any:
-    return (*found, None) if is_asked else found[0]
+def flash(given: dict[str, Any]) -> Any:
+    """All functions of FlashAttention 2 and 3 without a cache."""
+    form = {
+        "scale": given["softmax_scale"], "causal": given["causal"], "window": given["window_size"],
+        "cap": given["softcap"], "slopes": given.get("alibi_slopes"), "sink": given.get("s_aux"),
+    }  # fmt: skip
+    pair = given["kv"].unbind(-3) if "kv" in given else (given.get("k"), given.get("v"))
+    q, k, v = given["qkv"].unbind(-3) if "qkv" in given else (given["q"], *pair)
+    ends = given.get("cu_seqlens_q", given.get("cu_seqlens"))
+    if ends is None:
+        found = batch(q, k, v, **form)
+    else:
+        key_ends = given.get("cu_seqlens_k", ends)
+        if given.get("block_table") is not None:
+            k, v = (x[given["block_table"].long()].flatten(1, 2) for x in (k, v))
+            k, v = (torch.cat([one[:n] for one, n in zip(x, key_ends.diff(), strict=True)]) for x in (k, v))
+        found = packed(q, k, v, ends, key_ends, given.get("seqused_k"), **form)
+    return (*found, None)[: 2 + ("dropout_p" in given)] if given["return_attn_probs"] else found[0]
 
 
-def flash_attn_func(
-    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return returned(batch(q, k, v, **form), return_attn_probs)
-
-
-def flash_attn_qkvpacked_func(
-    qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return returned(batch(*qkv.unbind(2), **form), return_attn_probs)
-
-
-def flash_attn_kvpacked_func(
-    q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return returned(batch(q, *kv.unbind(2), **form), return_attn_probs)
-
-
-def flash_attn_varlen_func(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
-    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
-    block_table=None,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    if block_table is not None:
-        k, v = (x[block_table.long()].flatten(1, 2) for x in (k, v))
-        k, v = (torch.cat([one[:n] for one, n in zip(x, cu_seqlens_k.diff(), strict=True)]) for x in (k, v))
-    return returned(packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **form), return_attn_probs)
-
-
-def flash_attn_varlen_qkvpacked_func(
-    qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-    alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    q, k, v = qkv.unbind(1)
-    return returned(packed(q, k, v, cu_seqlens, cu_seqlens, **form), return_attn_probs)
-
-
-def flash_attn_varlen_kvpacked_func(
-    q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
-    window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    k, v = kv.unbind(1)
-    return returned(packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **form), return_attn_probs)
-
-
-def flash_attn_with_kvcache(
-    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
-    cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-    rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False,
-):  # fmt: skip
-    counts = torch.as_tensor(k_cache.shape[1] if cache_seqlens is None else cache_seqlens).expand(len(q))
+def flash_cached(given: dict[str, Any]) -> Any:
+    q, cache, values, k, counts = (given[name] for name in ("q", "k_cache", "v_cache", "k", "cache_seqlens"))
+    counts = torch.as_tensor(cache.shape[1] if counts is None else counts).expand(len(q))
     if k is not None:
         for n, begin in enumerate(counts.tolist()):
-            k_cache[n, begin : begin + k.shape[1]] = k[n]
-            v_cache[n, begin : begin + k.shape[1]] = v[n]
+            cache[n, begin : begin + k.shape[1]] = k[n]
+            values[n, begin : begin + k.shape[1]] = given["v"][n]
         counts = counts + k.shape[1]
-    form = formed(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    found = batch(q, k_cache, v_cache, counts, **form)
-    return found if return_softmax_lse else found[0]
+    found = batch(q, cache, values, counts, causal=given["causal"])
+    return found if given["return_softmax_lse"] else found[0]
 
 
-class Three:
-    """FlashAttention 3, with the sinks that its build in vLLM has."""
-
-    @staticmethod
-    def flash_attn_func(
-        q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-        window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
-        sm_margin=0, return_attn_probs=False, s_aux=None,
-    ):  # fmt: skip
-        form = formed(softmax_scale, causal, window_size, softcap, sink=s_aux)
-        found = batch(q, k, v, **form)
-        return found if return_attn_probs else found[0]
-
-    @staticmethod
-    def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
-        softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-        window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
-        sm_margin=0, return_attn_probs=False, s_aux=None,
-    ):  # fmt: skip
-        form = formed(softmax_scale, causal, window_size, softcap, sink=s_aux)
-        found = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, **form)
-        return found if return_attn_probs else found[0]
+TWO: dict[str, Any] = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+THREE: dict[str, Any] = {
+    "softmax_scale": None, "causal": False, "qv": None, "q_descale": None, "k_descale": None, "v_descale": None,
+    "window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0, "num_splits": 1, "pack_gqa": None,
+    "deterministic": False, "sm_margin": 0, "return_attn_probs": False, "s_aux": None,
+}  # fmt: skip
+CACHE: dict[str, Any] = {
+    "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None, "cache_batch_idx": None,
+    "cache_leftpad": None, "block_table": None, "softmax_scale": None, "causal": False, "window_size": (-1, -1),
+    "softcap": 0.0, "rotary_interleaved": True, "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False,
+}  # fmt: skip
+ENDS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+FLASH = (
+    stand_in("flash_attn_func", flash, "q k v", **TWO),
+    stand_in("flash_attn_qkvpacked_func", flash, "qkv", **TWO),
+    stand_in("flash_attn_kvpacked_func", flash, "q kv", **TWO),
+    stand_in("flash_attn_varlen_func", flash, f"q k v {ENDS}", **TWO, block_table=None),
+    stand_in("flash_attn_varlen_qkvpacked_func", flash, "qkv cu_seqlens max_seqlen", **TWO),
+    stand_in("flash_attn_varlen_kvpacked_func", flash, f"q kv {ENDS}", **TWO),
+    stand_in("flash_attn_with_kvcache", flash_cached, "q k_cache v_cache", **CACHE),
+)
+FLASH_3 = (  # with the sinks of its build in vLLM
+    stand_in("flash_attn_func", flash, "q k v", **THREE),
+    stand_in("flash_attn_varlen_func", flash, f"q k v {ENDS}", seqused_q=None, seqused_k=None, **THREE),
+)
 
 
 class SeqInfo:
@@ -180,54 +155,21 @@ class SeqInfo:
             self.seqlen = torch.tensor(lengths, dtype=torch.int32)
 
 
-class LowerTriangularMask:
-    form: ClassVar[dict[str, Any]] = {"causal": True, "first": True}
+class Bias:
+    """A bias of xformers: its attributes, and the form that it means."""
+
+    def __init__(self, **has: Any) -> None:
+        vars(self).update(has)
 
 
-class LowerTriangularFromBottomRightMask:
-    form: ClassVar[dict[str, Any]] = {"causal": True}
+def blocks(lengths: list[int], key_lengths: list[int] | None = None, padding: int | None = None) -> dict[str, SeqInfo]:
+    """The attributes of biases that are diagonal in blocks."""
+    queries = SeqInfo(lengths)
+    return {"q_seqinfo": queries, "k_seqinfo": queries if key_lengths is None else SeqInfo(key_lengths, padding)}
 
 
-class LocalAttentionFromBottomRightMask:
-    def __init__(self, window_left: int, window_right: int) -> None:
-        self.window_left, self.window_right = window_left, window_right
-        self.form = {"window": (window_left, window_right)}
-
-
-class BlockDiagonalMask:
-    form: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, lengths: list[int], key_lengths: list[int] | None = None, padding: int | None = None) -> None:
-        self.q_seqinfo = SeqInfo(lengths)
-        self.k_seqinfo = self.q_seqinfo if key_lengths is None else SeqInfo(key_lengths, padding)
-
-
-class BlockDiagonalCausalMask(BlockDiagonalMask):
-    form: ClassVar[dict[str, Any]] = {"causal": True, "first": True}
-
-
-class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
-    form: ClassVar[dict[str, Any]] = {"causal": True}
-
-
-class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalMask):
-    form: ClassVar[dict[str, Any]] = {"causal": True}
-
-
-class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalMask):
-    _window_size = 2
-    form: ClassVar[dict[str, Any]] = {"causal": True, "first": True, "window": (1, -1)}
-
-
-class UnknownMask:
-    form: ClassVar[dict[str, Any]] = {}
-
-
-MASKS = (
-    LowerTriangularMask, LowerTriangularFromBottomRightMask, LocalAttentionFromBottomRightMask, BlockDiagonalMask,
-    BlockDiagonalCausalMask, BlockDiagonalCausalFromBottomRightMask, BlockDiagonalCausalWithOffsetPaddedKeysMask,
-    BlockDiagonalCausalLocalAttentionMask, UnknownMask,
-)  # fmt: skip
+def bias(name: str, form: dict[str, Any], **has: Any) -> Bias:
+    return cast("Bias", type(name, (Bias,), {})(form=form, **has))
 
 
 def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
@@ -293,25 +235,16 @@ class DotProductAttention(nn.Module):
         return (output.transpose(0, 1) if layout == "sbhd" else output).flatten(-2)
 
 
-FLASH = (
-    flash_attn_func, flash_attn_qkvpacked_func, flash_attn_kvpacked_func, flash_attn_varlen_func,
-    flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func, flash_attn_with_kvcache,
-)  # fmt: skip
-
-
 def install(patch: pytest.MonkeyPatch) -> None:
     """Put the packages into `sys.modules`, until the patch is undone."""
     CALLS.clear()
     two, three, engine = ModuleType("flash_attn"), ModuleType("flash_attn_interface"), ModuleType("transformer_engine")
     ops: Any = ModuleType("xformers.ops")
     two.__version__ = "2.8.3"  # type: ignore[attr-defined]
-    for function in FLASH:
-        setattr(two, function.__name__, function)
-    for name in ("flash_attn_func", "flash_attn_varlen_func"):
-        setattr(three, name, getattr(Three, name))
-    ops.memory_efficient_attention, ops.fmha = memory_efficient_attention, ModuleType("xformers.ops.fmha")
-    for mask in MASKS:
-        setattr(ops.fmha, mask.__name__, mask)
+    for home, functions in ((two, FLASH), (three, FLASH_3)):
+        for function in functions:
+            setattr(home, function.__name__, function)
+    ops.memory_efficient_attention = memory_efficient_attention
     engine.DotProductAttention = DotProductAttention  # type: ignore[attr-defined]
     for module in (two, three, ops, engine):
         module.__spec__ = ModuleSpec(module.__name__, None)

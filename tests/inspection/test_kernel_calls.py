@@ -204,41 +204,31 @@ def test_varlen_attn_of_torch() -> None:
         require_weights(seen, number=number)
 
 
-XFORMERS: dict[str, tuple[Callable[[], Any], int]] = {
-    "none": (lambda: None, 7),
-    "causal": (stand_ins.LowerTriangularMask, 7),
-    "causal from the last": (stand_ins.LowerTriangularFromBottomRightMask, 7),
-    "window": (lambda: stand_ins.LocalAttentionFromBottomRightMask(2, 1), 7),
-    "tensor": (lambda: torch.randn(2, 4, 5, 7), 7),
-}
-PACKED: dict[str, Callable[[], Any]] = {
-    "blocks": lambda: stand_ins.BlockDiagonalMask([2, 3, 5]),
-    "blocks of other keys": lambda: stand_ins.BlockDiagonalMask([1, 4, 5], [4, 4, 2]),
-    "causal blocks": lambda: stand_ins.BlockDiagonalCausalMask([2, 3, 5]),
-    "causal blocks from the last": lambda: stand_ins.BlockDiagonalCausalFromBottomRightMask([1, 4, 5], [4, 4, 2]),
-    "windows": lambda: stand_ins.BlockDiagonalCausalLocalAttentionMask([2, 3, 5]),
-    "padded keys": lambda: stand_ins.BlockDiagonalCausalWithOffsetPaddedKeysMask([1, 4, 5], [3, 4, 1], padding=4),
-}
+XFORMERS: dict[str, dict[str, Any]] = {
+    "LowerTriangularMask": {"form": {"causal": True, "first": True}},
+    "LowerTriangularFromBottomRightMask": {"form": {"causal": True}},
+    "LocalAttentionFromBottomRightMask": {"form": {"window": (2, 1)}, "window_left": 2, "window_right": 1},
+    "BlockDiagonalMask": {"form": {}, **stand_ins.blocks([1, 4, 5], [4, 4, 2])},
+    "BlockDiagonalCausalMask": {"form": {"causal": True, "first": True}, **stand_ins.blocks([2, 3, 5])},
+    "BlockDiagonalCausalFromBottomRightMask": {"form": {"causal": True}, **stand_ins.blocks([1, 4, 5], [4, 4, 2])},
+    "BlockDiagonalCausalLocalAttentionMask": {
+        "form": {"causal": True, "first": True, "window": (1, -1)}, "_window_size": 2, **stand_ins.blocks([2, 3, 5]),
+    },
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask": {
+        "form": {"causal": True}, **stand_ins.blocks([1, 4, 5], [3, 4, 1], padding=4),
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("bias", XFORMERS)
-def test_xformers(bias: str) -> None:
-    make, keys = XFORMERS[bias]
+@pytest.mark.parametrize("name", ["none", "a tensor", *XFORMERS])
+def test_biases_of_xformers(name: str) -> None:
+    bias = torch.randn(2, 4, 5, 7) if name == "a tensor" else None
+    made: Any = stand_ins.bias(name, **XFORMERS[name]) if name in XFORMERS else bias
     ops: Any = sys.modules["xformers.ops"]
-    query, key, value = torch.randn(2, 5, 4, 8), torch.randn(2, keys, 4, 8), torch.randn(2, keys, 4, 8)
+    is_packed = hasattr(made, "k_seqinfo")
+    batch, queries, keys = (1, 10, int(made.k_seqinfo.seqstart[-1])) if is_packed else (2, 5, 7)
     with torch.no_grad(), regard.watch(Layer(lambda *x: ops.memory_efficient_attention(*x)), verify=True) as seen:
-        seen.modules[""](query, key, value, make())
-    require_weights(seen)
-
-
-@pytest.mark.parametrize("bias", PACKED)
-def test_blocks_of_xformers(bias: str) -> None:
-    ops: Any = sys.modules["xformers.ops"]
-    made = PACKED[bias]()
-    keys = int(made.k_seqinfo.seqstart[-1])
-    query, key, value = torch.randn(1, 10, 4, 8), torch.randn(1, keys, 4, 8), torch.randn(1, keys, 4, 8)
-    with torch.no_grad(), regard.watch(Layer(lambda *x: ops.memory_efficient_attention(*x)), verify=True) as seen:
-        seen.modules[""](query, key, value, made)
+        seen.modules[""](*(torch.randn(batch, n, 4, 8) for n in (queries, keys, keys)), made)
     require_weights(seen)
 
 
@@ -248,7 +238,7 @@ def test_xformers_of_one_head_of_groups_and_of_unknown_biases() -> None:
     with torch.no_grad(), regard.watch(Layer(lambda *x: ops.memory_efficient_attention(*x)), verify=True) as seen:
         seen.modules[""](*torch.randn(3, 2, 5, 8).unbind())
         seen.modules[""](torch.randn(2, 5, 2, 3, 8), grouped, grouped)
-        seen.modules[""](*torch.randn(3, 2, 5, 4, 8).unbind(), stand_ins.UnknownMask())
+        seen.modules[""](*torch.randn(3, 2, 5, 4, 8).unbind(), stand_ins.bias("UnknownMask", {}))
     require_weights(seen)
     require_weights(seen, number=1)
     assert seen["", 1].source.tensors()[1].numel() == 2 * 5 * 2 * 8

@@ -165,6 +165,6 @@ def _observe_recurrence(*call: Any) -> Any:
 
 
 def _observe_kernel(*call: Any) -> Any:
-    from regard.watching.readers.kernel_calls import observe_kernel  # with the first such call
+    from regard.watching.readers.kernel_arguments import observe_kernel  # with the first such call
 
     return observe_kernel(*call)

@@ -3,13 +3,22 @@
 Sources: FlashAttention 2.8, 3 and 4, xformers 0.0.35, torch 2.13's `torch.nn.attention.varlen`, TransformerEngine 2.
 """
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, Signature, signature
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.watching.readers.kernel_calls import Diagonal, Form, Given, KernelCall, ReadKernel, used_keys
+from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.kernel_calls import Diagonal, Form, Given, KernelCall, used_keys
 from regard.watching.readers.kernel_rows import KernelRows
 
 NO_WEIGHTS = (
@@ -266,6 +275,9 @@ def _engine_form(given: Given, module: Any, kind: str) -> Form:
     )  # fmt: skip
 
 
+ReadKernel = Callable[[Given, Any], KernelCall]
+"""From the arguments by name and the result of a function to the call."""
+
 READERS: dict[str, ReadKernel] = {
     **dict.fromkeys((
         "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func",
@@ -280,3 +292,48 @@ READERS: dict[str, ReadKernel] = {
     "forward": _engine,
 }  # fmt: skip
 """The readers of functions, by name; `forward` is that of TransformerEngine's module."""
+
+
+@dataclass(slots=True, eq=False)
+class UnreadKernel(ObservedCall):
+    """A call with an argument that is not read."""
+
+    how: str
+    error: ArgumentError
+    has_scores: ClassVar[bool] = False
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        raise self.error
+
+    def query_key_value(self) -> CallVectors:
+        return CallVectors(None, None, None)
+
+
+def observe_kernel(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a kernel's function, and hand it to the thread's watches as one call."""
+    thread.is_reading = True  # The parts of a kernel are no calls of the model.
+    try:
+        result = func(*args, **kwargs)
+    finally:
+        thread.is_reading = False
+    thread.try_to(_give, thread, func, args, kwargs, result)
+    return result
+
+
+def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    function = func.func if isinstance(func, partial) else func
+    of: Signature = signature(func)
+    bound = of.bind(*args, **kwargs)
+    bound.apply_defaults()
+    defaults = {name: one.default for name, one in of.parameters.items() if one.default is not Parameter.empty}
+    given = Given(function.__name__, bound.arguments, defaults)
+    try:
+        with DisableTorchFunction():
+            call = READERS[function.__name__](given, result)
+            given.require_read()
+    except ArgumentError as error:
+        thread.give(UnreadKernel(given.function, error))
+        return
+    call.origins = thread.traces.origins(call.query, call.key)
+    thread.traces.follow(call.raw, call.query)
+    thread.give(call)

@@ -7,9 +7,7 @@ is read.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,9 +23,7 @@ from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.maps.sources.values import CallValues
-from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
@@ -35,7 +31,6 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_rows import KernelRows
 from regard.watching.readers.sdpa_calls import NOTHING_GIVEN
 
@@ -223,21 +218,6 @@ class KernelCall(ObservedCall):
         return CallVectors(self.rows.laid_out(self.query), self.columns.laid_out(self.key), value)
 
 
-@dataclass(slots=True, eq=False)
-class UnreadKernel(ObservedCall):
-    """A call with an argument that is not read."""
-
-    how: str
-    error: ArgumentError
-    has_scores: ClassVar[bool] = False
-
-    def read(self, policy: RetentionPolicy, name: str) -> Reading:
-        raise self.error
-
-    def query_key_value(self) -> CallVectors:
-        return CallVectors(None, None, None)
-
-
 def _rebuilding(
     of: KernelCall, form: Form, rows: KernelRows, columns: KernelRows, given: GivenMask, factors: Factors
 ) -> CallRebuilding:
@@ -276,12 +256,6 @@ class PackedRebuilding(Rebuilding):
         return _rebuilding(of, of.form.of_one(number), own, columns, NOTHING_GIVEN, self.factors), place
 
 
-class ReadKernel(Protocol):
-    """From the arguments by name and the result of a function to the call."""
-
-    def __call__(self, given: "Given", result: Any) -> KernelCall: ...
-
-
 class Given:
     """The arguments of a call by name. Those that no reader has asked for must have their defaults."""
 
@@ -306,38 +280,6 @@ class Given:
             is_default = value is default or (not isinstance(value, Tensor) and value == default)
             if name not in self._asked and not is_default and value is not None:
                 raise ArgumentError(f"{self.function} with {name}= is not read: its effect on the weights is unknown")
-
-
-def observe_kernel(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a kernel's function, and hand it to the thread's watches as one call."""
-    thread.is_reading = True  # The parts of a kernel are no calls of the model.
-    try:
-        result = func(*args, **kwargs)
-    finally:
-        thread.is_reading = False
-    thread.try_to(_give, thread, func, args, kwargs, result)
-    return result
-
-
-def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
-    from regard.watching.readers.kernel_arguments import READERS
-
-    function = func.func if isinstance(func, partial) else func
-    of: Signature = signature(func)
-    bound = of.bind(*args, **kwargs)
-    bound.apply_defaults()
-    defaults = {name: one.default for name, one in of.parameters.items() if one.default is not Parameter.empty}
-    given = Given(function.__name__, bound.arguments, defaults)
-    try:
-        with DisableTorchFunction():
-            call = READERS[function.__name__](given, result)
-            given.require_read()
-    except ArgumentError as error:
-        thread.give(UnreadKernel(given.function, error))
-        return
-    call.origins = thread.traces.origins(call.query, call.key)
-    thread.traces.follow(call.raw, call.query)
-    thread.give(call)
 
 
 def used_keys(cache: Tensor, counts: Tensor | None) -> Tensor:

@@ -6,10 +6,11 @@ They have the signatures of these packages, whose kernels run on no CPU. `instal
 # mypy: disable-error-code="no-untyped-def"
 import sys
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from importlib.machinery import ModuleSpec
 from inspect import Parameter, Signature
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,10 @@ def flash_cached(given: dict[str, Any]) -> Any:
             cache[n, begin : begin + k.shape[1]] = k[n]
             values[n, begin : begin + k.shape[1]] = given["v"][n]
         counts = counts + k.shape[1]
+    if (pages := given["block_table"]) is not None:
+        cache, values = (x[pages.long()].flatten(1, 2) for x in (cache, values))
+    elif (chosen := given["cache_batch_idx"]) is not None:
+        cache, values = cache[chosen], values[chosen]
     found = batch(q, cache, values, counts, causal=given["causal"])
     return found if given["return_softmax_lse"] else found[0]
 
@@ -155,21 +160,17 @@ class SeqInfo:
             self.seqlen = torch.tensor(lengths, dtype=torch.int32)
 
 
-class Bias:
-    """A bias of xformers: its attributes, and the form that it means."""
-
-    def __init__(self, **has: Any) -> None:
-        vars(self).update(has)
-
-
 def blocks(lengths: list[int], key_lengths: list[int] | None = None, padding: int | None = None) -> dict[str, SeqInfo]:
     """The attributes of biases that are diagonal in blocks."""
     queries = SeqInfo(lengths)
     return {"q_seqinfo": queries, "k_seqinfo": queries if key_lengths is None else SeqInfo(key_lengths, padding)}
 
 
-def bias(name: str, form: dict[str, Any], **has: Any) -> Bias:
-    return cast("Bias", type(name, (Bias,), {})(form=form, **has))
+def bias(name: str, form: dict[str, Any], **has: Any) -> Any:
+    """A bias of xformers: a dataclass with these fields, and the form that it means."""
+    kind = make_dataclass(name, ["form", *has], namespace={"__module__": __name__})
+    globals()[name] = kind
+    return kind(form, **has)
 
 
 def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
@@ -224,7 +225,9 @@ class DotProductAttention(nn.Module):
         counts = [q.shape[1]] * len(q)
         if kind == "arbitrary":
             form["bias"] = torch.zeros(attention_mask.shape[-2:]).masked_fill(attention_mask[0, 0], -torch.inf)
-        elif attention_mask is not None:
+        if core_attention_bias is not None:
+            form["bias"] = core_attention_bias[0]
+        if kind.startswith("padding"):
             counts = (~attention_mask).sum(-1).flatten().tolist()
         weights = []
         for n, count in enumerate(counts):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import NotSeenError
+from regard.watching.hooks.module_hooks import KERNELS
+from tests import ROOT
 from tests.inspection import kernel_stand_ins as stand_ins
 
 ENDS = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
@@ -162,6 +164,13 @@ def test_a_cache_that_the_kernel_writes_to() -> None:
     for number in range(3):
         require_weights(seen, number=number)
     assert [one.shape[-1] for one in seen.maps] == [5, 7, 9]
+    with torch.no_grad(), regard.watch(seen.modules[""], verify=True) as seen:
+        stand_ins.CALLS.clear()
+        seen.modules[""](query, cache, values, cache_seqlens=7, cache_batch_idx=torch.tensor([1, 1]))
+        pages = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32)
+        seen.modules[""](query, cache, values, cache_seqlens=torch.tensor([14, 20]), block_table=pages, causal=True)
+    require_weights(seen)
+    require_weights(seen, number=1)
     with torch.no_grad(), regard.watch(Layer(flash("flash_attn_with_kvcache"))) as seen:
         seen.modules[""](query, cache, values, rotary_cos=torch.ones(12, 4), rotary_sin=torch.zeros(12, 4))
     with pytest.raises(NotSeenError, match="flash_attn_with_kvcache with rotary_cos= is not read"):
@@ -267,6 +276,26 @@ def test_transformer_engine(kind: str, layout: str) -> None:
     require_weights(seen, "0")
     assert len(seen.calls) == 1
     assert "DotProductAttention" in str(seen.report())
+
+
+def test_a_bias_a_window_and_a_sink_of_transformer_engine() -> None:
+    module = stand_ins.DotProductAttention(4, 8, 2, window_size=(2, 0), softmax_offset=torch.randn(4))
+    given = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": torch.randn(1, 4, 5, 5)}
+    rows = [x.transpose(0, 1) for x in vectors(2, 5)]
+    with torch.no_grad(), regard.watch(module, verify=True) as seen:
+        module(*rows, **given)
+        module(*rows, **given | {"core_attention_bias_type": "pre_scale_bias"})
+    require_weights(seen)
+    assert "core_attention_bias_type='pre_scale_bias' is not read" in str(seen.report())
+
+
+def test_the_page_names_every_function() -> None:
+    text = (ROOT / "docs/kernels.md").read_text(encoding="utf-8")
+    flash = {name.replace("qkvpacked_", "").replace("kvpacked_", "") for name in KERNELS}
+    assert {name for name in flash if name not in text} == {
+        "memory_efficient_attention_forward", "memory_efficient_attention_forward_requires_grad",
+    }  # fmt: skip
+    assert "No card has run this page." in text
 
 
 # -- where the functions stand ------------------------------------------------------------------------------

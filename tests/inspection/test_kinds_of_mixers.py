@@ -13,7 +13,7 @@ import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.maps.sources.convolution import Convolution
 from regard.watching import head_table, rollout
-from regard.watching.hooks.named_functions import RECURRENCES
+from regard.watching.hooks.module_hooks import RECURRENCES
 from regard.watching.readers.recurrent_calls import CONVOLUTIONS, READERS
 from tests.maps.naive_recurrence import Given, step_by_step
 

@@ -2,9 +2,9 @@
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable
 from inspect import CO_VARARGS
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -19,9 +19,6 @@ from regard.watching.hooks.module_kinds import may_run_fused
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.kept.sequences import Moment
 from regard.watching.readers.provenance import SoftmaxOrigin, Traces
-
-local = threading.local()
-"""Its `thread` is the `ThreadState` of the current thread, if a watch was open in it."""
 
 
 class RunningModule:
@@ -170,7 +167,7 @@ class ThreadState:
 
     def moment(self, watch: Interceptor) -> Moment:
         """The time of the latest call observed."""
-        return Moment(threading.get_ident(), self.taken, self.begun(watch))
+        return Moment(get_ident(), self.taken, self.begun(watch))
 
     def before(self) -> list[object]:
         """The changes of the next call, by each interceptor with one, the outermost first."""

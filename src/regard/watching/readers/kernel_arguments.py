@@ -3,8 +3,9 @@
 Sources: FlashAttention 2.8, 3 and 4, xformers 0.0.35, torch 2.13's `torch.nn.attention.varlen`, TransformerEngine 2.
 """
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Readi
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.kernel_calls import Diagonal, Form, Given, KernelCall, used_keys
+from regard.watching.readers.kernel_calls import Diagonal, Given, KernelCall, KernelForm, used_keys
 from regard.watching.readers.kernel_rows import KernelRows
 
 NO_WEIGHTS = (
@@ -42,9 +43,9 @@ def _window(given: Given) -> tuple[int | None, int | None]:
     return left, right
 
 
-def _flash_form(given: Given) -> Form:
+def _flash_form(given: Given) -> KernelForm:
     left, right = _window(given)
-    return Form(
+    return KernelForm(
         given("softmax_scale", "scale"), left, right, cap=given("softcap") or 0.0, slopes=given("alibi_slopes"),
         sink=given("s_aux", "learnable_sink"), dropout=given("dropout_p") or 0.0,
     )  # fmt: skip
@@ -188,22 +189,24 @@ def _of_heads(x: Tensor) -> Tensor:
     return x.unsqueeze(2) if x.dim() == 3 else x.flatten(2, 3) if x.dim() == 5 else x
 
 
-def _of_bias(bias: Any, scale: float | None, dropout: float, function: str) -> Form:
+def _of_bias(bias: Any, scale: float | None, dropout: float, function: str) -> KernelForm:
     if bias is None:
-        return Form(scale, dropout=dropout)
+        return KernelForm(scale, dropout=dropout)
     if isinstance(bias, Tensor):
-        return Form(scale, added=bias.flatten(1, 2) if bias.dim() == 5 else bias, dropout=dropout)
-    # (Their variants on a GPU are subclasses.)
-    known = next((XFORMERS[kind.__name__] for kind in type(bias).__mro__[:2] if kind.__name__ in XFORMERS), None)
-    if known is None or getattr(bias, "_subtensor", None) is not None:
+        return KernelForm(scale, added=bias.flatten(1, 2) if bias.dim() == 5 else bias, dropout=dropout)
+    kind = type(bias)
+    home = vars(sys.modules[kind.__module__])
+    known = next((form for name, form in XFORMERS.items() if home.get(name) is kind), None)
+    if known is None:
         raise ArgumentError(
-            f"{function} with attn_bias={type(bias).__name__} is not read: which pairs it hides is not known here"
+            f"{function} with attn_bias={kind.__name__} is not read: which pairs it hides is not known here"
         )
     diagonal, is_causal = known
-    size = getattr(bias, "_window_size", None)
-    left = getattr(bias, "window_left", None) if size is None else size - 1
-    right = 0 if is_causal else getattr(bias, "window_right", None)
-    return Form(scale, left, right, diagonal, dropout=dropout)
+    has = {one.name.strip("_"): getattr(bias, one.name) for one in fields(bias)} if is_dataclass(bias) else {}
+    size = has.get("window_size")
+    left = has.get("window_left") if size is None else size - 1
+    right = 0 if is_causal else has.get("window_right")
+    return KernelForm(scale, left, right, diagonal, dropout=dropout)
 
 
 def _engine(given: Given, result: Any) -> KernelCall:
@@ -251,7 +254,7 @@ def _engine_rows(given: Given, query: Tensor, key: Tensor, layout: str, kind: st
     return KernelRows.of_batch(query, counts[0]), KernelRows.of_batch(key, counts[1])
 
 
-def _engine_form(given: Given, module: Any, kind: str) -> Form:
+def _engine_form(given: Given, module: Any, kind: str) -> KernelForm:
     left, right = (None if end < 0 else end for end in given("window_size") or module.window_size or (-1, -1))
     right = 0 if "causal" in kind else right
     from_last = given("bottom_right_diagonal")
@@ -268,7 +271,7 @@ def _engine_form(given: Given, module: Any, kind: str) -> Form:
             raise ArgumentError("DotProductAttention with a mask and core_attention_bias= is not read")
         added = ~given("attention_mask")
     scale = getattr(getattr(module, "unfused_attention", module), "softmax_scale", None)
-    return Form(
+    return KernelForm(
         scale, left, right, "last" if from_last else "first", slopes=slopes if sort == "alibi" else None,
         sink=getattr(module, "softmax_offset", None), added=added,
         dropout=module.attention_dropout if module.training else 0.0,

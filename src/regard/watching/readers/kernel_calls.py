@@ -66,7 +66,7 @@ Diagonal = Literal["first", "last"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class KernelForm:
     """The formula of a call, beside its vectors."""
 
     scale: float | None = None
@@ -130,7 +130,7 @@ class Form:
             masks.append(Lengths(columns.counts))
         return masks
 
-    def of_one(self, number: Tensor) -> "Form":
+    def of_one(self, number: Tensor) -> "KernelForm":
         """The same formula for one of the sequences."""
         if self.slopes is None or self.slopes.dim() == 1:
             return self
@@ -146,7 +146,7 @@ class KernelCall(ObservedCall):
     value: Tensor
     rows: KernelRows
     columns: KernelRows
-    form: Form
+    form: KernelForm
     raw: Tensor
     """The output as the model got it,"""
     in_rows: Callable[[Tensor], Tensor]
@@ -219,7 +219,7 @@ class KernelCall(ObservedCall):
 
 
 def _rebuilding(
-    of: KernelCall, form: Form, rows: KernelRows, columns: KernelRows, given: GivenMask, factors: Factors
+    of: KernelCall, form: KernelForm, rows: KernelRows, columns: KernelRows, given: GivenMask, factors: Factors
 ) -> CallRebuilding:
     query, key, value, output = (one.detach() for one in (of.query, of.key, of.value, of.in_rows(of.raw)))
     call = form.call(rows.laid_out(query), columns.laid_out(key), rows, columns, given)

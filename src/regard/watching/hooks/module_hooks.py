@@ -7,13 +7,15 @@ output would differ in its last bits.
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from inspect import signature, unwrap
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -41,6 +43,10 @@ _local = threading.local()
 _lock = threading.RLock()
 _handles: list[RemovableHandle] = []
 _users = 0
+_stances: list[AbstractContextManager[None]] = []
+"""torch's stance while watches of compiled models are open, and a place for each further watch."""
+HOOKS_RUN_TWICE = "Using `torch.compile"
+"""The beginning of torch's warning that global hooks run for a compiled module too."""
 
 
 def this_thread() -> ThreadState:
@@ -69,6 +75,29 @@ def _uninstall() -> None:
             handle = _handles.pop()
             handle.remove()
             forget_global_hook(handle.id)
+
+
+def _run_uncompiled() -> None:
+    """Let compiled modules run uncompiled, in all threads. What was compiled stays, and is not compiled again."""
+    with _lock:
+        if not _stances:
+            _stances.append(torch.compiler.set_stance("force_eager"))
+            # The module around the compiled one runs our hooks too, which know it and pass it by.
+            warnings.filterwarnings("ignore", HOOKS_RUN_TWICE)
+        else:
+            _stances.append(nullcontext())
+
+
+def _run_compiled() -> None:
+    with _lock:
+        if len(_stances) == 1:
+            _stances[0].__exit__(None, None, None)
+            own = [one for one in warnings.filters if getattr(one[1], "pattern", "") == HOOKS_RUN_TWICE]
+            for one in own:
+                cast("list[object]", warnings.filters).remove(one)
+            _stances.clear()
+        else:
+            _stances.pop()
 
 
 def _before(module: nn.Module, args: Args) -> None:
@@ -326,6 +355,8 @@ class OpenThreads:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
+        if watch.is_compiled:
+            _run_uncompiled()
         places = _replace(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
@@ -342,6 +373,8 @@ class OpenThreads:
             watch.unread("", f"{kernel} was loaded under the watch, which saw no call of it: load it before")
         thread.leave(watch, mark)
         _put_back(places)
+        if watch.is_compiled:
+            _run_compiled()
         _uninstall()
         return thread
 

@@ -37,8 +37,24 @@ class Layer(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def flash(name: str, home: str = "flash_attn") -> Callable[..., Any]:
-    return lambda *args, **kwargs: getattr(sys.modules[home], name)(*args, **kwargs)
+FLASH, THREE = "flash_attn", "flash_attn_interface"
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def of(home: str) -> Layer:
+    """A model that calls a function of a package by its name."""
+    return Layer(lambda name, *x, **form: getattr(sys.modules[home], name)(*x, **form))
+
+
+def watched(home: str, *calls: Call) -> Any:
+    """Watch these calls; each has to have the weights of the formula."""
+    model = of(home)
+    with torch.no_grad(), regard.watch(model, verify=True) as seen:
+        for name, args, form in calls:
+            model(name, *args, **form)
+    for number in range(len(calls)):
+        require_weights(seen, number=number)
+    return seen
 
 
 def vectors(*shape: int, heads: int = 4, groups: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,124 +83,90 @@ def require_weights(seen: Any, name: str = "", number: int = 0) -> None:
     assert lse.shape == weights.shape[:-1]
 
 
+VARLEN = partial(of(FLASH), "flash_attn_varlen_func")
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
-    "scale": {"softmax_scale": 0.7, "return_attn_probs": True},
+    "scale": {"softmax_scale": 0.5, "return_attn_probs": True},
     "window": {"window_size": (2, 1), "return_attn_probs": True},
     "window to the left": {"window_size": (1, -1)},
     "causal window with a soft cap": {"causal": True, "window_size": (2, 2), "softcap": 2.0, "return_attn_probs": True},
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("keys", [5, 8, 3])
-def test_batches(form: str, keys: int) -> None:
-    for home in ("flash_attn", "flash_attn_interface"):
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_batches_and_packed_documents(form: dict[str, Any]) -> None:
+    for home in (FLASH, THREE):
         stand_ins.CALLS.clear()
-        with torch.no_grad(), regard.watch(Layer(flash("flash_attn_func", home)), verify=True) as seen:
-            seen.modules[""](*of_length(keys, 2, 5), **FORMS[form])
-        require_weights(seen)
+        batches: list[Call] = [("flash_attn_func", of_length(keys, 2, 5), form) for keys in (5, 8, 3)]
+        query, key, value = of_length(10, 6)
+        name = "flash_attn_varlen_func"
+        other: Call = (name, (query, key, value, ENDS, KEY_ENDS, 4, 5), form)
+        seen = watched(home, *batches, other, (name, (query, query, query, ENDS, ENDS, 4, 4), form))
+        assert seen["", 3].shape == (3, 4, 4, 5)
+        assert seen["", 3].received().shape == (3, 4, 5)
         assert "flash_attn_func" in str(seen.report())
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_document_of_a_packed_call_is_a_sequence(form: str) -> None:
-    query, key, value = of_length(10, 6)
-    with torch.no_grad(), regard.watch(Layer(flash("flash_attn_varlen_func")), verify=True) as seen:
-        seen.modules[""](query, key, value, ENDS, KEY_ENDS, 4, 5, **FORMS[form])
-        seen.modules[""](query, query, query, ENDS, ENDS, 4, 4, **FORMS[form])
-    require_weights(seen)
-    require_weights(seen, number=1)
-    assert seen["", 0].shape == (3, 4, 4, 5)
-    assert seen["", 0].received().shape == (3, 4, 5)
 
 
 @pytest.mark.parametrize("slopes", [(4,), (2, 4)])
 def test_slopes_of_alibi(slopes: tuple[int, ...]) -> None:
-    ends, key_ends = torch.tensor([0, 2, 6]), torch.tensor([0, 4, 10])
-    given = torch.rand(slopes)
-    with torch.no_grad(), regard.watch(Layer(lambda name, *x, **form: flash(name)(*x, **form)), verify=True) as seen:
-        model = seen.modules[""]
-        model("flash_attn_func", *of_length(7, 2, 5), alibi_slopes=given, causal=True, softcap=3.0)
-        model("flash_attn_varlen_func", *of_length(10, 6), ends, key_ends, 4, 6, alibi_slopes=given)
-    require_weights(seen)
-    require_weights(seen, number=1)
-    # Chosen pairs, selected heads and tiles read the same bias.
+    ends, given = (torch.tensor([0, 2, 6]), torch.tensor([0, 4, 10])), {"alibi_slopes": torch.rand(slopes)}
+    batch: Call = ("flash_attn_func", of_length(7, 2, 5), given | {"causal": True, "softcap": 3.0})
+    seen = watched(FLASH, batch, ("flash_attn_varlen_func", (*of_length(10, 6), *ends, 4, 6), given))
+    # Selected heads and tiles read the same bias.
     whole = seen["", 1].dense()
     torch.testing.assert_close(seen["", 1][1, 2].dense(), whole[1, 2])
     torch.testing.assert_close(seen["", 1].top_keys(1).values[..., 0], whole.amax(-1))
 
 
 def test_packed_vectors() -> None:
-    three, query, pair = torch.randn(2, 5, 3, 4, 8), torch.randn(2, 5, 4, 8), torch.randn(2, 6, 2, 2, 8)
-    rows, row_pair = torch.randn(6, 3, 4, 8), torch.randn(10, 2, 2, 8)
-    with torch.no_grad(), regard.watch(Layer(lambda name, *x, **form: flash(name)(*x, **form)), verify=True) as seen:
-        model = seen.modules[""]
-        model("flash_attn_qkvpacked_func", three, causal=True)
-        model("flash_attn_kvpacked_func", query, pair)
-        model("flash_attn_varlen_qkvpacked_func", rows, ENDS, 4, causal=True, return_attn_probs=True)
-        model(
-            "flash_attn_varlen_kvpacked_func",
-            query[0],
-            row_pair,
-            torch.tensor([0, 2, 5]),
-            torch.tensor([0, 4, 10]),
-            3,
-            6,
-        )
-    for number in range(4):
-        require_weights(seen, number=number)
+    query, ends = torch.randn(2, 5, 4, 8), (torch.tensor([0, 2, 5]), torch.tensor([0, 4, 10]))
+    watched(
+        FLASH,
+        ("flash_attn_qkvpacked_func", (torch.randn(2, 5, 3, 4, 8),), {"causal": True}),
+        ("flash_attn_kvpacked_func", (query, torch.randn(2, 6, 2, 2, 8)), {}),
+        ("flash_attn_varlen_qkvpacked_func", (torch.randn(6, 3, 4, 8), ENDS, 4), {"return_attn_probs": True}),
+        ("flash_attn_varlen_kvpacked_func", (query[0], torch.randn(10, 2, 2, 8), *ends, 3, 6), {}),
+    )
 
 
 def test_pages_and_used_positions() -> None:
-    query, pages, values = torch.randn(6, 4, 8), torch.randn(5, 4, 2, 8), torch.randn(5, 4, 2, 8)
-    table = torch.tensor([[3, 1], [0, 4]], dtype=torch.int32)
-    ends, used = torch.tensor([0, 2, 6]), torch.tensor([3, 5])
-    layer = Layer(lambda home, *x, **form: flash("flash_attn_varlen_func", home)(*x, **form))
-    with torch.no_grad(), regard.watch(layer, verify=True) as seen:
-        model = seen.modules[""]
-        model("flash_attn", query, pages, values, ends, torch.tensor([0, 5, 12]), 4, 7, causal=True, block_table=table)
-        wide = torch.tensor([0, 4, 10])
-        model("flash_attn_interface", *of_length(10, 6), ends, wide, 4, 6, seqused_k=used, causal=True)
-    require_weights(seen)
-    require_weights(seen, number=1)
+    pages, ends = torch.randn(2, 5, 4, 2, 8).unbind(), torch.tensor([0, 2, 6])
+    form = {"causal": True, "block_table": torch.tensor([[3, 1], [0, 4]], dtype=torch.int32)}
+    watched(
+        FLASH, ("flash_attn_varlen_func", (torch.randn(6, 4, 8), *pages, ends, torch.tensor([0, 5, 12]), 4, 7), form)
+    )
+    stand_ins.CALLS.clear()
+    form, wide = {"causal": True, "seqused_k": torch.tensor([3, 5])}, torch.tensor([0, 4, 10])
+    watched(THREE, ("flash_attn_varlen_func", (*of_length(10, 6), ends, wide, 4, 6), form))
 
 
 def test_a_cache_that_the_kernel_writes_to() -> None:
-    cache, values = torch.zeros(2, 12, 2, 8), torch.zeros(2, 12, 2, 8)
-    counts = torch.tensor([0, 3], dtype=torch.int32)
-    with torch.no_grad(), regard.watch(Layer(flash("flash_attn_with_kvcache")), verify=True) as seen:
-        for _ in range(3):
-            query, key, value = vectors(2, 2)
-            seen.modules[""](
-                query, cache, values, key, value, cache_seqlens=counts, causal=True, return_softmax_lse=True
-            )
-            counts += 2
-    for number in range(3):
-        require_weights(seen, number=number)
-    assert [one.shape[-1] for one in seen.maps] == [5, 7, 9]
-    with torch.no_grad(), regard.watch(seen.modules[""], verify=True) as seen:
-        stand_ins.CALLS.clear()
-        seen.modules[""](query, cache, values, cache_seqlens=7, cache_batch_idx=torch.tensor([1, 1]))
-        pages = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32)
-        seen.modules[""](query, cache, values, cache_seqlens=torch.tensor([14, 20]), block_table=pages, causal=True)
-    require_weights(seen)
-    require_weights(seen, number=1)
-    with torch.no_grad(), regard.watch(Layer(flash("flash_attn_with_kvcache"))) as seen:
-        seen.modules[""](query, cache, values, rotary_cos=torch.ones(12, 4), rotary_sin=torch.zeros(12, 4))
+    cache, name = torch.zeros(2, 2, 12, 2, 8).unbind(), "flash_attn_with_kvcache"
+    steps = [vectors(2, 2) for _ in range(3)]
+    before = [torch.tensor([0, 3], dtype=torch.int32) + 2 * n for n in range(3)]
+    form: dict[str, Any] = {"causal": True, "return_softmax_lse": True}
+    calls: list[Call] = [
+        (name, (query, *cache, key, value), form | {"cache_seqlens": counts})
+        for (query, key, value), counts in zip(steps, before, strict=True)
+    ]
+    pages = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32)
+    more: list[dict[str, Any]] = [
+        {"cache_seqlens": 7, "cache_batch_idx": torch.tensor([1, 1])},
+        {"cache_seqlens": torch.tensor([14, 20]), "block_table": pages, "causal": True},
+    ]
+    seen = watched(FLASH, *calls, *((name, (steps[0][0], *cache), one) for one in more))
+    assert [one.shape[-1] for one in seen.maps] == [5, 7, 9, 7, 20]
+    with torch.no_grad(), regard.watch(of(FLASH)) as seen:
+        seen.modules[""](name, steps[0][0], *cache, rotary_cos=torch.ones(12, 4), rotary_sin=torch.zeros(12, 4))
     with pytest.raises(NotSeenError, match="flash_attn_with_kvcache with rotary_cos= is not read"):
         seen[""]
 
 
 def test_sinks() -> None:
-    sinks, query = torch.randn(4), torch.randn(6, 4, 8)
-    model = Layer(lambda name, *x, **form: flash(name, "flash_attn_interface")(*x, causal=True, s_aux=sinks, **form))
-    with torch.no_grad(), regard.watch(model, verify=True) as seen:
-        model("flash_attn_func", *vectors(2, 5), return_attn_probs=True)
-        model("flash_attn_varlen_func", query, query, query, ENDS, ENDS, 4, 4)
-    require_weights(seen)
-    require_weights(seen, number=1)
+    query, form = torch.randn(6, 4, 8), {"causal": True, "s_aux": torch.randn(4)}
+    batch: Call = ("flash_attn_func", vectors(2, 5), form | {"return_attn_probs": True})
+    seen = watched(THREE, batch, ("flash_attn_varlen_func", (query, query, query, ENDS, ENDS, 4, 4), form))
     assert float(seen["", 0].dense().sum(-1).max()) < 1
 
 
@@ -192,25 +174,20 @@ def test_varlen_attn_of_torch() -> None:
     """Torch's own function, with a stand-in below it for the operator, which has no kernel on a CPU."""
     from torch.nn.attention import varlen
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
-               is_causal: bool = False, scale: float | None = None, window_size: list[int] | None = None,
-               enable_gqa: bool = False, seqused_k: Tensor | None = None, block_table: Tensor | None = None,
-               num_splits: int | None = None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        output, lse = stand_ins.packed(
-            query, key, value, cu_seq_q, cu_seq_k, seqused_k, scale=scale, causal=is_causal, window=window_size
-        )
-        return output, lse, torch.zeros(2, dtype=torch.uint64)
+    def kernel(*given: Any) -> tuple[Tensor, ...]:
+        *rows, _, _, causal, scale, window = given[:10]
+        return *stand_ins.packed(*rows, scale=scale, causal=causal, window=window), torch.zeros(2, dtype=torch.uint64)
 
     operator: Any = varlen._varlen_attn
     operator.register_kernel("cpu")(kernel)
-    function = lambda *x, **form: varlen.varlen_attn(*x, enable_gqa=True, **form)  # noqa: E731
-    with torch.no_grad(), regard.watch(Layer(function), verify=True) as seen:
-        query, key, value = of_length(10, 6)
-        seen.modules[""](query, key, value, ENDS, KEY_ENDS, 4, 5, return_aux=varlen.AuxRequest(lse=True))
-        seen.modules[""](query, key, value, ENDS, KEY_ENDS, 4, 5, window_size=(2, 0), scale=0.5)
-        seen.modules[""](query, key[:6], value[:6], ENDS, ENDS, 4, 4, window_size=(-1, 0))
-    for number in range(3):
-        require_weights(seen, number=number)
+    query, key, value = of_length(10, 6)
+    given, name = (query, key, value, ENDS, KEY_ENDS, 4, 5), "varlen_attn"
+    watched(
+        "torch.nn.attention.varlen",
+        (name, given, {"enable_gqa": True, "return_aux": varlen.AuxRequest(lse=True)}),
+        (name, given, {"enable_gqa": True, "window_size": (2, 0), "scale": 0.5}),
+        (name, (query, query, query, ENDS, ENDS, 4, 4), {"window_size": (-1, 0)}),
+    )
 
 
 XFORMERS: dict[str, dict[str, Any]] = {
@@ -233,26 +210,21 @@ XFORMERS: dict[str, dict[str, Any]] = {
 def test_biases_of_xformers(name: str) -> None:
     bias = torch.randn(2, 4, 5, 7) if name == "a tensor" else None
     made: Any = stand_ins.bias(name, **XFORMERS[name]) if name in XFORMERS else bias
-    ops: Any = sys.modules["xformers.ops"]
     is_packed = hasattr(made, "k_seqinfo")
     batch, queries, keys = (1, 10, int(made.k_seqinfo.seqstart[-1])) if is_packed else (2, 5, 7)
-    with torch.no_grad(), regard.watch(Layer(lambda *x: ops.memory_efficient_attention(*x)), verify=True) as seen:
-        seen.modules[""](*(torch.randn(batch, n, 4, 8) for n in (queries, keys, keys)), made)
-    require_weights(seen)
+    given = (*(torch.randn(batch, n, 4, 8) for n in (queries, keys, keys)), made)
+    watched("xformers.ops", ("memory_efficient_attention", given, {}))
 
 
 def test_xformers_of_one_head_of_groups_and_of_unknown_biases() -> None:
-    ops: Any = sys.modules["xformers.ops"]
-    grouped = torch.randn(2, 5, 2, 1, 8).expand(-1, -1, -1, 3, -1)
-    with torch.no_grad(), regard.watch(Layer(lambda *x: ops.memory_efficient_attention(*x)), verify=True) as seen:
-        seen.modules[""](*torch.randn(3, 2, 5, 8).unbind())
-        seen.modules[""](torch.randn(2, 5, 2, 3, 8), grouped, grouped)
-        seen.modules[""](*torch.randn(3, 2, 5, 4, 8).unbind(), stand_ins.bias("UnknownMask", {}))
-    require_weights(seen)
-    require_weights(seen, number=1)
+    grouped, name = torch.randn(2, 5, 2, 1, 8).expand(-1, -1, -1, 3, -1), "memory_efficient_attention"
+    groups: Call = (name, (torch.randn(2, 5, 2, 3, 8), grouped, grouped), {})
+    seen = watched("xformers.ops", (name, torch.randn(3, 2, 5, 8).unbind(), {}), groups)
     assert seen["", 1].source.tensors()[1].numel() == 2 * 5 * 2 * 8
+    with torch.no_grad(), regard.watch(of("xformers.ops")) as seen:
+        seen.modules[""](name, *torch.randn(3, 2, 5, 4, 8).unbind(), stand_ins.bias("UnknownMask", {}))
     with pytest.raises(NotSeenError, match="memory_efficient_attention with attn_bias=UnknownMask is not read"):
-        seen["", 2]
+        seen[""]
 
 
 @pytest.mark.parametrize("kind", ["causal", "no_mask", "causal_bottom_right", "padding", "padding_causal", "arbitrary"])
@@ -352,8 +324,8 @@ def test_a_kernel_that_is_loaded_under_the_watch_is_a_line_of_the_report() -> No
     "given", [{"attention_chunk": 4}, {"qv": torch.zeros(2, 5, 4, 8)}, {"q_descale": torch.ones(2, 2)}]
 )
 def test_arguments_that_are_not_read_are_named(given: dict[str, Any]) -> None:
-    with torch.no_grad(), regard.watch(Layer(flash("flash_attn_func", "flash_attn_interface"))) as seen:
-        output = seen.modules[""](*vectors(2, 5), **given)
+    with torch.no_grad(), regard.watch(of(THREE)) as seen:
+        output = seen.modules[""]("flash_attn_func", *vectors(2, 5), **given)
     assert output.shape == (2, 5, 4, 8)
     name = next(iter(given))
     with pytest.raises(NotSeenError, match=f"flash_attn_func with {name}= is not read: its effect on the weights"):
@@ -369,8 +341,8 @@ def test_a_kernel_that_computes_another_thing_is_refused_by_its_proof() -> None:
         return 2 * honest(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
     package.flash_attn_varlen_func = flash_attn_varlen_func
-    with torch.no_grad(), regard.watch(Layer(flash("flash_attn_varlen_func"))) as seen:
-        seen.modules[""](*vectors(6), ENDS, ENDS, 4, 4)
+    with torch.no_grad(), regard.watch(of(FLASH)) as seen:
+        seen.modules[""]("flash_attn_varlen_func", *vectors(6), ENDS, ENDS, 4, 4)
     with pytest.raises(NotSeenError, match="rebuilt wrongly"):
         seen[""]
 
@@ -379,7 +351,7 @@ def test_a_kernel_that_computes_another_thing_is_refused_by_its_proof() -> None:
 
 
 def test_gradients_reach_packed_vectors_and_bits_stay() -> None:
-    model = Layer(flash("flash_attn_varlen_func"))
+    model = Layer(VARLEN)
     given = [x.requires_grad_() for x in of_length(10, 6)]
     plain = model(*given, ENDS, KEY_ENDS, 4, 5, causal=True)
     with regard.watch(model, grad=True) as seen:
@@ -400,7 +372,7 @@ def test_gradients_reach_packed_vectors_and_bits_stay() -> None:
 
 
 def test_values_and_gradients_of_weights() -> None:
-    model, given = Layer(flash("flash_attn_varlen_func")), [x.requires_grad_() for x in of_length(10, 6)]
+    model, given = Layer(VARLEN), [x.requires_grad_() for x in of_length(10, 6)]
     with regard.watch(model, values=True, gradients=True) as seen:
         output = model(*given, ENDS, KEY_ENDS, 4, 5)
     weight = torch.randn_like(output)
@@ -411,7 +383,7 @@ def test_values_and_gradients_of_weights() -> None:
 
 
 def test_statistics_alone_and_dropout() -> None:
-    model, given = Layer(flash("flash_attn_varlen_func")), of_length(10, 6)
+    model, given = Layer(VARLEN), of_length(10, 6)
     with torch.no_grad(), regard.watch(model, keep="summary") as seen, regard.watch(model) as whole:
         model(*given, ENDS, KEY_ENDS, 4, 5)
     torch.testing.assert_close(seen[""].entropy(), whole[""].entropy())

@@ -25,14 +25,19 @@ from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import can_look, has_values, in_transform
 
 
-def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
+def window(
+    size: int,
+    *,
+    side: Literal["left", "right", "both"] = "left",
+    offset: int | Integer[Tensor, " B"] | None = None,
+) -> Mask:
     """Attend to `size` keys around the query's own position, which is one of them.
 
     Args:
         size: W. "left" sees the positions p - W + 1 .. p (sliding-window attention, already causal); "right" sees p ..
             p + W - 1; "both" sees W positions with p in the middle, and W must be odd.
         side: "left", "right" or "both".
-        offset: query i stands at offset + i; default S - T.
+        offset: query i stands at offset + i; default S - T. A tensor of the batch's shape gives each sequence its own.
 
     Raises:
         ArgumentError: the size is below 1, or it is even with "both", or the side is another.

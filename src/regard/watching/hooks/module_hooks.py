@@ -216,8 +216,6 @@ KERNELS = {
 """The functions of attention kernels, with parameters that tell each from others of its name."""
 ENGINE = {"query_layer", "key_layer", "value_layer", "qkv_format"}
 """Parameters of the forward of TransformerEngine's `DotProductAttention`."""
-PACKAGES = ("flash", "xformers", "varlen")
-"""Parts of the names of modules that define such a kernel, those that `kernels` loads from the hub among them."""
 PASSED_BY = frozenset(
     {*sys.stdlib_module_names, "torch", "transformers", "numpy", "scipy", "sympy", "triton", "regard"}
 )
@@ -246,22 +244,30 @@ def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, Callable[..., 
 
 def _kernels(modules: list[nn.Module]) -> list[Home]:
     """The places of all kernels, under any name of a Python module or of a module of the model."""
-    loaded = {name: vars(one) for name, one in list(sys.modules.items()) if hasattr(one, "__dict__")}
-    packages = {name for name in loaded if any(part in name for part in PACKAGES)}
-    public = [(loaded[name].get(one), takes) for name in packages for one, takes in KERNELS.items()]
+    names = list(sys.modules)
+    packages = {name for name in names if "flash" in name or "xformers" in name or "varlen" in name}
+    public = [(getattr(sys.modules[name], one, None), takes) for name in packages for one, takes in KERNELS.items()]
     known = {id(_itself(kernel)) for kernel, takes in public if _takes(kernel, takes)}
     if not known:
         return []
-    homes = [name for name in loaded if name in packages or name.partition(".")[0] not in PASSED_BY]
-    owners = [*((loaded[name], sys.modules.get(name)) for name in homes), *((vars(one), one) for one in modules)]
-    return [(owner, place) for held, owner in owners for place, one in list(held.items()) if id(_itself(one)) in known]
+    others = (name for name in names if name.partition(".")[0] not in PASSED_BY)
+    owners = [*map(sys.modules.get, {*packages, *others}), *modules]
+    return [
+        (owner, place)
+        for owner in owners
+        for place, one in list(getattr(owner, "__dict__", {}).items())
+        # Of ten thousand values, most are told by their type.
+        if type(one) in CALLABLE and id(_itself(one)) in known
+    ]
+
+
+CALLABLE = frozenset({FunctionType, partial})
 
 
 def _itself(value: object) -> object:
     """A function without what wraps it or applies a part of it."""
     value = value.func if type(value) is partial else value
-    # Of a hundred thousand values, most are told by their type.
-    return unwrap(value) if type(value) is FunctionType else value
+    return unwrap(value) if callable(value) else value
 
 
 def _takes(function: Any, parameters: set[str]) -> bool:

@@ -107,6 +107,7 @@ def test_batches_and_packed_documents(form: dict[str, Any]) -> None:
         assert seen["", 3].shape == (3, 4, 4, 5)
         assert seen["", 3].received().shape == (3, 4, 5)
         assert "flash_attn_func" in str(seen.report())
+        assert "packed documents, each a sequence of the map: 3" in str(seen.report())
 
 
 @pytest.mark.parametrize("slopes", [(4,), (2, 4)])

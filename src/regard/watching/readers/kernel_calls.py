@@ -91,7 +91,7 @@ class KernelForm:
         score: Score = ScaledDot(self.scale)
         score = SoftCapped(score, self.cap) if self.cap > 0 else score
         sink = self.sink
-        weighing: Normalization = Softmax() if sink is None else SoftmaxWithSink(sink.to(query.dtype))
+        weighing: Normalization = Softmax() if sink is None else SoftmaxWithSink(sink.reshape(-1).to(query.dtype))
         call, _ = make_call(query, key, key, score=score, normalization=weighing, mask=None, bias=None, dropout=0.0)
         offset = self._offset(rows, columns)
         masks = [m.bind(call.sizes, query.device) for m in self._masks(rows, columns, offset, query.device)]
@@ -179,11 +179,12 @@ class KernelCall(ObservedCall):
         beside = CallValues()
         if policy.values or policy.gradients is not None:
             beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
+        notes = [] if rows.starts is None else [f"packed documents, each a sequence of the map: {rows.number}"]
         evidence = None
         if isinstance(made, Call) and rows.counts is None and not policy.graph:
             evidence = Evidence(made.query, made.key, self.key, held=kept)
         return Reading(
-            factors, [], self._rebuilding(factors, given), evidence=evidence, beside=beside,
+            factors, notes, self._rebuilding(factors, given), evidence=evidence, beside=beside,
             holds_keys=evidence is not None and columns.counts is None,
         )  # fmt: skip
 

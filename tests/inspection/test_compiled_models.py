@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.edits import Knockout
+from regard.watching import measure_mixing
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -118,6 +119,9 @@ def test_edits_and_functions_reach_compiled_models() -> None:
         names = []
         with regard.on_attention(compiled, lambda name, *_: names.append(name)):
             compiled(x)
+        with regard.watch(compiled) as seen:
+            compiled(x)
+        assert measure_mixing(seen, lambda: compiled(x)) == {}
         assert torch.equal(compiled(x), before)
     assert not torch.equal(edited, before)
     assert names == ["0", "1"]

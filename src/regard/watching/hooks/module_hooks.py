@@ -100,6 +100,19 @@ def _run_compiled() -> None:
             _stances.pop()
 
 
+@contextmanager
+def uncompiled(watch: Interceptor) -> Iterator[None]:
+    """Let the compiled modules of a watch run uncompiled."""
+    if not watch.is_compiled:
+        yield
+        return
+    _run_uncompiled()
+    try:
+        yield
+    finally:
+        _run_compiled()
+
+
 def _before(module: nn.Module, args: Args) -> None:
     thread: ThreadState | None = getattr(_local, "thread", None)
     if thread is None or not thread.watches:

@@ -119,12 +119,29 @@ def test_edits_and_functions_reach_compiled_models() -> None:
         names = []
         with regard.on_attention(compiled, lambda name, *_: names.append(name)):
             compiled(x)
-        with regard.watch(compiled) as seen:
-            compiled(x)
-        assert measure_mixing(seen, lambda: compiled(x)) == {}
         assert torch.equal(compiled(x), before)
     assert not torch.equal(edited, before)
     assert names == ["0", "1"]
+    assert len(graphs) == 1
+
+
+def test_another_run_of_a_compiled_model_is_measured() -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.mT).mT
+
+    backend, graphs = counting()
+    compiled: Any = torch.compile(nn.Sequential(Attend(), Across()), backend=backend)
+    x = torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        compiled(x)
+        with regard.watch(compiled) as seen:
+            compiled(x)
+        assert list(measure_mixing(seen, lambda: compiled(x))) == ["1"]
     assert len(graphs) == 1
 
 

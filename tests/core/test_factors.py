@@ -11,6 +11,7 @@ MASKS = {
     "causal, one offset a sequence": regard.causal(torch.tensor([0, 2])),
     "causal & lengths": regard.causal() & regard.lengths(torch.tensor([2, 5])),
     "window": regard.window(2),
+    "window, one offset a sequence": regard.window(2, offset=torch.tensor([0, 2])),
     "none": None,
 }
 

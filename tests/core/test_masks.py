@@ -31,6 +31,8 @@ def test_causal_with_an_offset() -> None:
     assert dense(regard.causal(0), 2, 4) == [[1, 0, 0, 0], [1, 1, 0, 0]]
     per_sequence = regard.causal(torch.tensor([0, 2])).dense(sizes(1, 3, batch=(2,)))
     assert per_sequence.int().squeeze().tolist() == [[1, 0, 0], [1, 1, 1]]
+    windows = regard.window(2, offset=torch.tensor([0, 2])).dense(sizes(1, 3, batch=(2,)))
+    assert windows.int().squeeze().tolist() == [[1, 0, 0], [0, 1, 1]]
 
 
 def test_lengths_of_zero_leave_no_key() -> None:

@@ -83,6 +83,7 @@ MASKS: dict[str, Any] = {
     "per query": lambda: regard.lengths(torch.arange(18).view(2, 9), per_query=True),
     "offsets": lambda: regard.causal(torch.tensor([0, 2])),
     "other offsets": lambda: regard.causal(torch.tensor([3, 1])),
+    "windows": lambda: regard.window(3, offset=torch.tensor([0, 2])),
     "padding": lambda: regard.padding(torch.arange(18).view(2, 9) % 3 > 0),
 }
 

@@ -17,6 +17,7 @@ PAGES = [
     "docs/coming-from.md",
     "docs/convert.md",
     "docs/watching.md",
+    "docs/kernels.md",
     "docs/editing.md",
     "docs/maps.md",
     "docs/linear.md",

@@ -891,48 +891,6 @@ def test_a_generator_that_another_thread_ends_leaves_the_next_watch_as_it_should
 # -- refused, and told apart -------------------------------------------------------------------------
 
 
-def test_a_compiled_model_stays_compiled_with_the_same_bits() -> None:
-    compiled_for = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled_for.append(graph)
-        return graph.forward
-
-    model, inputs = Two(), x()
-    compiled: Any = torch.compile(model, backend=backend)
-    with torch.no_grad():
-        before = compiled(inputs)
-        with pytest.raises(ArgumentError, match="compiled"), regard.watch(compiled):
-            raise AssertionError
-        with regard.watch(compiled._orig_mod) as seen:
-            during = compiled._orig_mod(inputs)
-        after = compiled(inputs)
-    assert torch.equal(before, during)
-    assert torch.equal(before, after)
-    assert len(seen) == 2
-    assert len(compiled_for) == 1
-
-
-def test_compiled_models_are_refused_before_anything_is_entered() -> None:
-    model = Two()
-    compiled: Any = torch.compile(model, backend="eager")
-    with pytest.raises(ArgumentError, match=r"the model is compiled.*model\._orig_mod"):
-        regard.watch(compiled)
-    inside = nn.Sequential(nn.Linear(2, 2), torch.compile(Attend(), backend="eager"))
-    with pytest.raises(ArgumentError, match=r"'1' is compiled.*model\.1\._orig_mod"):
-        regard.watch(inside)
-    in_place = Two()
-    in_place.first.compile(backend="eager")
-    with pytest.raises(ArgumentError, match="'first' was compiled in place"):
-        regard.watch(in_place)
-    by_forward = Two()
-    by_forward.forward = torch.compile(by_forward.forward, backend="eager")
-    with pytest.raises(ArgumentError, match="compiled"):
-        regard.watch(by_forward)
-    assert traces() == (0,) * 7
-    assert len(watched(compiled._orig_mod, x())) == 2
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_blocks(reentrant: bool) -> None:
     class Checkpointed(nn.Module):

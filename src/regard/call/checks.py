@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.call.masks.basic import Causal, Lengths
-from regard.call.masks.patterns import Documents
+from regard.call.masks.patterns import Documents, Window
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 
 IS_CHECKING: ContextVar[bool] = ContextVar("regard.checking", default=False)
@@ -71,6 +71,8 @@ def _check_part(name: str, part: Any, *, keys: int) -> None:
             _require_within(part.valid, keys)
         case Causal():
             _require_integers("causal's offset", part.offset)
+        case Window():
+            _require_integers("window's offset", part.offset)
         case Documents():
             _require_integers("document ids", part.ids)
             _require_integers("document ids of keys", part.key_ids)

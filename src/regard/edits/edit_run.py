@@ -19,10 +19,10 @@ from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads
 from regard.watching.hooks.module_kinds import TORCHS, looks_like_attention
-from regard.watching.hooks.module_names import chooser
+from regard.watching.hooks.module_names import chooser, modules_of
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import Evidence
@@ -93,9 +93,10 @@ class EditRun(Interceptor):
             raise ArgumentError(f"edit() takes a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(edits, Mapping):
             raise ArgumentError(f"edit() takes a mapping from names to edits, got {type(edits).__name__}")
-        modules = dict(model.named_modules())
+        modules = modules_of(model)
         named = [EditsOfName.of(name, given, modules) for name, given in edits.items()]
         run = cls(modules, named)
+        run.is_compiled = has_compiled(model)
         refuse_edits(modules, run._wanted)
         return run
 

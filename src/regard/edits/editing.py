@@ -32,8 +32,8 @@ def edit(model: nn.Module, edits: "Mapping[Any, Edit | Sequence[Edit]]") -> "Edi
         The run: `report()` gives the plans of the edited calls.
 
     Raises:
-        ArgumentError: no module has a name; something is no edit; or a named module cannot be edited (compiled,
-            exported and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its
+        ArgumentError: no module has a name; something is no edit; or a named module cannot be edited
+            (exported and TorchScript models; transformers' eager, flex and flash attention). When a module runs: its
             attention is written out, so it can only be watched. At the end of the block: no call was reached by an
             edit.
 

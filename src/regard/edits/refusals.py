@@ -9,7 +9,6 @@ from torch import nn
 from regard.errors import ArgumentError
 from regard.watching.checks.roles import config_of
 from regard.watching.hooks.module_kinds import looks_like_attention
-from regard.watching.watch import refuse_compiled
 
 RUN_BY = ("sdpa", "regard")
 """Prefixes of transformers' implementations that call editable functions."""
@@ -25,7 +24,6 @@ def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
     Raises:
         ArgumentError: the message says why and how to proceed.
     """
-    refuse_compiled(modules, "edit", "edited")
     around = with_parents(wanted)
     for path, module in modules.items():
         if path not in around:

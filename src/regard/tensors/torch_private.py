@@ -165,12 +165,16 @@ def has_pre_hooks(module: nn.Module) -> bool:
     return bool(_of(module, "torch.nn.Module", "_forward_pre_hooks"))
 
 
-def how_compiled(module: nn.Module) -> str | None:
-    """How a module was compiled: "around" by torch.compile, "in place" by module.compile(), None otherwise."""
-    if "_orig_mod" in _of(module, "torch.nn.Module", "_modules"):
-        return "around"
-    is_compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return "in place" if is_compiled or hasattr(module.forward, "_torchdynamo_orig_callable") else None
+INSIDE_COMPILED = "_orig_mod"
+"""The name of a module within the one that torch.compile makes of it."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module was compiled: by torch.compile, or in place by module.compile()."""
+    if INSIDE_COMPILED in _of(module, "torch.nn.Module", "_modules"):
+        return True
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def forget_global_hook(number: int) -> None:

@@ -18,7 +18,7 @@ from regard.maps.sources.source import Source
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import AnyEvidence
@@ -136,6 +136,7 @@ class Record(Interceptor):
 
     def __init__(
         self,
+        model: nn.Module,
         modules: dict[str, nn.Module],
         wanted: Callable[[str], bool],
         policy: RetentionPolicy,
@@ -143,7 +144,7 @@ class Record(Interceptor):
         verify: bool,
         summary: Summarize | None = None,
     ) -> None:
-        self.modules = modules
+        self.modules, self.is_compiled = modules, has_compiled(model)
         self.wanted = wanted
         self.policy = policy
         self.keeps_graph = policy.graph

@@ -6,8 +6,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.watching.handed_back import OnAttention
-from regard.watching.hooks.module_names import Names, chooser
-from regard.watching.watch import refuse_compiled
+from regard.watching.hooks.module_names import Names, chooser, modules_of
 
 if TYPE_CHECKING:
     from regard.watching.pruning.attention_hook import AttentionHook
@@ -32,12 +31,12 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
       around the call that stands in an `nn.ModuleList` or `nn.Sequential`.
 
     Args:
-        model: any module that `regard.watch` can watch. It is not changed.
+        model: any module that `regard.watch` can watch. It is not changed; compiled, it runs uncompiled meanwhile.
         function: the function to call. `regard.selection` has published scores.
         names: the modules, as for `regard.watch`; None means all.
 
     Raises:
-        ArgumentError: the model is compiled, no module has one of the names, or `function` cannot be called.
+        ArgumentError: no module has one of the names, or `function` cannot be called.
         FunctionError: while the model runs: the function raised, or returned an unusable value. The cache the
             model was given has the keys then it had before the model was called.
         NotSeenError: at the end of the `with` block: the model ran, and no attention call was seen.
@@ -56,9 +55,7 @@ def on_attention(model: nn.Module, function: OnAttention, names: Names = None) -
         raise ArgumentError(f"on_attention() takes a torch.nn.Module, got {type(model).__name__}")
     if not callable(function):
         raise ArgumentError(f"on_attention() takes a function, got {type(function).__name__}")
-    modules = dict(model.named_modules())
-    refuse_compiled(modules, "take", "with a function after each call")
-    chooser(names, modules)
+    chooser(names, modules_of(model))
     # Imported on first use: `import regard` stays light.
     from regard.watching.pruning.attention_hook import AttentionHook
 

@@ -59,6 +59,9 @@ class Report(Displayed):
         return "\n".join([*lines, *self.notes])
 
 
+COMPILED = "the model is compiled: it ran uncompiled under the watch, with the bits of the uncompiled model"
+
+
 def report(record: Record) -> Report:
     """Make the report of a watch, after checking unused row states."""
     for call in record.calls:
@@ -66,7 +69,7 @@ def report(record: Record) -> Report:
             _read_or_note(call, call.factors.check_state)
     missed, mixers = missed_by(record), tuple(mixers_in(record).items())
     others = [(path, _times(what, n)) for (path, what), n in record.others.items()]
-    notes = []
+    notes = [COMPILED] if record.is_compiled else []
     if not record.calls and not missed and not mixers and not others:
         notes.append("no attention was observed: nothing ran, or the model attends in a way that is not known here")
     if record.skipped:

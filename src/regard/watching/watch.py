@@ -12,10 +12,9 @@ from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import is_integer
 from regard.maps.sources.summary import Summarize
-from regard.tensors.torch_private import how_compiled
 from regard.watching.generations import OfRuns, joined_map, separate
 from regard.watching.hooks.module_hooks import OpenThreads
-from regard.watching.hooks.module_names import Names, chooser, not_seen
+from regard.watching.hooks.module_names import Names, chooser, modules_of, not_seen
 from regard.watching.kept.retention import RetentionPolicy, Where
 from regard.watching.observed import Observed, Record
 from regard.watching.report import Report, count, given_up, missed_by, over_blocks, report
@@ -62,10 +61,12 @@ def watch(
         gradients: keep the gradient of each call's output in a backward pass, for `map.gradient()` (dL/dP),
             `map.attribution()` and `map.relevance()`. It needs the values.
 
-    In all cases the model's outputs and the gradients of its parameters keep their bits.
+    In all cases the model's outputs and the gradients of its parameters keep their bits. A compiled model, or a
+    compiled part of one, runs uncompiled while the watch is open, with the bits of the uncompiled model, and compiled
+    afterwards.
 
     Raises:
-        ArgumentError: the model is compiled, no module has one of the names, `keep` is unknown, or statistics only
+        ArgumentError: no module has one of the names, `keep` is unknown, or statistics only
             (`keep="summary"`) are combined with gradients or values.
 
     >>> import torch
@@ -90,8 +91,7 @@ def watch(
     summary = Summarize() if keep == "summary" else keep if isinstance(keep, Summarize) else None
     if summary is None and keep not in get_args(Where):
         raise ArgumentError(f"keep must be one of {', '.join(get_args(Where))} or a Summarize(...); got {keep!r}")
-    modules = dict(model.named_modules())
-    refuse_compiled(modules, "watch", "watched")
+    modules = modules_of(model)
     where: Where = "summary" if summary else "cpu" if keep == "cpu" else "factors"
     if summary and (grad or values or gradients):
         raise ArgumentError(
@@ -99,7 +99,7 @@ def watch(
             "keep='factors' or keep='cpu'"
         )
     policy = RetentionPolicy(where, copy=copy, graph=grad, values=values, gradients=gradients)
-    return Seen(Record(modules, chooser(names, modules), policy, verify=verify, summary=summary))
+    return Seen(Record(model, modules, chooser(names, modules), policy, verify=verify, summary=summary))
 
 
 class Seen(Displayed):
@@ -360,24 +360,6 @@ class Seen(Displayed):
         missed = missed_by(self.record)
         tail = f"; {len(missed)} not: print(seen.report())" if missed else ""
         return f"Seen({type(self.modules['']).__name__}: {count(len(self), 'map')} of {count(names, 'module')}{tail})"
-
-
-def refuse_compiled(modules: dict[str, nn.Module], do: str, done: str) -> None:
-    """Raise ArgumentError for a model with any compiled part; `do` and `done` are the verb in the message."""
-    for path, module in modules.items():
-        compiled = how_compiled(module)
-        if compiled == "around":
-            inside = ".".join(["model", *([path] if path else []), "_orig_mod"])
-            raise ArgumentError(
-                f"{'the model' if not path else repr(path)} is compiled, and {done} it would run uncompiled and stay "
-                f"so: {do} the module inside ({inside}) and run that one"
-            )
-        if compiled == "in place":
-            raise ArgumentError(
-                f"{'the model' if not path else repr(path)} was compiled in place ({type(module).__name__}.compile()), "
-                f"and {done} it would run uncompiled and stay so: {do} a model that is not compiled, "
-                "such as one with the same state_dict"
-            )
 
 
 def _name_and_number(key: Any) -> tuple[str, int | None]:

@@ -25,14 +25,19 @@ from regard.errors import ArgumentError, ShapeError, require, require_whole
 from regard.tensors.guards import can_look, has_values, in_transform
 
 
-def window(size: int, *, side: Literal["left", "right", "both"] = "left", offset: int | None = None) -> Mask:
+def window(
+    size: int,
+    *,
+    side: Literal["left", "right", "both"] = "left",
+    offset: int | Integer[Tensor, " B"] | None = None,
+) -> Mask:
     """Attend to `size` keys around the query's own position, which is one of them.
 
     Args:
         size: W. "left" sees the positions p - W + 1 .. p (sliding-window attention, already causal); "right" sees p ..
             p + W - 1; "both" sees W positions with p in the middle, and W must be odd.
         side: "left", "right" or "both".
-        offset: query i stands at offset + i; default S - T.
+        offset: query i stands at offset + i; default S - T. A tensor of the batch's shape gives each sequence its own.
 
     Raises:
         ArgumentError: the size is below 1, or it is even with "both", or the side is another.
@@ -149,28 +154,37 @@ class Window(Mask):
 
     before: int
     after: int
-    offset: int | None = None
+    offset: int | Tensor | None = None
+    """A tensor (B,) gives each sequence its own, as in `causal`."""
 
     def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        if isinstance(self.offset, Tensor):
+            of_each = canonical_per_sequence(counted(self.offset, device), sizes, name="the offset of a window")
+            return Window(self.before, self.after, of_each)
         return Window(self.before, self.after, sizes.keys - sizes.queries if self.offset is None else self.offset)
 
     def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = query + _bound(self.offset)  # small tensors alone have integers: distances would be T x S of them
+        offset = self.offset[batch] if isinstance(self.offset, Tensor) else _bound(self.offset)
+        place = query + offset  # small tensors alone have integers: distances would be T x S of them
         return (key >= place - self.before) & (key <= place + self.after)
 
     def depends_on(self) -> frozenset[str]:
-        return frozenset({"query", "key"})
+        return frozenset({"batch", "query", "key"} if isinstance(self.offset, Tensor) else {"query", "key"})
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
+        if isinstance(self.offset, Tensor):
+            return range(sizes.keys)
         offset = _bound(self.offset)
         return _clip(rows.start + offset - self.before, rows.stop + offset + self.after, sizes.keys)
 
     def covers(self, rows: range, columns: range) -> bool:
+        if isinstance(self.offset, Tensor):
+            return False
         first, last = rows.start + _bound(self.offset), rows.stop - 1 + _bound(self.offset)
         return columns.start >= last - self.before and columns.stop - 1 <= first + self.after
 
     def is_relative(self) -> bool:
-        return True
+        return not isinstance(self.offset, Tensor)
 
     def __str__(self) -> str:
         size, sides = self.before + self.after + 1, {(True, False): "", (False, True): " to the right"}

@@ -67,6 +67,8 @@ def _ends(mask: Mask, sizes: Sizes, device: torch.device) -> Ends | None:
             return None, i + offset + 1
         case Window(before, after, int() as offset):
             return i + offset - before, i + offset + after + 1
+        case Window(before, after, Tensor() as offset):
+            return i + offset[:, None] - before, i + offset[:, None] + after + 1
         case Lengths(valid, per_query):
             return None, valid if per_query else valid[:, None].expand(-1, sizes.queries)
         case Documents() if mask.places is not None:

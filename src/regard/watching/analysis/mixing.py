@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
 from regard.watching.checks.evaluated import evaluated
+from regard.watching.hooks.module_hooks import uncompiled
 from regard.watching.report import is_inside, mixers_in
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     if not hasattr(seen, "record"):
         raise ArgumentError(f"seen must be what regard.watch gives, got {type(seen).__name__}: {seen!r:.80}")
     record, modules = seen.record, seen.modules
-    with evaluated(modules[""]):
+    with evaluated(modules[""]), uncompiled(record):
         first = _RecordedRun()
         with first.through(modules):
             run()

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from regard.errors import RegardError
+from regard.tensors.torch_private import is_compiled
 from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.kept.sequences import Moment
 
@@ -17,6 +18,8 @@ class Interceptor:
     modules: dict[str, nn.Module]
     """The modules by path. They are held: `paths` has their ids, and Python reuses the id of a freed object."""
     paths: dict[int, str]
+    is_compiled: bool = False
+    """True if the model, or a part of it, is compiled: it runs uncompiled while the interceptor is open."""
     keeps_graph: bool = False
     """True if its maps carry gradients."""
     changes: Mapping[object, Callable[..., Any]] = {}
@@ -65,3 +68,8 @@ class Interceptor:
 
     def withdraw(self, token: object, reason: str) -> None:
         """Called if a call turns out to be no attention after its `after`."""
+
+
+def has_compiled(model: nn.Module) -> bool:
+    """Whether a module of the model is compiled."""
+    return any(map(is_compiled, model.modules()))

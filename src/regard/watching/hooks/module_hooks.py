@@ -1,5 +1,5 @@
-"""The global hooks behind each thread's stack of running modules, the functions that are replaced beside the classes of
-a watched model, and the threads of open watches.
+"""The global hooks behind each thread's stack of running modules, the functions that are observed by their names, and
+the threads of open watches.
 
 The hooks are global because torch does not run an encoder layer with own hooks fused: it would be slower, and its
 output would differ in its last bits.
@@ -7,11 +7,15 @@ output would differ in its last bits.
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
+from inspect import signature, unwrap
+from types import FunctionType
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -36,9 +40,13 @@ from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
 
 _local = threading.local()
-_lock = threading.Lock()
+_lock = threading.RLock()
 _handles: list[RemovableHandle] = []
 _users = 0
+_stances: list[AbstractContextManager[None]] = []
+"""torch's stance while watches of compiled models are open, and a place for each further watch."""
+HOOKS_RUN_TWICE = "Using `torch.compile"
+"""The beginning of torch's warning that global hooks run for a compiled module too."""
 
 
 def this_thread() -> ThreadState:
@@ -67,6 +75,42 @@ def _uninstall() -> None:
             handle = _handles.pop()
             handle.remove()
             forget_global_hook(handle.id)
+
+
+def _run_uncompiled() -> None:
+    """Let compiled modules run uncompiled, in all threads. What was compiled stays, and is not compiled again."""
+    with _lock:
+        if not _stances:
+            _stances.append(torch.compiler.set_stance("force_eager"))
+            # The module around the compiled one runs our hooks too, which know it and pass it by.
+            warnings.filterwarnings("ignore", HOOKS_RUN_TWICE)
+        else:
+            _stances.append(nullcontext())
+
+
+def _run_compiled() -> None:
+    with _lock:
+        if len(_stances) == 1:
+            _stances[0].__exit__(None, None, None)
+            own = [one for one in warnings.filters if getattr(one[1], "pattern", "") == HOOKS_RUN_TWICE]
+            for one in own:
+                cast("list[object]", warnings.filters).remove(one)
+            _stances.clear()
+        else:
+            _stances.pop()
+
+
+@contextmanager
+def uncompiled(watch: Interceptor) -> Iterator[None]:
+    """Let the compiled modules of a watch run uncompiled."""
+    if not watch.is_compiled:
+        yield
+        return
+    _run_uncompiled()
+    try:
+        yield
+    finally:
+        _run_compiled()
 
 
 def _before(module: nn.Module, args: Args) -> None:
@@ -171,58 +215,151 @@ RECURRENCES = (
     "mamba_selective_state_update", "causal_conv1d_fn", "causal_conv1d_update",
     *(f"{way}_{name}" for way in ("chunk", "fused_recurrent") for name in FLA),
 )  # fmt: skip
-"""Functions of transformers and fla that are recurrences or convolutions: torch shows their parts, which say little."""
+"""Functions of transformers and fla that are recurrences or convolutions."""
 LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
 """The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
+KERNELS = {
+    "flash_attn_func": {"q", "k", "v"},
+    "flash_attn_qkvpacked_func": {"qkv"},
+    "flash_attn_kvpacked_func": {"q", "kv"},
+    "flash_attn_varlen_func": {"q", "k", "v", "cu_seqlens_q"},
+    "flash_attn_varlen_qkvpacked_func": {"qkv", "cu_seqlens"},
+    "flash_attn_varlen_kvpacked_func": {"q", "kv", "cu_seqlens_q"},
+    "flash_attn_with_kvcache": {"q", "k_cache", "v_cache"},
+    "memory_efficient_attention": {"query", "key", "value", "attn_bias"},
+    "memory_efficient_attention_forward": {"query", "key", "value", "attn_bias"},
+    "memory_efficient_attention_forward_requires_grad": {"query", "key", "value", "attn_bias"},
+    "varlen_attn": {"query", "key", "value", "cu_seq_q"},
+}  # fmt: skip
+"""The functions of attention kernels, with parameters that tell each from others of its name."""
+ENGINE = {"query_layer", "key_layer", "value_layer", "qkv_format"}
+"""Parameters of the forward of TransformerEngine's `DotProductAttention`."""
+PASSED_BY = frozenset(
+    {*sys.stdlib_module_names, "torch", "transformers", "numpy", "scipy", "sympy", "triton", "regard"}
+)
+"""Packages whose other modules hold no kernel of a third one: there are some thousand of these."""
+
 Home = tuple[Any, str]
-"""A Python module or a class, and the name of a function of it."""
+"""A Python module, a class or a module of the model, and the name of a function of it."""
 _replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
 """By place, the function that was there, and how many open watches replaced it."""
 
 
-def _places(modules: Iterable[nn.Module]) -> list[Home]:
+def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, Callable[..., Any]]]:
+    """The places of the functions that these modules may call, each with its observer."""
     modules = list(modules)
-    homes = [sys.modules.get(home) for home in {kind.__module__ for one in modules for kind in type(one).__mro__}]
-    found: list[Home] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
+    kinds = {kind for one in modules for kind in type(one).__mro__}
+    homes = [sys.modules.get(home) for home in {kind.__module__ for kind in kinds}]
+    recurrences: list[Home] = [(home, name) for home in homes for name in RECURRENCES if hasattr(home, name)]
     lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
     owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
-    return found + [(owner, "forward") for owner in owners]
+    recurrences += [(owner, "forward") for owner in owners]
+    engines = [kind for kind in kinds if _takes(vars(kind).get("forward"), ENGINE)]
+    yield from ((home, _observe_recurrence) for home in recurrences)
+    yield from (((kind, "forward"), _observe_kernel) for kind in engines)
+    yield from ((home, _observe_kernel) for home in _kernels(modules))
+
+
+def _kernels(modules: list[nn.Module]) -> list[Home]:
+    """The places of all kernels, under any name of a Python module or of a module of the model."""
+    names = list(sys.modules)
+    packages = {name for name in names if "flash" in name or "xformers" in name or "varlen" in name}
+    public = [(getattr(sys.modules[name], one, None), takes) for name in packages for one, takes in KERNELS.items()]
+    known = {id(_itself(kernel)) for kernel, takes in public if _takes(kernel, takes)}
+    if not known:
+        return []
+    others = (name for name in names if name.partition(".")[0] not in PASSED_BY)
+    owners = [*map(sys.modules.get, {*packages, *others}), *modules]
+    return [
+        (owner, place)
+        for owner in owners
+        for place, one in list(getattr(owner, "__dict__", {}).items())
+        # Of ten thousand values, most are told by their type.
+        if type(one) in CALLABLE and id(_itself(one)) in known
+    ]
+
+
+CALLABLE = frozenset({FunctionType, partial})
+
+
+def _itself(value: object) -> object:
+    """A function without what wraps it or applies a part of it."""
+    value = value.func if type(value) is partial else value
+    return unwrap(value) if callable(value) else value
+
+
+def _takes(function: Any, parameters: set[str]) -> bool:
+    return type(function) is FunctionType and parameters <= set(signature(function).parameters)
 
 
 def _replace(modules: Iterable[nn.Module]) -> list[Home]:
-    """Replace the recurrences beside the classes of these modules, and those that are modules; return their places."""
-    found = _places(modules)
+    """Replace the functions that modules may call; return their places."""
+    found = []
     with _lock:
-        for home, name in found:
-            original, users = _replaced.get((home, name), (getattr(home, name), 0))
+        for home, observe in _places(modules):
+            owner, name = home
+            original, users = _replaced.get(home, (getattr(owner, name), 0))
             if not users:
-                setattr(home, name, _observing(original))
-            _replaced[home, name] = original, users + 1
+                setattr(owner, name, _observing(original, observe))
+            _replaced[home] = original, users + 1
+            found.append(home)
     return found
 
 
 def _put_back(places: Iterable[Home]) -> None:
     """Put the functions back that no other open watch needs."""
     with _lock:
-        for home, name in places:
-            original, users = _replaced.pop((home, name))
+        for home in places:
+            original, users = _replaced.pop(home)
             if users > 1:
-                _replaced[home, name] = original, users - 1
+                _replaced[home] = original, users - 1
             else:
-                setattr(home, name, original)
+                setattr(*home, original)
 
 
-def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
+def _late(modules: Iterable[nn.Module]) -> list[str]:
+    """The kernels that were loaded since the functions were replaced. A name that a module took from its package since
+    then has what stood there, and gets the function itself."""
+    found = []
+    with _lock:
+        for owner, name in _kernels(list(modules)):
+            value = getattr(owner, name)
+            if (owner, name) in _replaced:
+                continue
+            if (original := getattr(value, "observed", None)) is not None:
+                setattr(owner, name, original)
+            else:
+                found.append(f"{name} of {getattr(owner, '__name__', type(owner).__name__)}")
+    return found
+
+
+Observe = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _observing(original: Callable[..., Any], observe: Observe) -> Callable[..., Any]:
+    function = original.func if isinstance(original, partial) else original
+
+    @wraps(function)
     def observing(*args: Any, **kwargs: Any) -> Any:
         thread: ThreadState | None = None if is_compiling() else getattr(_local, "thread", None)
         if thread is None or not thread.watches or thread.is_reading:
             return original(*args, **kwargs)
-        from regard.watching.readers.recurrent_calls import observe_recurrence
+        return observe(thread, original, args, kwargs)
 
-        return observe_recurrence(thread, original, args, kwargs)
-
+    observing.observed = original  # type: ignore[attr-defined]
     return observing
+
+
+def _observe_recurrence(*call: Any) -> Any:
+    from regard.watching.readers.recurrent_calls import observe_recurrence  # with the first such call
+
+    return observe_recurrence(*call)
+
+
+def _observe_kernel(*call: Any) -> Any:
+    from regard.watching.readers.kernel_arguments import observe_kernel  # with the first such call
+
+    return observe_kernel(*call)
 
 
 class OpenThreads:
@@ -242,6 +379,8 @@ class OpenThreads:
                 "this `with` is open in this thread already, and would see each call twice: open it once"
             )
         _install()
+        if watch.is_compiled:
+            _run_uncompiled()
         places = _replace(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
@@ -254,8 +393,12 @@ class OpenThreads:
             mark, places = self._open.pop(thread)
         else:
             thread, (mark, places) = self._open.popitem()
+        for kernel in _late(watch.modules.values()):
+            watch.unread("", f"{kernel} was loaded under the watch, which saw no call of it: load it before")
         thread.leave(watch, mark)
         _put_back(places)
+        if watch.is_compiled:
+            _run_compiled()
         _uninstall()
         return thread
 

@@ -4,9 +4,18 @@ import difflib
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 
+from torch import nn
+
 from regard.errors import ArgumentError
+from regard.tensors.torch_private import INSIDE_COMPILED
 
 Names = str | Iterable[str] | Callable[[str], bool] | None
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules by path. Of one that torch.compile wrapped, the path has the module itself, which runs."""
+    named = ((path.split("."), module) for path, module in model.named_modules())
+    return {".".join(part for part in parts if part != INSIDE_COMPILED): module for parts, module in named}
 
 
 def chooser(names: Names, paths: Collection[str]) -> Callable[[str], bool]:

@@ -9,9 +9,9 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.maps.attention_map import AttentionMap
 from regard.watching.handed_back import KeepKeys, KeepTokens, OnAttention
-from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads, this_thread
-from regard.watching.hooks.module_names import Names, chooser
+from regard.watching.hooks.module_names import Names, chooser, modules_of
 from regard.watching.hooks.observed_call import ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.watching.kept.output_gradients import ITSELF
@@ -32,7 +32,7 @@ class AttentionHook(Interceptor):
         self.calls = 0
         self.missed: list[tuple[str, str]] = []
         """(module, reason) of calls that looked like attention and could not be passed to the function."""
-        self.modules = dict(model.named_modules())
+        self.modules, self.is_compiled = modules_of(model), has_compiled(model)
         self.paths = {id(module): path for path, module in self.modules.items()}
         self._wanted = chooser(names, self.modules)
         # A map is read before the model goes on, so nothing has to be copied.

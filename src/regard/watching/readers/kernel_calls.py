@@ -1,0 +1,288 @@
+"""Observe the kernels of other packages by their public functions: FlashAttention, xformers, torch's `varlen_attn`,
+TransformerEngine.
+
+Each document of a packed call is a sequence of the map: packed vectors are held as they are, and laid out when the map
+is read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from regard.call.biases.base import Bias, BlockBias
+from regard.call.masks.base import And, Mask
+from regard.call.masks.basic import Causal, Lengths
+from regard.call.masks.patterns import Window
+from regard.call.normalizations import Normalization, Softmax, SoftmaxWithSink
+from regard.call.scores.base import ScaledDot, Score, SoftCapped
+from regard.call.shapes import Rows, Sizes, index_tensor
+from regard.errors import ArgumentError
+from regard.functional import make_call
+from regard.kernels.base import Call
+from regard.maps.sources.values import CallValues
+from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import Factors
+from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
+from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.kept.saved_tensor import copied
+from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.readers.kernel_rows import KernelRows
+from regard.watching.readers.sdpa_calls import NOTHING_GIVEN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slopes(BlockBias):
+    """ALiBi by slopes of each sequence: -m |i + offset - j|, as FlashAttention's documentation has it."""
+
+    slopes: Tensor
+    """(B or 1, H)."""
+    offset: int | Tensor
+    """A tensor (B,) gives each sequence its own."""
+
+    def block(self, rows: Rows, columns: Rows, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        i, j = index_tensor(rows, query.device)[:, None], index_tensor(columns, query.device)
+        return self._of(i, j, self.slopes[..., None, None])
+
+    def pairs(self, rows: Tensor, columns: Tensor, *, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
+        i, j = (part[:, None, None, None, None] for part in (rows, columns))
+        return self._of(i, j, self.slopes[..., None, None])
+
+    def select(self, batches: Tensor, heads: Tensor) -> Bias:
+        slopes = self.slopes[batches if len(self.slopes) > 1 else 0, heads]
+        return Slopes(slopes[:, None], self.offset[batches] if isinstance(self.offset, Tensor) else self.offset)
+
+    def _of(self, i: Tensor, j: Tensor, slopes: Tensor) -> Tensor:
+        offset = self.offset[:, None, None, None] if isinstance(self.offset, Tensor) else self.offset
+        return slopes * -(i + offset - j).abs()
+
+
+Diagonal = Literal["first", "last"]
+"""The pair from which a causal mask and a window are counted: the first query and key, or the last ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelForm:
+    """The formula of a call, beside its vectors."""
+
+    scale: float | None = None
+    """None for 1 / sqrt(D)."""
+    left: int | None = None
+    """The farthest earlier key of a query; None for all."""
+    right: int | None = None
+    """The farthest later key: 0 is causal; None for all."""
+    diagonal: Diagonal = "last"
+    cap: float = 0.0
+    """The scores become cap tanh(scores / cap); 0 for none."""
+    slopes: Tensor | None = None
+    """Those of ALiBi, (H,) or (N, H)."""
+    sink: Tensor | None = None
+    """The score of one more key of value 0, of each head."""
+    added: Tensor | None = None
+    """Added to the scores, or a bool mask in which True keeps a key."""
+    dropout: float = 0.0
+
+    def call(self, query: Tensor, key: Tensor, rows: KernelRows, columns: KernelRows, given: GivenMask) -> Call:
+        """The call of vectors laid out, (N, H, T, D) and (N, G, S, D)."""
+        score: Score = ScaledDot(self.scale)
+        score = SoftCapped(score, self.cap) if self.cap > 0 else score
+        sink = self.sink
+        weighing: Normalization = Softmax() if sink is None else SoftmaxWithSink(sink.reshape(-1).to(query.dtype))
+        call, _ = make_call(query, key, key, score=score, normalization=weighing, mask=None, bias=None, dropout=0.0)
+        offset = self._offset(rows, columns)
+        masks = [m.bind(call.sizes, query.device) for m in self._masks(rows, columns, offset, query.device)]
+        masks += [] if given.mask is None else [given.mask]
+        bias = given.bias
+        if self.slopes is not None:
+            slopes = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
+            bias = Slopes(slopes.reshape(-1, query.shape[1]), offset)
+        mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+        query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
+        return replace(call, query=query, mask=mask, bias=bias)
+
+    def _offset(self, rows: KernelRows, columns: KernelRows) -> int | Tensor:
+        """The position of the first query among the keys, of each sequence if they differ."""
+        if self.diagonal == "first" or (rows.counts is columns.counts and rows.length == columns.length):
+            return 0
+        if rows.counts is None and columns.counts is None:
+            return columns.length - rows.length
+        keys = columns.length if columns.counts is None else columns.counts
+        return keys - (rows.length if rows.counts is None else rows.counts)
+
+    def _masks(
+        self, rows: KernelRows, columns: KernelRows, offset: int | Tensor, device: torch.device
+    ) -> list[Mask]:  # fmt: skip
+        masks: list[Mask] = []
+        if self.left is not None:
+            right = rows.length + columns.length if self.right is None else self.right
+            masks.append(Window(self.left, right, offset))
+        elif self.right is not None:
+            masks.append(Causal(offset + self.right))
+        if rows.counts is not None:
+            keys = torch.full((), columns.length, device=device) if columns.counts is None else columns.counts[:, None]
+            is_real = torch.arange(rows.length, device=device) < rows.counts[:, None]
+            masks.append(Lengths(torch.where(is_real, keys, 0), per_query=True))
+        elif columns.counts is not None:
+            masks.append(Lengths(columns.counts))
+        return masks
+
+    def of_one(self, number: Tensor) -> "KernelForm":
+        """The same formula for one of the sequences."""
+        if self.slopes is None or self.slopes.dim() == 1:
+            return self
+        return replace(self, slopes=self.slopes[number])
+
+
+@dataclass(slots=True, eq=False)
+class KernelCall(ObservedCall):
+    """One call, after it ran: tensors (N, T, H, D), or packed, (total, H, D)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rows: KernelRows
+    columns: KernelRows
+    form: KernelForm
+    raw: Tensor
+    """The output as the model got it,"""
+    in_rows: Callable[[Tensor], Tensor]
+    """and how it becomes one like the queries."""
+    how: str
+    lse: Tensor | None = None
+    """The log-sum-exp, if the call returned it: (N, H, T), or of packed sequences (H, total)."""
+
+    @property
+    def is_packed(self) -> bool:
+        return self.rows.starts is not None or self.columns.starts is not None
+
+    def read(self, policy: RetentionPolicy, name: str) -> Reading:
+        query, key, rows, columns = self.query, self.key, self.rows, self.columns
+        sizes = Sizes((rows.number,), query.shape[-2], key.shape[-2], rows.length, columns.length, True)
+        given = NOTHING_GIVEN if self.form.added is None else policy.mask(self.form.added, sizes)
+        kept = policy.keep(query, f"the queries of {name}"), policy.keep(key, f"the keys of {name}")
+        form = self.form
+
+        def call() -> Call:
+            vectors = rows.laid_out(kept[0].tensor), columns.laid_out(kept[1].tensor)
+            return form.call(*vectors, rows, columns, given)
+
+        state = None if policy.graph else self._state(policy)
+        made = call if self.is_packed else call()
+        factors = Factors(
+            sizes, made, state=state, held=(*kept, *given.kept), of=None if state is None else self.how,
+            even=given.even, graph=policy.graph,
+        )  # fmt: skip
+        beside = CallValues()
+        if policy.values or policy.gradients is not None:
+            beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
+        notes = [] if rows.starts is None else [f"packed documents, each a sequence of the map: {rows.number}"]
+        evidence = None
+        if isinstance(made, Call) and rows.counts is None and not policy.graph:
+            evidence = Evidence(made.query, made.key, self.key, held=kept)
+        return Reading(
+            factors, notes, self._rebuilding(factors, given), evidence=evidence, beside=beside,
+            holds_keys=evidence is not None and columns.counts is None,
+        )  # fmt: skip
+
+    def _state(self, policy: RetentionPolicy) -> Tensor | None:
+        # Kernels differ in whether a sink counts.
+        if self.lse is None or self.form.sink is not None:
+            return None
+        states = self.rows.row_states(self.lse.detach()).to(self.query.device)
+        if self.rows.counts is not None:
+            places = torch.arange(self.rows.length, device=states.device)
+            states = states.masked_fill((places >= self.rows.counts[:, None])[:, None], -torch.inf)
+        # The row of a query without keys has +inf here, and -inf in a map.
+        return policy.keep(states.masked_fill(states == torch.inf, -torch.inf).contiguous(), "").tensor
+
+    def _values(self, policy: RetentionPolicy, name: str) -> ValuesOf:
+        kept, columns = policy.keep(self.value, f"the values of {name}"), self.columns
+        return ValuesOf(lambda: columns.laid_out(kept.tensor), [kept])
+
+    def _output(self) -> OutputOf:
+        rows, in_rows = self.rows, self.in_rows
+        return OutputOf(self.raw, lambda gradient: rows.laid_out(in_rows(gradient)), self.form.dropout)
+
+    def _rebuilding(self, factors: Factors, given: GivenMask) -> Rebuilding | str:
+        if self.form.dropout:
+            return "dropout"
+        if self.rows.starts is not None:
+            return PackedRebuilding(self, factors)
+        return _rebuilding(self, self.form, self.rows, self.columns, given, factors)
+
+    def query_key_value(self) -> CallVectors:
+        value = self.columns.laid_out(self.value)
+        return CallVectors(self.rows.laid_out(self.query), self.columns.laid_out(self.key), value)
+
+
+def _rebuilding(
+    of: KernelCall, form: KernelForm, rows: KernelRows, columns: KernelRows, given: GivenMask, factors: Factors
+) -> CallRebuilding:
+    query, key, value, output = (one.detach() for one in (of.query, of.key, of.value, of.in_rows(of.raw)))
+    call = form.call(rows.laid_out(query), columns.laid_out(key), rows, columns, given)
+    return CallRebuilding(call, columns.laid_out(value), rows.laid_out(output), factors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRebuilding(Rebuilding):
+    """The output of a packed call. A row is rebuilt from its own document: all of them laid out may be far larger."""
+
+    of: KernelCall
+    factors: Factors
+
+    @property
+    def queries(self) -> int:
+        return len(self.of.query)
+
+    def some(self, rows: range) -> Rebuilt:
+        one, place = self._document(rows)
+        return one.some(place)
+
+    def whole(self) -> Rebuilt:
+        of = self.of
+        return _rebuilding(of, of.form, of.rows, of.columns, NOTHING_GIVEN, self.factors).whole()
+
+    def rounding(self, rows: range) -> Tensor:
+        one, place = self._document(rows)
+        return one.rounding(place)
+
+    def _document(self, rows: range) -> tuple[CallRebuilding, Any]:
+        of = self.of
+        own, number, place = of.rows.document_of(min(rows.start, self.queries - 1))
+        columns = of.columns.take(number)
+        return _rebuilding(of, of.form.of_one(number), own, columns, NOTHING_GIVEN, self.factors), place
+
+
+class Given:
+    """The arguments of a call by name. Those that no reader has asked for must have their defaults."""
+
+    def __init__(self, function: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.function = function
+        self._arguments, self._defaults = dict(arguments), defaults
+        self._asked: set[str] = set()
+
+    def __call__(self, *names: str, default: Any = None) -> Any:
+        """The first of these arguments that the function has."""
+        self._asked |= set(names)
+        return next((self._arguments[name] for name in names if name in self._arguments), default)
+
+    def passed_by(self, *names: str) -> None:
+        """Arguments that change no weight."""
+        self._asked |= set(names)
+
+    def require_read(self) -> None:
+        """Raise ArgumentError for an argument that would change the weights in an unknown way."""
+        for name, value in self._arguments.items():
+            default = self._defaults.get(name)
+            is_default = value is default or (not isinstance(value, Tensor) and value == default)
+            if name not in self._asked and not is_default and value is not None:
+                raise ArgumentError(f"{self.function} with {name}= is not read: its effect on the weights is unknown")
+
+
+def used_keys(cache: Tensor, counts: Tensor | None) -> Tensor:
+    """The part of a cache (N, S, G, D) that is in use, as a copy: the next step writes to it."""
+    return copied(cache if counts is None else cache[:, : int(counts.max())])

@@ -1,0 +1,186 @@
+"""Compiled models run uncompiled under a watch, and compiled, without being compiled again, after it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard.edits import Knockout
+from regard.watching import measure_mixing
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Attend(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(x, x, x)
+
+
+def counting() -> tuple[Callable[..., Any], list[object]]:
+    """A backend that runs graphs as they are, and the graphs that it was given."""
+    graphs: list[object] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return backend, graphs
+
+
+def gpt2() -> tuple[nn.Module, str]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config).eval(), "transformer.h.1.attn"
+
+
+def llama() -> tuple[nn.Module, str]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    return transformers.LlamaForCausalLM(config).eval(), "model.layers.1.self_attn"
+
+
+def encoder() -> tuple[nn.Module, str]:
+    layer = nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2).eval(), "layers.1.self_attn"
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, encoder])
+def test_the_maps_of_a_compiled_model_are_those_of_the_model(make: Callable[[], tuple[nn.Module, str]]) -> None:
+    torch.manual_seed(0)
+    model, name = make()
+    given = torch.randn(2, 9, 32) if make is encoder else torch.randint(3, 50, (2, 9))
+
+    def run(one: nn.Module) -> Tensor:
+        output = one(given)
+        return output if isinstance(output, Tensor) else output.logits
+
+    backend, graphs = counting()
+    compiled: Any = torch.compile(model, backend=backend)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        before, number = run(compiled), len(graphs)
+        with regard.watch(compiled) as seen, regard.watch(compiled, names=name) as inner:
+            during = run(compiled)
+        after = run(compiled)
+        with regard.watch(model) as plain:
+            uncompiled = run(model)
+    assert number == len(graphs) > 0
+    assert torch.equal(before, after)
+    assert torch.equal(during, uncompiled)
+    assert list(seen) == list(plain)
+    assert list(inner) == [(name, 0)]
+    for one, other in zip(seen.maps, plain.maps, strict=True):
+        torch.testing.assert_close(one.dense(), other.dense(), rtol=0, atol=1e-5)
+    assert "the model is compiled: it ran uncompiled under the watch" in str(seen.report())
+    assert "compiled" not in str(plain.report())
+
+
+@pytest.mark.parametrize("way", ["around a part", "in place", "its forward"])
+def test_parts_that_are_compiled(way: str) -> None:
+    backend, graphs = counting()
+    model = nn.Sequential(Attend(), Attend())
+    if way == "around a part":
+        model[1] = torch.compile(model[1], backend=backend)  # type: ignore[assignment]
+    elif way == "in place":
+        model[1].compile(backend=backend)
+    else:
+        model[1].forward = torch.compile(model[1].forward, backend=backend)
+    x = torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        expected = model(x)
+        for _ in range(2):
+            with regard.watch(model) as seen:
+                assert torch.equal(model(x), expected)
+            assert list(seen) == [("0", 0), ("1", 0)]
+            assert torch.equal(model(x), expected)
+    assert len(graphs) == 1
+
+
+def test_edits_and_functions_reach_compiled_models() -> None:
+    backend, graphs = counting()
+    model = nn.Sequential(Attend(), Attend())
+    compiled: Any = torch.compile(model, backend=backend)
+    x = torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        before = compiled(x)
+        with regard.edit(compiled, {"1": Knockout(keys=0)}):
+            edited = compiled(x)
+        with regard.edit(model, {"1": Knockout(keys=0)}):
+            assert torch.equal(edited, model(x))
+        names = []
+        with regard.on_attention(compiled, lambda name, *_: names.append(name)):
+            compiled(x)
+        assert torch.equal(compiled(x), before)
+    assert not torch.equal(edited, before)
+    assert names == ["0", "1"]
+    assert len(graphs) == 1
+
+
+def test_another_run_of_a_compiled_model_is_measured() -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.mT).mT
+
+    backend, graphs = counting()
+    compiled: Any = torch.compile(nn.Sequential(Attend(), Across()), backend=backend)
+    x = torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        compiled(x)
+        with regard.watch(compiled) as seen:
+            compiled(x)
+        assert list(measure_mixing(seen, lambda: compiled(x))) == ["1"]
+    assert len(graphs) == 1
+
+
+def test_an_error_leaves_the_stance_and_the_warnings_as_they_were() -> None:
+    backend, graphs = counting()
+    compiled: Any = torch.compile(Attend(), backend=backend)
+    filters = list(warnings.filters)
+    with pytest.raises(RuntimeError), regard.watch(compiled):
+        compiled(torch.randn(3))
+    assert list(warnings.filters) == filters
+    compiled(torch.randn(1, 2, 5, 4))
+    assert len(graphs) == 1
+
+
+def test_attention_in_exported_and_aot_compiled_programs() -> None:
+    """`regard.attention` is torch's own function in a graph: seen in a program, and named in compiled code."""
+
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return regard.attention(x, x, x, mask=regard.causal())
+
+    class Holder(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Any:
+            return self.function(x)
+
+    x = torch.randn(1, 2, 5, 4)
+    program = torch.export.export(Own(), (x,)).module()
+    with torch.no_grad(), regard.watch(program) as seen, regard.watch(Own()) as plain:
+        expected = plain.modules[""](x)
+        torch.testing.assert_close(program(x), expected)
+    torch.testing.assert_close(seen[""].dense(), plain[""].dense())
+
+    holder = Holder(torch.compile(Own().forward, backend="aot_eager", fullgraph=True))
+    with torch.no_grad():
+        torch.testing.assert_close(holder(x), expected)
+        with regard.watch(holder) as hidden:
+            holder(x)
+    assert "an operator that cannot be looked into" in str(hidden.report())

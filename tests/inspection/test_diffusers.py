@@ -1,0 +1,61 @@
+"""Transformers of diffusers, at tiny size: maps by step and word, unchanged bits, the order of joint attention."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+
+diffusers = pytest.importorskip("diffusers")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+SIZE: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2}
+WORDS, IMAGE, STEP = torch.randn(1, 5, 12), torch.randn(1, 4, 8, 8), torch.tensor([3])
+JOINT: dict[str, Any] = {"joint_attention_dim": 12, "pooled_projection_dim": 10}
+POOLED = {"encoder_hidden_states": WORDS, "pooled_projections": torch.randn(1, 10)}
+
+
+def made(name: str) -> tuple[nn.Module, dict[str, Any], int | None]:
+    """A model, its inputs, and where the keys of words begin; None if there are none."""
+    given: dict[str, Any] = {"hidden_states": IMAGE, "timestep": STEP}
+    if name == "DiT":
+        model = diffusers.DiTTransformer2DModel(**SIZE, sample_size=8, num_embeds_ada_norm=10, norm_num_groups=1)
+        return model, given | {"class_labels": torch.tensor([1])}, None
+    if name == "SD3":
+        model = diffusers.SD3Transformer2DModel(
+            **SIZE, **JOINT, sample_size=8, caption_projection_dim=16, pos_embed_max_size=8, out_channels=4
+        )
+        return model, given | POOLED, 16
+    model = diffusers.FluxTransformer2DModel(
+        **SIZE, **JOINT, patch_size=1, num_single_layers=1, axes_dims_rope=(2, 2, 4)
+    )
+    places = {"img_ids": torch.randn(16, 3), "txt_ids": torch.zeros(5, 3)}
+    return model, given | POOLED | places | {"hidden_states": IMAGE.reshape(1, 16, 16)[..., :4]}, 0
+
+
+@pytest.mark.parametrize("name", ["DiT", "SD3", "Flux"])
+def test_every_attention_has_a_map_and_words_have_their_places(name: str) -> None:
+    torch.manual_seed(0)
+    model, given, begin = made(name)
+    model.eval()
+    with torch.no_grad():
+        before = model(**given).sample
+        with regard.watch(model, verify=True) as seen:
+            during = model(**given).sample
+        assert torch.equal(before, during)
+        assert not seen.report().missed
+        assert len(seen) == (3 if name == "Flux" else 2)
+        assert max(call.error for call in seen.calls) < 1e-6
+        if begin is None:
+            assert [one.shape for one in seen.maps] == [(1, 2, 16, 16)] * 2
+            return
+        # In the first layer a word's vector changes its own scores alone: all other keys keep their ratios.
+        other = WORDS.clone()
+        other[0, 2] += 3.0
+        with regard.watch(model) as changed:
+            model(**given | {"encoder_hidden_states": other})
+    words, patch = (slice(16, 21), 0) if begin else (slice(5), 5)
+    first, last = (watched.maps[0][0, 0].dense()[patch : patch + 16] for watched in (seen, changed))
+    ratios = (last / first)[:, words] / (last / first)[:, patch, None]
+    assert (ratios - 1).abs().amax(0).gt(1e-4).tolist() == [n == 2 for n in range(5)]

@@ -14,7 +14,7 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 77_512
+MOST_LINES = 77_531
 MOST_LINES_OF_THE_LIBRARY = 50_440  # without the toolkit: tasks/, corpus/, serving/ and cli/
 MOST_LINES_OF_TESTS = 65_935
 LONGEST_FILE = 420

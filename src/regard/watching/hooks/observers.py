@@ -25,6 +25,7 @@ from regard.watching.readers.traced_calls import (
     JOINED,
     WRITTEN,
     observe_choice,
+    observe_embedding,
     observe_followed,
     observe_joined,
     observe_written,
@@ -44,6 +45,7 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(FOLLOWED, observe_followed),
     **dict.fromkeys(JOINED, observe_joined),
     "topk": observe_choice,
+    "embedding": observe_embedding,
     **dict.fromkeys(WRITTEN, observe_written),
     **dict.fromkeys(MIXING, observe_mixing),
 }

@@ -140,11 +140,11 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     if _projects(module):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
-        if isinstance(module, nn.Conv2d) and isinstance(of, Tensor) and thread.traces.stream(of) is None:
+        if isinstance(module, nn.Conv2d):
             thread.traces.begin(of, "patches")
         thread.traces.projected(output, channels_last=False, of=of)
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
-    else:
+    elif args:
         thread.traces.follow(output, of)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return

@@ -18,12 +18,13 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 
 class Stream:
-    """A sequence of positions, which tensors have in common from an input to queries and keys."""
+    """A sequence of positions, which tensors have in common from an input to queries and keys. It is lost if it begins
+    behind an unknown function: it may be any other sequence, then."""
 
-    __slots__ = ("sort",)
+    __slots__ = ("is_lost", "sort")
 
-    def __init__(self, sort: Sort) -> None:
-        self.sort = sort
+    def __init__(self, sort: Sort, *, is_lost: bool = False) -> None:
+        self.sort, self.is_lost = sort, is_lost
 
 
 class Origins(NamedTuple):
@@ -33,9 +34,11 @@ class Origins(NamedTuple):
     keys: Stream
 
     @property
-    def crosses(self) -> bool:
-        """True if the keys are made of another sequence than the queries."""
-        return self.queries is not self.keys
+    def crosses(self) -> bool | None:
+        """True if the keys are made of another sequence than the queries; None if one of two is lost."""
+        if self.queries is self.keys:
+            return False
+        return None if self.queries.is_lost or self.keys.is_lost else True
 
 
 @dataclass(slots=True, eq=False)
@@ -220,6 +223,8 @@ class Traces:
         unknown = [one for one in unknown if one.is_floating_point()]
         if unknown:
             self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
+        else:
+            self.given(result)
 
     def carry(self, result: Tensor, stream: Stream | Origins) -> None:
         """Record the stream of a tensor."""
@@ -245,16 +250,29 @@ class Traces:
         self._continued(query), self._continued(key)
         return self.origins(query, key)
 
-    def _continued(self, tensor: Tensor) -> "Stream | Origins":
+    def _continued(self, tensor: Tensor, sort: Sort = "positions") -> "Stream | Origins":
         """The stream of a tensor, begun by it if there is none."""
-        if (stream := self.stream(tensor)) is None:
-            self.carry(tensor, stream := Stream("slots" if is_learned(tensor) else "positions"))
-        return stream
+        made = self._found(tensor)
+        if made is None or made.stream is None:
+            is_lost = made is None or made.channels_last is not None
+            self.carry(tensor, stream := Stream("slots") if is_learned(tensor) else Stream(sort, is_lost=is_lost))
+            return stream
+        return made.stream
 
     def begin(self, tensor: object, sort: Sort) -> None:
-        """Record that a tensor begins a stream."""
+        """Record that a tensor without a stream begins one."""
         if isinstance(tensor, Tensor):
-            self.carry(tensor, Stream(sort))
+            self._continued(tensor, sort)
+
+    def given(self, *tensors: object) -> None:
+        """Record tensors that may begin a stream: the inputs of a model, and those made of no other vectors."""
+        for one in tensors:
+            if isinstance(one, Tensor) and one.is_floating_point():
+                made = self._found(one)
+                if made is None:
+                    self._put(base_of(one), None)
+                elif isinstance(made.stream, Stream):
+                    made.stream.is_lost = False
 
 
 class _Made(NamedTuple):

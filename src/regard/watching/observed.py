@@ -27,6 +27,7 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
+from regard.watching.readers.provenance import Change
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
+    changed: tuple[Change, ...] = ()
+    """How masks of zeros and ones changed its scores in place of hiding keys."""
     chooser: tuple[str, int] | None = None
     """The module that last chose keys for as many queries of as many keys, and how many; None without one."""
     kind: str = "attention"
@@ -193,6 +196,7 @@ class Record(Interceptor):
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
             crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
+            changed=() if source.origins is None else source.origins.changed,
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1])),
         )  # fmt: skip
         if isinstance(reading.rebuilding, str):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -32,6 +33,8 @@ class Origins(NamedTuple):
 
     queries: Stream
     keys: Stream
+    changed: "tuple[Change, ...]" = ()
+    """How masks of two numbers changed the scores in place of hiding keys."""
 
     @property
     def crosses(self) -> bool | None:
@@ -39,6 +42,10 @@ class Origins(NamedTuple):
         if self.queries is self.keys:
             return False
         return None if self.queries.is_lost or self.keys.is_lost else True
+
+
+Change = tuple[str, bool | Tensor]
+"""A clause, and whether it is true."""
 
 
 @dataclass(slots=True, eq=False)
@@ -239,6 +246,13 @@ class Traces:
         elif (origins := self.origins(query, key)) is not None:
             self.carry(scores, origins)
 
+    def masked(self, scores: object, clause: str, *masks: object) -> None:
+        """Record that scores were changed by tensors that may be masks of zeros and ones."""
+        if isinstance(scores, Tensor) and isinstance(stream := self.stream(scores), Origins):
+            found = [(clause, flag) for one in masks if (flag := _is_mask(one, scores)) is not False]
+            if found:
+                self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
+
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
         """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
@@ -310,6 +324,21 @@ def base_of(tensor: Tensor) -> Tensor:
     """The tensor a view is a view of, or the tensor itself."""
     base = viewed(tensor)
     return tensor if base is None else base
+
+
+ADDED, MULTIPLIED = "0 and 1 are added to the scores", "the scores are multiplied by 0 and 1"
+
+
+def _is_mask(tensor: object, scores: Tensor) -> bool | Tensor:
+    """True for rows of zeros and ones for the rows of scores. Of numbers some rows are looked at, and a device is not
+    waited for: a tensor tells it later."""
+    if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.shape[-1:] != scores.shape[-1:]:
+        return False
+    if tensor.dtype == torch.bool:
+        return True
+    some = tensor if tensor.dim() < 2 else tensor[..., :: max(1, tensor.shape[-2] // 16), :]
+    zero, one = some == 0, some == 1
+    return (zero | one).all() & zero.any() & one.any()
 
 
 def _number(base: Tensor) -> int:

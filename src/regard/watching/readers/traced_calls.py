@@ -10,14 +10,14 @@ from regard.tensors.torch_private import viewed
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
-from regard.watching.readers.provenance import Trace
+from regard.watching.readers.provenance import ADDED, Trace
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "index_select", "gather",
     "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
     "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean", "batch_norm", "group_norm",
-    "max_pool2d", "pad", "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like", "rand", "randn",
+    "max_pool2d", "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like", "rand", "randn",
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys; or noise."""
 JOINED = frozenset({"cat", "concat", "concatenate"})
@@ -41,6 +41,13 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
         thread.try_to(thread.traces.follow, of, *(args or kwargs.values()))
+    return result
+
+
+def observe_added(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """The same for a sum, in which a mask may be."""
+    result = observe_followed(thread, func, args, kwargs)
+    thread.try_to(thread.traces.masked, result, ADDED, *args)
     return result
 
 

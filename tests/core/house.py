@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
@@ -215,10 +215,30 @@ def _asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
     """Where files compare or take apart the name of a class, or search names by patterns."""
-    return sorted({f"{name}: {found}" for name, tree in files.items() for found in _deciding(tree)})
+    found = {name: [*_deciding(tree, frozenset()), *_deciding_in_functions(tree)] for name, tree in files.items()}
+    return sorted({f"{name}: {one}" for name, all_of in found.items() for one in all_of})
 
 
-def _deciding(tree: ast.Module) -> Iterator[str]:
+def _deciding_in_functions(tree: ast.Module) -> Iterator[str]:
+    """The same for variables that hold such a name."""
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        made = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and _is_a_name(node.value)]
+        yield from _deciding(function, {one.id for node in made for one in node.targets if isinstance(one, ast.Name)})
+
+
+def _is_a_name(value: ast.AST) -> bool:
+    return not isinstance(value, ast.DictComp | ast.JoinedStr) and _reads_a_name(value, frozenset())
+
+
+def _reads_a_name(part: ast.AST, variables: Set[str]) -> bool:
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in ("__name__", "__qualname__"))
+        or (isinstance(node, ast.Name) and node.id in variables)
+        for node in ast.walk(part)
+    )
+
+
+def _deciding(tree: ast.AST, variables: Set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and "re" in {alias.name for alias in node.names}:
             yield "import re"
@@ -229,9 +249,8 @@ def _deciding(tree: ast.Module) -> Iterator[str]:
             inside = [node.value]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("is_"):
             inside = list(node.args)
-        for part in (part for one in inside for part in ast.walk(one)):
-            if isinstance(part, ast.Attribute) and part.attr in ("__name__", "__qualname__"):
-                yield ast.unparse(node)
+        if any(_reads_a_name(one, variables) for one in inside):
+            yield ast.unparse(node)
 
 
 def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -117,10 +117,9 @@ def test_planted_reads_of_torchs_private_names_are_seen(tmp_path: Path) -> None:
 
 
 def test_no_name_of_a_module_decides_anything() -> None:
-    """A module is told by its code, its sizes and its tensors. One question is open: which silent modules are named."""
+    """A module is told by its code, its sizes and its tensors."""
     rooms = {name: tree for name, tree in FILES.items() if name.startswith(("regard.watching", "regard.edits"))}
-    silent = "regard.watching.hooks.module_kinds: type(module).__name__.lower"
-    assert set(house.names_that_decide(rooms)) <= {silent}
+    assert house.names_that_decide(rooms) == []
 
 
 def test_planted_decisions_by_names_are_seen(tmp_path: Path) -> None:
@@ -131,11 +130,13 @@ def test_planted_decisions_by_names_are_seen(tmp_path: Path) -> None:
         three="def f(x): return x.__class__.__name__.lower().endswith('attention')",
         four="kind = type(x)\nif (kind.__module__, kind.__name__) in KNOWN or is_known(kind.__qualname__): pass",
         five="def f(x): raise TypeError(f'got {type(x).__name__}')",
+        six="def f(x):\n    kind = type(x).__name__\n    return 'attn' in kind or g(kind)",
     )
     assert house.names_that_decide(house.python_files(package)) == [
         "planted.four: (kind.__module__, kind.__name__) in KNOWN",
         "planted.four: is_known(kind.__qualname__)",
         "planted.one: import re",
+        "planted.six: 'attn' in kind",
         "planted.three: x.__class__.__name__.lower",
         "planted.three: x.__class__.__name__.lower().endswith",
         "planted.two: type(x).__name__ == 'Conv1D'",

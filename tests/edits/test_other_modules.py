@@ -167,7 +167,9 @@ class WrittenOut(nn.Module):
         return (q @ k.mT).softmax(-1) @ v
 
 
-class LinearAttention(nn.Module):
+class Formula(nn.Module):
+    """Linear attention, under a name that does not say so."""
+
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(E, 3 * E)
@@ -195,7 +197,7 @@ def test_attention_that_is_written_out_is_refused_when_its_module_ends() -> None
 
 
 def test_linear_attention_is_refused_at_the_end_and_named_beside_what_was_edited() -> None:
-    model = nn.Sequential(made(LinearAttention))
+    model = nn.Sequential(made(Formula))
     with (
         pytest.raises(ArgumentError, match="'0' was not reached by any call: '0' ran, but no attention was seen in it"),
         regard.edit(model, {"0": Knockout(keys=0)}),

@@ -311,3 +311,36 @@ def test_a_mask_that_is_added_to_the_scores_hides_nothing_and_is_named(low: floa
     if low > -10:
         (finding,) = seen.audit(causal=True)
         assert f"the mask that arrived is none; {low:g} and {high:g} are added to the scores" in finding.says
+
+
+CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bool": lambda scores, keep: scores + keep,
+    "first": lambda scores, keep: keep.float() + scores,
+    "padding": lambda scores, keep: scores.add_(keep[2:3].long()),
+    "times": lambda scores, keep: scores * keep,
+    "times 0/1": lambda scores, keep: (keep.float() * scores).float(),
+    "baddbmm": lambda scores, keep: torch.baddbmm(keep.float(), scores.a, scores.b),  # type: ignore[attr-defined]
+    "both": lambda scores, keep: scores * keep.float() - 1e4 * (1 - keep.float()),
+    "bias": lambda scores, keep: scores + keep / 2,
+    "no padding": lambda scores, keep: scores + torch.zeros(T),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_mask_that_changes_written_out_scores_hides_nothing_and_is_named(how: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.q(x), self.k(x)
+            scores: Any = q @ k.mT
+            scores.a, scores.b = q, k.mT
+            return CHANGES[how](scores, torch.ones(T, T, dtype=torch.bool).tril()).softmax(-1) @ x
+
+    with torch.no_grad(), regard.watch(model := Model()) as seen:
+        model(torch.randn(2, T, 4))
+    clause = "the scores are multiplied by 0 and 1" if "times" in how else "0 and 1 are added to the scores"
+    said = {"both": "causal (read", "bias": "none (read", "no padding": "none (read"}.get(how, f"none; {clause} (read")
+    assert f"mask: {said} from the weights)" in str(seen.report())

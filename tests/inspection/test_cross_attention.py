@@ -222,3 +222,68 @@ def test_functions_between_a_projection_and_the_kernel_lose_no_sequence(how: str
     with torch.no_grad(), regard.watch(Between()) as seen:
         seen.modules[""](torch.randn(2, 6, 8))
     assert [call.crosses for call in seen.calls] == [False]
+
+
+class Longest(torch.autograd.Function):
+    """A function that torch's modes do not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.cummax(1)[0]
+
+
+UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "an own function": lambda x: Longest.apply(x),  # type: ignore[no-untyped-call]
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy().copy()),
+    "an operator": lambda x: x.cumsum(1),
+    "an operator before a convolution": lambda x: F.relu(x.mT[..., None].cumsum(2)),
+}
+
+
+class Ways(nn.Module):
+    """Keys made of the queries, or of another sequence, in some way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.near = nn.Linear(C, C), nn.Linear(C, C), nn.Conv2d(C, C, 1)
+        self.attend = nn.MultiheadAttention(C, H, batch_first=True)
+
+    def forward(self, way: str, query: Tensor, key: Tensor) -> None:
+        key = UNKNOWN[way](key) if way else key
+        key = self.near(key)[..., 0].mT if key.dim() == 4 else key
+        self.attend(query, key, key)
+        F.scaled_dot_product_attention(self.q(query)[:, None], self.k(key)[:, None], key[:, None])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("way", UNKNOWN)
+def test_keys_behind_an_unknown_function_may_be_of_any_sequence(way: str, mode: Callable[[], Any]) -> None:
+    x, other = torch.randn(1, T, C), torch.randn(1, S, C)
+    with mode(), regard.watch(Ways().eval()) as seen:
+        seen.modules[""](way, x, key=x)
+        seen.modules[""](way, x, key=other)
+        seen.modules[""]("", query=x, key=other)
+        seen.modules[""]("", x.cumsum(1), x)
+        seen.modules[""]("", x, x)
+    assert [call.crosses for call in seen.calls] == [None] * 4 + [True] * 4 + [False] * 2
+    assert [call.kind for call in seen.calls] == ["attention"] * 4 + ["cross-attention"] * 4 + ["attention"] * 2
+
+
+def test_embeddings_and_noise_are_known_beginnings() -> None:
+    class Scaled(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) * 2
+
+    class Model(Ways):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = Scaled(5, C)
+
+        def forward(self, ids: Tensor) -> None:  # type: ignore[override]
+            one_hot = F.one_hot(ids, C).float()
+            for key in (torch.randn(1, S, C), one_hot, nn.Embedding(5, C)(ids)):
+                super().forward("", self.embedding(ids[:, :T]), key)
+
+    with torch.no_grad(), regard.watch(Model().eval()) as seen:
+        seen.modules[""](torch.arange(S)[None])
+    assert [call.crosses for call in seen.calls] == [True] * 6

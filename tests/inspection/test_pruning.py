@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard import KeepTokens, selection
 from regard.errors import FunctionError
+from regard.watching.pruning.prune_tokens import PrunedTokens
 from tests.inspection import eager_eviction as eager
 from tests.inspection.test_eviction import definitions_of, generate, held, hooks_of, llama, prompt
 
@@ -235,3 +236,11 @@ def test_tokens_of_several_layers_are_cut_one_after_the_other() -> None:
     with regard.on_attention(model, halve):
         assert model(X).shape == (2, 1, 8)
     assert sizes == [7, 4, 2, 1]
+
+
+def test_a_square_mask_of_as_many_sequences_as_tokens_is_refused() -> None:
+    pruned = PrunedTokens([], {}, 4)
+    pruned._kept = torch.tensor([[0, 2]] * 4)
+    with pytest.raises(FunctionError, match=r"may be \(B, S\) or \(T, S\)"):
+        pruned._mask(torch.ones(4, 4))
+    assert pruned._mask(torch.ones(3, 4)).shape == (3, 2)

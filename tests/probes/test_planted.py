@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
+from regard.errors import ArgumentError
 from regard.watching.checks import Checked, check
+from regard.watching.checks.given_subject import GivenSubject
 
 pytest.importorskip("transformers")
 import transformers
@@ -337,3 +339,14 @@ def test_a_convolution_over_padding_is_told_apart_from_attention_to_it() -> None
     assert not checked.faults
     assert [finding.reason for finding in checked.findings if "convolution" in finding.says] == ["batch"]
     assert found(check(Mixing(hides=False), batch)) == {"padding"}
+
+
+@pytest.mark.parametrize("name", ["seen", "mask"])
+def test_a_mask_for_all_sequences_is_known_by_its_shape_and_by_no_name(name: str) -> None:
+    allowed, ids = torch.ones(4, 4, dtype=torch.bool).tril(), torch.randint(3, 61, (2, 4))
+    subject = GivenSubject(torch.nn.Identity(), {"x": ids, name: allowed}, causal=None)
+    assert set(subject.rows.long) == {"x"}
+    with pytest.raises(ArgumentError, match=rf"{name}: \(4, 4\) may be a mask \(T, T\) for all sequences"):
+        GivenSubject(torch.nn.Identity(), {"x": ids.repeat(2, 1), name: allowed}, causal=None)
+    padding = {"x": ids.repeat(2, 1), "attention_mask": allowed}
+    assert set(GivenSubject(torch.nn.Identity(), padding, causal=None).rows.long) == set(padding)

@@ -21,7 +21,7 @@ from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
 from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads
-from regard.watching.hooks.module_kinds import TORCHS, looks_like_attention
+from regard.watching.hooks.module_kinds import TORCHS
 from regard.watching.hooks.module_names import chooser, modules_of
 from regard.watching.hooks.observed_call import ObservedCall
 from regard.watching.hooks.thread_state import is_in_backward
@@ -77,7 +77,7 @@ class EditRun(Interceptor):
         self._plans: dict[str, Counter[str]] = {}
         self._no_key: dict[str, list[Tensor]] = {}
         self._unread: Counter[tuple[str, str]] = Counter()
-        self._ran: Counter[str] = Counter()
+        self._mixed: Counter[str] = Counter()
         self._sequences = Sequences()
         self._queries: dict[CallSequence, int] = {}
         """The number of queries so far in each sequence of calls of cross-attention."""
@@ -128,11 +128,8 @@ class EditRun(Interceptor):
     # -- calls -------------------------------------------------------------------------------------------
 
     def entered(self, module: nn.Module) -> None:
-        path = self.paths.get(id(module))
-        if path == "":
+        if self.paths.get(id(module)) == "":
             self._policy = RetentionPolicy("factors", copy=False)
-        elif path in self._wanted and looks_like_attention(module):
-            self._ran[path] += 1
 
     def before(self, path: str, when: Moment) -> CallEdits | None:
         with self._lock:
@@ -215,6 +212,10 @@ class EditRun(Interceptor):
         if path in self._wanted:
             self._unread[path, reason] += 1
 
+    def mixed(self, path: str, how: str, positions: int | None) -> None:
+        if path in self._wanted:
+            self._mixed[path] += 1
+
     # -- reading -----------------------------------------------------------------------------------------
 
     def report(self) -> EditReport:
@@ -247,12 +248,12 @@ class EditRun(Interceptor):
         reasons = [reason for (path, reason), _ in self._unread.items() if named.chooses(path)]
         if reasons:
             return reasons[0]
-        ran = [path for path in self._ran if named.chooses(path)]
+        ran = [path for path in self._mixed if named.chooses(path)]
         return f"{ran[0]!r} ran, but {SILENT}" if ran else "it did not run, or it does not attend"
 
     def _silent(self) -> list[str]:
         known = [path for path in self._count if self._count[path]] + [path for path, _ in self._unread]
-        return [path for path in self._ran if not any(_are_related(path, other) for other in known)]
+        return [path for path in self._mixed if not any(_are_related(path, other) for other in known)]
 
     def __repr__(self) -> str:
         return f"EditRun({type(self.modules['']).__name__}: {len(self._plans)} modules reached; print(run.report()))"
@@ -263,4 +264,4 @@ def _are_related(one: str, other: str) -> bool:
 
 
 SILENT = "no attention was seen in it that could be edited (a linear attention, or a formula of its own?)"
-"""The reason for modules without calls."""
+"""The reason for modules that mix positions without an observed call."""

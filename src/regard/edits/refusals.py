@@ -1,5 +1,6 @@
 """Refuse models and modules without editable attention, before anything runs."""
 
+import inspect
 import sys
 from collections.abc import Set
 
@@ -8,10 +9,10 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.watching.checks.roles import config_of
-from regard.watching.hooks.module_kinds import looks_like_attention
+from regard.watching.hooks.module_kinds import forward_of
 
 RUN_BY = ("sdpa", "regard")
-"""Prefixes of transformers' implementations that call editable functions."""
+"""Prefixes of transformers' implementations that call editable functions: keys of its table, and no modules."""
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
@@ -39,7 +40,7 @@ def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
                 f"{_said(path)} is a graph (exported or traced), in which modules and heads are not told apart: "
                 "edit the model that it was made of"
             )
-        if path in wanted and looks_like_attention(module):
+        if path in wanted and _has_implementation(module):
             _refuse_implementation(modules, path)
 
 
@@ -54,6 +55,16 @@ def with_parents(paths: Set[str]) -> set[str]:
         parts = path.split(".")
         found |= {".".join(parts[:n]) for n in range(len(parts))}
     return found
+
+
+def _has_implementation(module: nn.Module) -> bool:
+    """True if the forward of a module takes a function from the table of transformers' implementations."""
+    table = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
+    forward = forward_of(module)
+    code = inspect.unwrap(forward) if callable(forward) else None
+    if table is None or not inspect.isfunction(code):
+        return False
+    return any(code.__globals__.get(name) is table for name in code.__code__.co_names)
 
 
 def _refuse_implementation(modules: dict[str, nn.Module], path: str) -> None:

@@ -28,6 +28,7 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
+from regard.watching.readers.provenance import Change
 
 if TYPE_CHECKING:
     from regard.maps.sources.compression import Compression
@@ -81,6 +82,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
+    changed: tuple[Change, ...] = ()
+    """How masks of zeros and ones changed its scores in place of hiding keys."""
     chooser: KeysChosen | None = None
     """The choice by the module that last chose among as many keys, or blocks, for as many queries; None without one."""
     blocks: "BlockKeys | None" = None
@@ -231,6 +234,7 @@ class Record(Interceptor):
             softmax=None if softmax is None else AttentionMap(softmax), is_stored=reading.stored is not None,
             notes=reading.notes, at=when.at, run=when.begun, token=source.token,
             crosses=None if source.origins is None else source.origins.crosses, kind=_kind(source),
+            changed=() if source.origins is None else source.origins.changed,
             blocks=(blocks := self._blocks(source, when)),
             chooser=self.choosers.get((weights.shape[-2], weights.shape[-1] if blocks is None else blocks.number)),
         )  # fmt: skip

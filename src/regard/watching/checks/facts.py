@@ -100,8 +100,11 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
         count, source = seen.first.shape[1] * call.sizes.flat_batch, call.map.source
         fault = fault_of(source.recurrence) if isinstance(source, LinearRecurrent) else None
         return Facts(kind_of(seen), 0.0, None, None, 0, count, seen, fault=str(fault or ""))
-    kind = replace(kind_of(seen), added="" if factors is None else _two_numbers(factors.call.bias))
-    kind = chosen_by(kind, seen, call.chooser)
+    kind = chosen_by(kind_of(seen), seen, call.chooser)
+    # (`scores * mask - 1e4 * (1 - mask)` hides keys.)
+    changes = call.changed if kind.pattern == "none" else ()
+    changed = next((clause for clause, is_true in changes if is_true), "")
+    kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
     rows = _Counted(call, seen, _real_queries(call, keep))
     later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
@@ -136,7 +139,7 @@ def _two_numbers(bias: Bias | None) -> str:
     tensor = bias.tensor.detach()
     low, high = tensor.where(tensor > HIDDEN, torch.inf).min(), tensor.max()
     is_of_two = bool(((tensor == low) | (tensor == high) | (tensor <= HIDDEN)).all()) and low < high
-    return f"{float(low):g} and {float(high):g}" if is_of_two else ""
+    return f"{float(low):g} and {float(high):g} are added to the scores" if is_of_two else ""
 
 
 def _is_known(call: Observed, kind: MaskKind) -> bool:

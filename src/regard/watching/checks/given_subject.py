@@ -1,7 +1,8 @@
 """Any module with a batch of one's own as the subject of a check.
 
 The batch is a mapping of arguments by name, a tuple of arguments, or one tensor. Its tensors (B, ...) are cut into
-sequences. A mask of padding is known by its name; without one nothing is padded.
+sequences. A mask of padding is known by the published name of its argument, because values do not tell which of
+True and False is padding; without one nothing is padded. A mask (T, T) for all sequences is known by its shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +41,13 @@ class GivenSubject(Subject):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         named = dict(given) if isinstance(given, Mapping) else {str(n): one for n, one in enumerate(given)}
         named = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in named.items()}
-        self._shared = {name: one for name, one in named.items() if not _has_batch(name, one)}
+        self._shared = _shared(named)
         tensors = {name: one for name, one in named.items() if name not in self._shared}
         sizes = {len(one) for one in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
             raise ArgumentError(
                 f"a batch needs tensors (B, ...) with one B of at least 1, got {_shapes(named)}: masks (T, T) are "
-                "passed on as they are if their names end with 'mask'"
+                "passed on as they are if B is not T"
             )
         self._masks = {name: one for name, one in tensors.items() if name in (*KEEPS, *DROPS) and one.dim() == 2}
         self._inputs = [name for name, one in tensors.items() if name not in self._masks and one.dim() > 1]
@@ -116,12 +117,25 @@ class GivenSubject(Subject):
         return {name: one.flip(0) if name in self._inputs else one for name, one in row.items()}
 
 
-def _has_batch(name: str, value: object) -> bool:
-    """True for tensors with a batch, except masks (T, T) for all sequences."""
-    if not isinstance(value, Tensor) or not value.dim():
-        return False
-    is_square = value.dim() == 2 and value.shape[0] == value.shape[1]
-    return not (is_square and name.endswith("mask") and name not in (*KEEPS, *DROPS))
+def _shared(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without a batch: all but tensors, and masks (T, T) for all sequences; raises ArgumentError where B
+    is T."""
+    shared = {name: one for name, one in named.items() if not isinstance(one, Tensor) or not one.dim()}
+    squares = {name: one for name, one in named.items() if name not in shared and _may_be_mask(name, one)}
+    sizes = {len(one) for name, one in named.items() if name not in shared and name not in squares}
+    if sizes and (unclear := {name: one for name, one in squares.items() if len(one) in sizes}):
+        raise ArgumentError(
+            f"{_shapes(unclear)} may be a mask (T, T) for all sequences, or have a row for each: give a batch of "
+            "another number of sequences"
+        )
+    return {**shared, **squares} if sizes else shared
+
+
+def _may_be_mask(name: str, one: Tensor) -> bool:
+    """True for a square tensor that is neither a mask of padding nor ids."""
+    is_square = one.dim() == 2 and one.shape[0] == one.shape[1] and name not in (*KEEPS, *DROPS)
+    is_of_ids = not one.is_floating_point() and bool((one > 1).any())
+    return is_square and not is_of_ids
 
 
 def _shapes(named: Mapping[str, Any]) -> str:

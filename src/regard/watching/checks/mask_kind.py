@@ -50,7 +50,7 @@ class MaskKind:
     of_weights: bool = False
     """True if it was read from weights, not from a mask."""
     added: str = ""
-    """The two values that a tensor adds to the scores in place of hiding keys; empty for other biases."""
+    """How two values change the scores in place of hiding keys, in a clause; empty for other biases."""
     of_one_query: bool = False
     """True for a single query: its hidden keys may be padding or outside of a window."""
 
@@ -82,7 +82,7 @@ class MaskKind:
             what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
             said = padding if self.pattern == "none" else f"{said}, {padding}"
-        return f"{said}; {self.added} are added to the scores" if self.added else said
+        return f"{said}; {self.added}" if self.added else said
 
 
 def chosen_by(kind: MaskKind, seen: Visible, chooser: KeysChosen | None) -> MaskKind:

@@ -1,4 +1,4 @@
-"""Kinds of modules: those torch may run fused, those without attention, and those named after it."""
+"""Kinds of modules: those torch may run fused, and those without attention."""
 
 import dis
 import inspect
@@ -25,12 +25,6 @@ def forward_of(module: nn.Module) -> object:
 def _calls_super(function: object) -> bool:
     code = getattr(function, "__code__", None)
     return code is not None and "__class__" in code.co_freevars
-
-
-def looks_like_attention(module: nn.Module) -> bool:
-    """True if the name of a module's class suggests attention."""
-    name = type(module).__name__.lower()
-    return ("attention" in name or "attn" in name) and any(True for _ in module.parameters())
 
 
 TORCHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

@@ -20,7 +20,7 @@ TOKEN_AXES: dict[str, tuple[int, ...]] = {
     "padding_mask": (-1,),
     "src_key_padding_mask": (-1,),
 }
-"""The token axes in the arguments of layers, by name."""
+"""The token axes in the arguments of layers, by the names that their libraries published; others are refused."""
 
 MASKS = frozenset({"attention_mask", "mask", "src_mask", "attn_mask", "causal_mask"})
 """The names of masks (..., T, S), or (B, S)."""
@@ -114,6 +114,11 @@ class PrunedTokens:
         assert self._kept is not None
         if isinstance(mask, LazyTokens):
             return mask.of_tokens(self._kept)
+        if mask.shape == (len(self._kept), self._tokens) and len(self._kept) == self._tokens:
+            raise FunctionError(
+                f"KeepTokens: a mask {tuple(mask.shape)} may be (B, S) or (T, S), and is cut otherwise in each: give "
+                "another number of sequences"
+            )
         axes = (-1,) if mask.dim() == 2 and mask.shape[0] != mask.shape[1] else (-1, -2)
         for axis in axes:
             if mask.shape[axis] == self._tokens:

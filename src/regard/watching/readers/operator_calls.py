@@ -13,7 +13,8 @@ from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, 
 from regard.watching.readers.traced_calls import observe_traced
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
-"""Parts of the names of attention operators."""
+"""Parts of the names of attention operators. An operator's own name, which its library published, is all that an opaque
+operator shows; no module's name is asked."""
 OURS = frozenset({"regard"})
 HARMLESS = frozenset({"transformers", "torchvision", "profiler", "c10d", "_c10d_functional", "inductor", "rngprims",
                       "debugprims",

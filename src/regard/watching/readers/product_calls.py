@@ -25,7 +25,7 @@ from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads
 from regard.watching.readers.mixing import note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.product_rebuilding import ProductRebuilding
-from regard.watching.readers.provenance import Origins, SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
@@ -132,6 +132,8 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
         thread.traces.projected(result, channels_last=True, of=given[0] if given else None)
     elif len(tensors) > 1 and thread.traces.stream(result) is None:
         thread.traces.compare(result, *tensors[-2:])
+        if name_of(func) in ("baddbmm", "addmm"):
+            thread.try_to(thread.traces.masked, result, ADDED, tensors[0])
 
 
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
@@ -140,11 +142,11 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     if _projects(module):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
-        if isinstance(module, nn.Conv2d) and isinstance(of, Tensor) and thread.traces.stream(of) is None:
+        if isinstance(module, nn.Conv2d):
             thread.traces.begin(of, "patches")
         thread.traces.projected(output, channels_last=False, of=of)
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
-    else:
+    elif args:
         thread.traces.follow(output, of)
     if not thread.traces.alive or not args or thread.traces.of(args[0]) is None:
         return

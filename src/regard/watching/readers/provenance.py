@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -18,14 +19,21 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 
 class Stream:
-    """A sequence of positions, which tensors have in common from an input to queries and keys."""
+    """A sequence of positions, which tensors have in common from an input to queries and keys. It is lost if it begins
+    behind an unknown function: it may be any other sequence, then."""
 
-    __slots__ = ("blocks", "maker", "own", "sort")
+    __slots__ = ("blocks", "is_lost", "maker", "own", "sort")
 
     def __init__(
-        self, sort: Sort, maker: nn.Module | None = None, own: "Stream | None" = None, blocks: int = 0
+        self,
+        sort: Sort,
+        maker: nn.Module | None = None,
+        own: "Stream | None" = None,
+        blocks: int = 0,
+        *,
+        is_lost: bool = False,
     ) -> None:
-        self.sort = sort
+        self.sort, self.is_lost = sort, is_lost
         self.maker, self.own, self.blocks = maker, own, blocks
         """Of blocks the module that makes them, the positions before them, and how many they are."""
 
@@ -35,11 +43,20 @@ class Origins(NamedTuple):
 
     queries: Stream
     keys: Stream
+    changed: "tuple[Change, ...]" = ()
+    """How masks of two numbers changed the scores in place of hiding keys."""
 
     @property
-    def crosses(self) -> bool:
-        """True if the keys are made of another sequence than the queries."""
-        return self.queries is not (self.keys.own or self.keys)
+    def crosses(self) -> bool | None:
+        """True if the keys are made of another sequence than the queries; None if one of two is lost."""
+        keys = self.keys.own or self.keys
+        if self.queries is keys:
+            return False
+        return None if self.queries.is_lost or keys.is_lost else True
+
+
+Change = tuple[str, bool | Tensor]
+"""A clause, and whether it is true."""
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +241,8 @@ class Traces:
         unknown = [one for one in unknown if one.is_floating_point()]
         if unknown:
             self.carry(result, self._continued(next((one for one in unknown if not is_learned(one)), unknown[0])))
+        else:
+            self.given(result)
 
     def join(self, result: Tensor, parts: Sequence[object], dim: int) -> None:
         """Record the stream of joined tensors: that of scores, beside which a sink has none; of positions with blocks
@@ -253,6 +272,13 @@ class Traces:
         elif (origins := self.origins(query, key)) is not None:
             self.carry(scores, origins)
 
+    def masked(self, scores: object, clause: str, *masks: object) -> None:
+        """Record that scores were changed by tensors that may be masks of zeros and ones."""
+        if isinstance(scores, Tensor) and isinstance(stream := self.stream(scores), Origins):
+            found = [(clause, flag) for one in masks if (flag := _is_mask(one, scores)) is not False]
+            if found:
+                self.carry(scores, stream._replace(changed=(*stream.changed, *found)))
+
     def origins(self, query: Tensor, key: Tensor) -> Origins | None:
         """The streams of queries and keys; None if one is unknown."""
         of_queries, of_keys = self.stream(query), self.stream(key)
@@ -264,16 +290,29 @@ class Traces:
         self._continued(query), self._continued(key)
         return self.origins(query, key)
 
-    def _continued(self, tensor: Tensor) -> "Stream | Origins":
+    def _continued(self, tensor: Tensor, sort: Sort = "positions") -> "Stream | Origins":
         """The stream of a tensor, begun by it if there is none."""
-        if (stream := self.stream(tensor)) is None:
-            self.carry(tensor, stream := Stream("slots" if is_learned(tensor) else "positions"))
-        return stream
+        made = self._found(tensor)
+        if made is None or made.stream is None:
+            is_lost = made is None or made.channels_last is not None
+            self.carry(tensor, stream := Stream("slots") if is_learned(tensor) else Stream(sort, is_lost=is_lost))
+            return stream
+        return made.stream
 
     def begin(self, tensor: object, sort: Sort) -> None:
-        """Record that a tensor begins a stream."""
+        """Record that a tensor without a stream begins one."""
         if isinstance(tensor, Tensor):
-            self.carry(tensor, Stream(sort))
+            self._continued(tensor, sort)
+
+    def given(self, *tensors: object) -> None:
+        """Record tensors that may begin a stream: the inputs of a model, and those made of no other vectors."""
+        for one in tensors:
+            if isinstance(one, Tensor) and one.is_floating_point():
+                made = self._found(one)
+                if made is None:
+                    self._put(base_of(one), None)
+                elif isinstance(made.stream, Stream):
+                    made.stream.is_lost = False
 
 
 class _Made(NamedTuple):
@@ -311,6 +350,21 @@ def base_of(tensor: Tensor) -> Tensor:
     """The tensor a view is a view of, or the tensor itself."""
     base = viewed(tensor)
     return tensor if base is None else base
+
+
+ADDED, MULTIPLIED = "0 and 1 are added to the scores", "the scores are multiplied by 0 and 1"
+
+
+def _is_mask(tensor: object, scores: Tensor) -> bool | Tensor:
+    """True for rows of zeros and ones for the rows of scores. Of numbers some rows are looked at, and a device is not
+    waited for: a tensor tells it later."""
+    if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.shape[-1:] != scores.shape[-1:]:
+        return False
+    if tensor.dtype == torch.bool:
+        return True
+    some = tensor if tensor.dim() < 2 else tensor[..., :: max(1, tensor.shape[-2] // 16), :]
+    zero, one = some == 0, some == 1
+    return (zero | one).all() & zero.any() & one.any()
 
 
 def _number(base: Tensor) -> int:

@@ -15,7 +15,7 @@ from regard.watching.readers.axes import reduced_dims
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import attended
-from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.provenance import MULTIPLIED, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
 
 
@@ -156,17 +156,23 @@ def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         result = func(*args, **kwargs)
-        thread.traces.follow(result, *args)
+        _changed(thread, func, args, result)
         return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
-    thread.traces.follow(result, *args)
+    _changed(thread, func, args, result)
     if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
         thread.try_to(trace_results, thread, func, args, kwargs, result)
     return result
+
+
+def _changed(thread: ThreadState, func: Func, args: Args, result: object) -> None:
+    thread.traces.follow(result, *args)
+    if name_of(func) == "mul":
+        thread.try_to(thread.traces.masked, result, MULTIPLIED, *args)
 
 
 def _quotient(

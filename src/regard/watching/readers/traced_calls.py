@@ -12,15 +12,16 @@ from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.mask_reading import HIDDEN
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
-from regard.watching.readers.provenance import Trace
+from regard.watching.readers.provenance import ADDED, Trace
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "flip", "index_select", "gather",
     "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
-    "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean",
+    "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean", "batch_norm", "group_norm",
+    "max_pool2d", "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like", "rand", "randn",
 })  # fmt: skip
-"""Functions that make new memory of the same positions, between an input and its queries and keys."""
+"""Functions that make new memory of the same positions, between an input and its queries and keys; or noise."""
 JOINED = frozenset({"cat", "concat", "concatenate"})
 WRITTEN = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
@@ -41,7 +42,21 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     of = result[0] if isinstance(result, tuple) else result
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
-        thread.try_to(thread.traces.follow, of, *args)
+        thread.try_to(thread.traces.follow, of, *(args or kwargs.values()))
+    return result
+
+
+def observe_added(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """The same for a sum, in which a mask may be."""
+    result = observe_followed(thread, func, args, kwargs)
+    thread.try_to(thread.traces.masked, result, ADDED, *args)
+    return result
+
+
+def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run an embedding of ids, which begins a stream."""
+    result = func(*args, **kwargs)
+    thread.traces.given(result)
     return result
 
 

@@ -227,7 +227,9 @@ def _deciding_in_functions(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_a_name(value: ast.AST) -> bool:
-    return not isinstance(value, ast.DictComp | ast.JoinedStr) and _reads_a_name(value, frozenset())
+    # (An object that was made with a name is no name.)
+    is_made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+    return not is_made and not isinstance(value, ast.DictComp | ast.JoinedStr) and _reads_a_name(value, frozenset())
 
 
 def _reads_a_name(part: ast.AST, variables: Set[str]) -> bool:

@@ -43,7 +43,7 @@ def test_the_workflow_and_the_hook_run_targets_that_the_makefile_has() -> None:
     assert sorted(made) == [
         'make compat ONLY="py3.11-$ROW"', "make light", "make lint", "make lint", "make package", "make test",
     ]  # fmt: skip
-    assert {command.removeprefix("make ") for command in made} <= targets
+    assert {command.split()[1] for command in made} <= targets
     # Windows has no make: there the tests are named one by one, and the folders must be there.
     folders = [word for command in commands for word in command.split() if word.startswith("tests/")]
     assert folders

@@ -29,7 +29,7 @@ def measure_corpus(
 
     Args:
         measure: the model and its statistics, a `Measure`.
-        data: files, folders or patterns such as "shards/*.parquet": Parquet, Arrow (a folder of `datasets`), JSON
+        data: files, folders or patterns such as `shards/*.parquet`: Parquet, Arrow (a folder of `datasets`), JSON
             lines, or text with a document on each line; packed or not.
         out: a folder to make; `regard.corpus.atlas` and `compare_statistics` read it.
         resume: go on with a folder that was begun with the same settings.

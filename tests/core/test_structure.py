@@ -14,9 +14,9 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 77_531
-MOST_LINES_OF_THE_LIBRARY = 50_466  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 65_985
+MOST_LINES = 77_606
+MOST_LINES_OF_THE_LIBRARY = 50_541  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 66_090
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 23, 120
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.call.shapes import Sizes
 from regard.errors import GradientError, ShapeError
@@ -27,7 +27,6 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
-from regard.watching.readers.provenance import Change
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +59,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
-    changed: tuple[Change, ...] = ()
-    """How masks of zeros and ones changed its scores in place of hiding keys."""
+    changed: tuple[tuple[str, bool | Tensor], ...] = ()
+    """How masks of zeros and ones changed its scores: clauses, and whether they are true."""
     chooser: tuple[str, int] | None = None
     """The module that last chose keys for as many queries of as many keys, and how many; None without one."""
     kind: str = "attention"

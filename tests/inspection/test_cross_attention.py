@@ -233,7 +233,7 @@ class Longest(torch.autograd.Function):
 
 
 UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
-    "an own function": lambda x: Longest.apply(x),  # type: ignore[no-untyped-call]
+    "an own function": lambda x: Longest.apply(x),
     "numpy": lambda x: torch.from_numpy(x.detach().numpy().copy()),
     "an operator": lambda x: x.cumsum(1),
     "an operator before a convolution": lambda x: F.relu(x.mT[..., None].cumsum(2)),

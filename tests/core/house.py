@@ -228,7 +228,7 @@ def _deciding_in_functions(tree: ast.Module) -> Iterator[str]:
 
 def _is_a_name(value: ast.AST) -> bool:
     # (An object that was made with a name is no name.)
-    is_made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+    is_made = isinstance(value, ast.Call) and not isinstance(value.func, ast.Attribute)
     return not is_made and not isinstance(value, ast.DictComp | ast.JoinedStr) and _reads_a_name(value, frozenset())
 
 

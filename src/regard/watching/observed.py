@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.call.shapes import Sizes
 from regard.errors import GradientError, ShapeError
@@ -28,7 +28,6 @@ from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
 from regard.watching.kept.shared_keys import share_keys
-from regard.watching.readers.provenance import Change
 
 if TYPE_CHECKING:
     from regard.maps.sources.compression import Compression
@@ -82,8 +81,8 @@ class Observed:
     """Identifies the call for its observer."""
     crosses: bool | None = None
     """True if its keys are made of another sequence than its queries; None if that is not known."""
-    changed: tuple[Change, ...] = ()
-    """How masks of zeros and ones changed its scores in place of hiding keys."""
+    changed: tuple[tuple[str, bool | Tensor], ...] = ()
+    """How masks of zeros and ones changed its scores: clauses, and whether they are true."""
     chooser: KeysChosen | None = None
     """The choice by the module that last chose among as many keys, or blocks, for as many queries; None without one."""
     blocks: "BlockKeys | None" = None

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError
 from regard.tensors.guards import is_compiling
-from regard.tensors.torch_private import forget_global_hook, tree_leaves
+from regard.tensors.torch_private import DisableTorchFunction, forget_global_hook, tree_leaves
 from regard.watching.hooks.interceptor import Interceptor
 from regard.watching.hooks.module_kinds import (
     FUSED_FORWARDS,
@@ -124,7 +124,8 @@ def _before(module: nn.Module, args: Args) -> None:
         thread.end_plain()
     if not thread.stack and not is_compiling():
         # (A global hook gets no keyword arguments, but torch's function that calls it has them.)
-        thread.traces.given(*tree_leaves((args, sys._getframe(1).f_locals.get("kwargs"))))
+        with DisableTorchFunction():
+            thread.traces.given(*tree_leaves((args, sys._getframe(1).f_locals.get("kwargs"))))
     if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return

@@ -19,12 +19,17 @@ from regard.watching.readers.operator_calls import is_own, observe_operator, obs
 from regard.watching.readers.product_calls import observe_product
 from regard.watching.readers.regard_calls import observe_attention
 from regard.watching.readers.sdpa_calls import observe_sdpa
-from regard.watching.readers.softmax_calls import observe_exponential, observe_quotient, observe_softmax, observe_sum
+from regard.watching.readers.softmax_calls import (
+    observe_exponential,
+    observe_masked,
+    observe_quotient,
+    observe_softmax,
+    observe_sum,
+)
 from regard.watching.readers.traced_calls import (
     FOLLOWED,
     JOINED,
     WRITTEN,
-    observe_added,
     observe_choice,
     observe_embedding,
     observe_followed,
@@ -41,11 +46,11 @@ BY_NAME: dict[str, FunctionObserver] = {
     **dict.fromkeys(("softmax", "log_softmax", "gumbel_softmax", "normalize"), observe_softmax),
     "exp": observe_exponential,
     **dict.fromkeys(("sum", "logsumexp"), observe_sum),
-    **dict.fromkeys(("div", "mul", "sub"), observe_quotient),
+    **dict.fromkeys(("div", "sub"), observe_quotient),
     **dict.fromkeys(READERS, observe_product),
     **dict.fromkeys(FOLLOWED, observe_followed),
+    **dict.fromkeys(("add", "mul"), observe_masked),
     **dict.fromkeys(JOINED, observe_joined),
-    "add": observe_added,
     "topk": observe_choice,
     "embedding": observe_embedding,
     **dict.fromkeys(WRITTEN, observe_written),

@@ -19,8 +19,8 @@ Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 
 
 class Stream:
-    """A sequence of positions, which tensors have in common from an input to queries and keys. It is lost if it begins
-    behind an unknown function: it may be any other sequence, then."""
+    """A sequence of positions, which tensors have in common from an input to queries and keys; a lost one begins behind
+    an unknown function, and may be any other."""
 
     __slots__ = ("blocks", "is_lost", "maker", "own", "sort")
 
@@ -43,8 +43,8 @@ class Origins(NamedTuple):
 
     queries: Stream
     keys: Stream
-    changed: "tuple[Change, ...]" = ()
-    """How masks of two numbers changed the scores in place of hiding keys."""
+    changed: tuple[tuple[str, bool | Tensor], ...] = ()
+    """How masks of zeros and ones changed the scores in place of hiding keys: clauses, and whether they are true."""
 
     @property
     def crosses(self) -> bool | None:
@@ -53,10 +53,6 @@ class Origins(NamedTuple):
         if self.queries is keys:
             return False
         return None if self.queries.is_lost or keys.is_lost else True
-
-
-Change = tuple[str, bool | Tensor]
-"""A clause, and whether it is true."""
 
 
 @dataclass(slots=True, eq=False)
@@ -292,12 +288,11 @@ class Traces:
 
     def _continued(self, tensor: Tensor, sort: Sort = "positions") -> "Stream | Origins":
         """The stream of a tensor, begun by it if there is none."""
-        made = self._found(tensor)
-        if made is None or made.stream is None:
-            is_lost = made is None or made.channels_last is not None
-            self.carry(tensor, stream := Stream("slots") if is_learned(tensor) else Stream(sort, is_lost=is_lost))
-            return stream
-        return made.stream
+        if (stream := self.stream(tensor)) is None:
+            made, sort = self._found(tensor), "slots" if is_learned(tensor) else sort
+            is_lost = sort != "slots" and (made is None or made.channels_last is not None)
+            self.carry(tensor, stream := Stream(sort, is_lost=is_lost))
+        return stream
 
     def begin(self, tensor: object, sort: Sort) -> None:
         """Record that a tensor without a stream begins one."""
@@ -308,11 +303,10 @@ class Traces:
         """Record tensors that may begin a stream: the inputs of a model, and those made of no other vectors."""
         for one in tensors:
             if isinstance(one, Tensor) and one.is_floating_point():
-                made = self._found(one)
-                if made is None:
+                if isinstance(stream := self.stream(one), Stream):
+                    stream.is_lost = False
+                elif self._found(one) is None:
                     self._put(base_of(one), None)
-                elif isinstance(made.stream, Stream):
-                    made.stream.is_lost = False
 
 
 class _Made(NamedTuple):
@@ -356,14 +350,12 @@ ADDED, MULTIPLIED = "0 and 1 are added to the scores", "the scores are multiplie
 
 
 def _is_mask(tensor: object, scores: Tensor) -> bool | Tensor:
-    """True for rows of zeros and ones for the rows of scores. Of numbers some rows are looked at, and a device is not
-    waited for: a tensor tells it later."""
+    """True for a mask of scores; of numbers a tensor, because a device is not waited for, from one row in 16."""
     if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.shape[-1:] != scores.shape[-1:]:
         return False
     if tensor.dtype == torch.bool:
         return True
-    some = tensor if tensor.dim() < 2 else tensor[..., :: max(1, tensor.shape[-2] // 16), :]
-    zero, one = some == 0, some == 1
+    zero, one = ((torch.atleast_2d(tensor)[..., ::16, :] == number) for number in (0, 1))
     return (zero | one).all() & zero.any() & one.any()
 
 

@@ -15,8 +15,8 @@ from regard.watching.readers.axes import reduced_dims
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import attended
-from regard.watching.readers.provenance import MULTIPLIED, SoftmaxOrigin, Trace, is_learned
-from regard.watching.readers.traced_calls import trace_results
+from regard.watching.readers.provenance import ADDED, MULTIPLIED, SoftmaxOrigin, Trace, is_learned
+from regard.watching.readers.traced_calls import observe_followed, trace_results
 
 
 def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -156,12 +156,12 @@ def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     """Run a quotient, an elementwise product or a difference: by its own sum, it makes weights."""
     if not thread.traces:
         result = func(*args, **kwargs)
-        _changed(thread, func, args, result)
+        thread.traces.follow(result, *args)
         return result
     sums = thread.traces.of(args[1]) if len(args) > 1 else thread.traces.of(kwargs.get("other"))
     numerator = thread.traces.of(args[0]) if args else None
     result = func(*args, **kwargs)
-    _changed(thread, func, args, result)
+    thread.traces.follow(result, *args)
     if sums is not None and sums.kind == "sums" and isinstance(result, Tensor):
         thread.try_to(_quotient, thread, func, args, kwargs, sums, numerator, result)
     else:
@@ -169,10 +169,12 @@ def observe_quotient(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     return result
 
 
-def _changed(thread: ThreadState, func: Func, args: Args, result: object) -> None:
-    thread.traces.follow(result, *args)
-    if name_of(func) == "mul":
-        thread.try_to(thread.traces.masked, result, MULTIPLIED, *args)
+def observe_masked(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a sum or a product of elements, in which scores and a mask of zeros and ones may be."""
+    observe, clause = (observe_followed, ADDED) if name_of(func) == "add" else (observe_quotient, MULTIPLIED)
+    result = observe(thread, func, args, kwargs)
+    thread.try_to(thread.traces.masked, result, clause, *args)
+    return result
 
 
 def _quotient(

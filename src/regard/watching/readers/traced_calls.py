@@ -12,7 +12,7 @@ from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.mask_reading import HIDDEN
 from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
-from regard.watching.readers.provenance import ADDED, Trace
+from regard.watching.readers.provenance import Trace
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",
@@ -43,13 +43,6 @@ def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
         thread.try_to(thread.traces.follow, of, *(args or kwargs.values()))
-    return result
-
-
-def observe_added(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """The same for a sum, in which a mask may be."""
-    result = observe_followed(thread, func, args, kwargs)
-    thread.try_to(thread.traces.masked, result, ADDED, *args)
     return result
 
 

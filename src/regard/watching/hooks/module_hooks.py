@@ -7,15 +7,13 @@ output would differ in its last bits.
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial, wraps
 from inspect import signature, unwrap
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -34,6 +32,7 @@ from regard.watching.hooks.module_kinds import (
 from regard.watching.hooks.observers import MODULES
 from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 from regard.watching.hooks.torch_mode import FunctionMode
+from regard.watching.hooks.uncompiled import run_compiled, run_uncompiled
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
@@ -43,10 +42,6 @@ _local = threading.local()
 _lock = threading.RLock()
 _handles: list[RemovableHandle] = []
 _users = 0
-_stances: list[AbstractContextManager[None]] = []
-"""torch's stance while watches of compiled models are open, and a place for each further watch."""
-HOOKS_RUN_TWICE = "Using `torch.compile"
-"""The beginning of torch's warning that global hooks run for a compiled module too."""
 
 
 def this_thread() -> ThreadState:
@@ -75,42 +70,6 @@ def _uninstall() -> None:
             handle = _handles.pop()
             handle.remove()
             forget_global_hook(handle.id)
-
-
-def _run_uncompiled() -> None:
-    """Let compiled modules run uncompiled, in all threads. What was compiled stays, and is not compiled again."""
-    with _lock:
-        if not _stances:
-            _stances.append(torch.compiler.set_stance("force_eager"))
-            # The module around the compiled one runs our hooks too, which know it and pass it by.
-            warnings.filterwarnings("ignore", HOOKS_RUN_TWICE)
-        else:
-            _stances.append(nullcontext())
-
-
-def _run_compiled() -> None:
-    with _lock:
-        if len(_stances) == 1:
-            _stances[0].__exit__(None, None, None)
-            own = [one for one in warnings.filters if getattr(one[1], "pattern", "") == HOOKS_RUN_TWICE]
-            for one in own:
-                cast("list[object]", warnings.filters).remove(one)
-            _stances.clear()
-        else:
-            _stances.pop()
-
-
-@contextmanager
-def uncompiled(watch: Interceptor) -> Iterator[None]:
-    """Let the compiled modules of a watch run uncompiled."""
-    if not watch.is_compiled:
-        yield
-        return
-    _run_uncompiled()
-    try:
-        yield
-    finally:
-        _run_compiled()
 
 
 def _before(module: nn.Module, args: Args) -> None:
@@ -384,7 +343,7 @@ class OpenThreads:
             )
         _install()
         if watch.is_compiled:
-            _run_uncompiled()
+            run_uncompiled()
         places = _replace(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
@@ -402,7 +361,7 @@ class OpenThreads:
         thread.leave(watch, mark)
         _put_back(places)
         if watch.is_compiled:
-            _run_compiled()
+            run_compiled()
         _uninstall()
         return thread
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
 from regard.watching.checks.evaluated import evaluated
-from regard.watching.hooks.uncompiled import uncompiled
 from regard.watching.report import is_inside, mixers_in
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ def measure_mixing(seen: "Seen", run: Callable[[], object]) -> dict[str, str]:
     """
     if not hasattr(seen, "record"):
         raise ArgumentError(f"seen must be what regard.watch gives, got {type(seen).__name__}: {seen!r:.80}")
+    from regard.watching.hooks.uncompiled import uncompiled
+
     record, modules = seen.record, seen.modules
     with evaluated(modules[""]), uncompiled(record):
         first = _RecordedRun()

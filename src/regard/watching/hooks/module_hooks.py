@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from inspect import signature, unwrap
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -32,7 +32,6 @@ from regard.watching.hooks.module_kinds import (
 from regard.watching.hooks.observers import MODULES
 from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 from regard.watching.hooks.torch_mode import FunctionMode
-from regard.watching.hooks.uncompiled import run_compiled, run_uncompiled
 from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
@@ -70,6 +69,12 @@ def _uninstall() -> None:
             handle = _handles.pop()
             handle.remove()
             forget_global_hook(handle.id)
+
+
+def _uncompiled() -> ModuleType:
+    from regard.watching.hooks import uncompiled  # with the first compiled model
+
+    return uncompiled
 
 
 def _before(module: nn.Module, args: Args) -> None:
@@ -343,7 +348,7 @@ class OpenThreads:
             )
         _install()
         if watch.is_compiled:
-            run_uncompiled()
+            _uncompiled().run_uncompiled()
         places = _replace(watch.modules.values())
         self._open[thread] = thread.enter(watch), places
         return thread
@@ -361,7 +366,7 @@ class OpenThreads:
         thread.leave(watch, mark)
         _put_back(places)
         if watch.is_compiled:
-            run_compiled()
+            _uncompiled().run_compiled()
         _uninstall()
         return thread
 

@@ -539,13 +539,16 @@ def test_a_file_is_translated_into_a_file(call: Call, run: Path, tmp_path: Path)
     cut_off = sum(line.endswith("\tcut off") for line in printed.splitlines()[::2])
     said = f"translations cut off by the limit of their tokens: {cut_off}; " if cut_off else ""
     assert (status, err[: len(said)], len(err.splitlines())) == (0, said, bool(said))
-    assert call(*command, "--output", str(target)) == (0, "", err)
+    written = call(*command, "--output", str(target))
+    engine, _, rest = written[2].partition("\n")
+    assert ("float32 on cpu" in engine, engine.endswith("(it is installed)")) == (True, True)
+    assert (*written[:2], rest) == (0, "", err)
     assert target.read_text() == printed
     check_one_line(call(*command, "--output", str(target)), "is there already: replace it (--overwrite)")
     check_one_line(call(*command, "--output", str(source), "--overwrite"), "--input and --output are both")
     check_one_line(call(*command, "--resume"), "give --output")
     check_one_line(call(*command, "--output", str(target), "--resume", "--overwrite"), "give one of them")
-    assert call(*command, "--output", str(target), "--overwrite") == (0, "", err)
+    assert call(*command, "--output", str(target), "--overwrite") == written
     check_one_line(call(*command, "--output", str(tmp_path / "absent" / "x")), "there is no folder for")
 
 
@@ -564,7 +567,8 @@ def test_ctrl_c_says_how_to_go_on(run: Path, tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=60)
     kept = json.loads(record.read_text())["lines"]
     assert process.returncode == 130
-    assert stderr == f"regard: interrupted; {kept:,} lines are kept: go on with the same command and --resume\n"
+    said = f"regard: interrupted; {kept:,} lines are kept: go on with the same command and --resume"
+    assert stderr.splitlines()[1:] == [said], "after the line of the engine"
     assert (tmp_path / "out.txt.partial").read_text().count("\n") >= kept
 
 

@@ -330,7 +330,7 @@ def test_what_is_wrong_with_a_folder_is_one_clear_line(
 
     refused(without_ends, "does not say which tokens begin and end")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    refused(lambda f: None, r"regard\[convert\]", MissingExtraError)
+    refused(lambda f: None, r"regard\[train\]", MissingExtraError)
 
 
 def test_every_family_has_its_commands() -> None:

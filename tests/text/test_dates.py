@@ -111,5 +111,5 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_a_missing_babel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "babel", None)
-    with pytest.raises(MissingExtraError, match=r"babel is not installed.*regard\[text\]"):
+    with pytest.raises(MissingExtraError, match=r"babel is not installed.*regard\[train\]"):
         dates._pattern("de", "full")

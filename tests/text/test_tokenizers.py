@@ -254,5 +254,5 @@ def test_the_text_package_loads_no_optional_package() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'regard\[text\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'regard\[train\]'"):
         Words().train(["a"])

@@ -78,17 +78,9 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
     show = as_json if options.labels else as_table if asked.nbest > 1 else as_plain_text
     work = BulkTranslation(lines, windows, show, asked.bad_lines)
     with search_by.searching(translator, asked.run, asked.workers) as searcher:
-        if asked.output is not None or asked.verbose:
-            own = f"regard's own search: float32 on {translator.device}, threads: {torch.get_num_threads()}"
-            why = (
-                "--engine"
-                if asked.engine
-                else "it is installed"
-                if searcher != OWN
-                else "CTranslate2 is not installed or cannot"
-            )
-            print(f"{own if searcher == OWN else searcher} ({why})", file=sys.stderr)
         if asked.output is None:
+            if asked.verbose:
+                print(_engine_line(asked, translator, searcher), file=sys.stderr)
             work.print(sys.stdout, flush=typed)
         else:
             form = {"json": options.labels, "prefix": asked.prefix, "prefix-column": asked.prefix_column}
@@ -96,6 +88,7 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
             settings = {"model": translator.fingerprint(), **options.settings(), **search_by.settings(), **form}
             settings["window"] = WINDOW_LINES
             with opened(asked.output, settings, resume=asked.resume, overwrite=asked.overwrite) as unfinished:
+                print(_engine_line(asked, translator, searcher), file=sys.stderr)
                 _finish(work, unfinished, asked.input)
     if work.bad.lines:
         print(f"bad lines left empty: {work.bad}", file=sys.stderr)
@@ -105,6 +98,14 @@ def _translate_lines(asked: Any, translator: Translator, options: TranslationOpt
         print(f"lines with words that were perhaps left untranslated: {work.doubted}", file=sys.stderr)
     if work.left.lines:
         print(f"lines left as they are, because a tag would not come back once: {work.left}", file=sys.stderr)
+
+
+def _engine_line(asked: Any, translator: Translator, searcher: str) -> str:
+    """The engine of a search, its precision, device and threads, and why it is this one."""
+    if searcher != OWN:
+        return f"{searcher} ({'--engine' if asked.engine else 'it is installed'})"
+    why = "--engine" if asked.engine else "CTranslate2 is not installed or cannot"
+    return f"regard's own search: float32 on {translator.device}, threads: {torch.get_num_threads()} ({why})"
 
 
 def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | None) -> None:

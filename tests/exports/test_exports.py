@@ -160,7 +160,7 @@ def test_a_full_folder_another_model_and_a_missing_library(
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(RunFolderError, match="not a folder"):
         export_run(tmp_path / "nowhere", to="huggingface", out=tmp_path / "out")
-    formats: list[tuple[str, Any, str]] = [("ctranslate2", "ctranslate2", "text"), ("onnxscript", "onnx", "export")]
+    formats: list[tuple[str, Any, str]] = [("ctranslate2", "ctranslate2", "train"), ("onnxscript", "onnx", "export")]
     for package, to, extra in formats:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)

@@ -13,7 +13,9 @@ from sphinx.application import Sphinx
 PAGES = {
     "CHANGELOG.md": "project/changes.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "CODE_OF_CONDUCT.md": "project/conduct.md",
     "README.md": "index.md",
+    "SECURITY.md": "project/security.md",
     "benchmarks/RESULTS.md": "project/measurements.md",
     "benchmarks/RESULTS-GPU.md": "project/measurements-gpu.md",
     "benchmarks/COMPAT.md": "project/compatibility.md",

@@ -35,12 +35,14 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # some write pictures where they are run
     text = (ROOT / page).read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert code
     names: dict[str, object] = {}
     for block in code:
         exec(compile(block, page, "exec"), names)
+    assert not [path.name for path in ROOT.glob("*.png")], "an example writes beside the README"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "/uses/" in page])

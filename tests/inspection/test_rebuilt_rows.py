@@ -1,5 +1,6 @@
 """A watched call proves its map: one row of its output is rebuilt, and a map that does not give it refuses."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,15 @@ import regard
 from regard.edits import AddBias, Knockout, ScaleHeads
 from regard.errors import NotSeenError, OverwrittenError
 from regard.watching.kept import rebuilding
-from regard.watching.readers import decided_masks, fused_path, sdpa_calls
+from regard.watching.kept.mask_reading import GivenMask
+from regard.watching.readers import decided_masks, fused_path, multi_head_calls, sdpa_calls
 from regard.watching.readers.flex_blocks import BlockLists
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning"),
 ]
 B, H, T, S, D = 2, 2, 5, 7, 4
 E = H * D
@@ -71,6 +74,27 @@ def _multi_head(**options: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...]
     return make
 
 
+def _encoder_layer(**settings: Any) -> Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
+    def make() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        layer = nn.TransformerEncoderLayer(E, H, 32, batch_first=True, **settings)
+        return layer.eval(), (torch.randn(B, T, E),), {"src_mask": torch.ones(T, T, dtype=torch.bool).triu(1)}
+
+    return make
+
+
+def _half(
+    made: tuple[nn.Module, tuple[Any, ...], dict[str, Any]],
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    module, given, options = made
+    return module.bfloat16(), tuple(x.bfloat16() for x in given), options
+
+
+def _nested(module: nn.Module, times: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A call of fused layers with sequences of unlike lengths, without padding."""
+    x = torch.nested.nested_tensor([torch.randn(1 + n % T, E) for n in range(B)])
+    return module.eval(), (x,) * times, {}
+
+
 def _far(q: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return q - (i - j).abs()
 
@@ -89,6 +113,11 @@ KINDS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
     "an own bias": lambda: (Own(), vectors(), {"bias": torch.randn(T, S)}),
     "fused": _multi_head(need_weights=False),
     "fused under a mask": _multi_head(attn_mask=torch.ones(T, T, dtype=torch.bool).triu(1)),
+    "an encoder layer": _encoder_layer(),
+    "an encoder layer, norm first": _encoder_layer(norm_first=True, activation="gelu"),
+    "an encoder layer, bfloat16": lambda: _half(_encoder_layer(activation=F.gelu)()),
+    "a nested batch": lambda: _nested(nn.MultiheadAttention(E, H, batch_first=True), 3),
+    "a nested batch in an encoder layer": lambda: _nested(nn.TransformerEncoderLayer(E, H, 32, batch_first=True), 1),
     "projected": _multi_head(training=True),
     "projected, no weights": _multi_head(training=True, need_weights=False),
 }
@@ -112,7 +141,7 @@ def test_every_call_rebuilds_a_row(kind: str, monkeypatch: pytest.MonkeyPatch) -
     assert len(seen.maps) == len(found) == 6
     shapes = {one.rebuilt.shape[-2] if one.rebuilt.dim() > 3 else one.rebuilt.shape[1] for one in found}
     assert shapes == {1}, "one row, not all"
-    tolerance = 2e-2 if kind == "bfloat16" else 1e-5
+    tolerance = 2e-2 if "bfloat16" in kind else 1e-5
     assert max(one.error() for one in found) < tolerance
     assert len({float(one.output.sum()) for one in found}) > 1 or kind == "rows without keys", "other rows each time"
 
@@ -134,6 +163,18 @@ def test_a_map_that_is_not_that_of_its_call_refuses_with_both_elements(
     assert "rebuilt wrongly" in report
     assert "first: 4 calls" in report
     assert len(seen) == len(seen.maps) < 8
+
+
+@pytest.mark.parametrize("kind", ["fused under a mask", "an encoder layer", "an encoder layer, norm first"])
+def test_a_fused_call_read_under_another_mask_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(multi_head_calls.Projected, "mask", lambda *given: GivenMask())
+    model, given, options = KINDS[kind]()
+    with torch.no_grad(), regard.watch(model) as seen:
+        for _ in range(4):
+            model(*given, **options)
+    assert "rebuilt wrongly" in str(seen.report())
+    assert len(seen.maps) < 4
 
 
 def test_the_proof_leaves_random_states_and_memory_alone() -> None:
@@ -334,22 +375,26 @@ def test_block_lists_are_read_as_the_kernel_visits_them() -> None:
     assert lists.kinds[0, 0].tolist() == [[1, 0, 0], [2, 1, 0], [2, 2, 1]]
 
 
-def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer() -> None:
+@pytest.mark.parametrize("layer", [nn.MultiheadAttention(E, H, batch_first=True),
+                                   nn.TransformerEncoderLayer(E, H, 32, batch_first=True)])  # fmt: skip
+def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer(layer: nn.Module) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attend, self.other = (nn.MultiheadAttention(E, H, batch_first=True) for _ in range(2))
+            self.offloaded, self.other = copy.deepcopy(layer), copy.deepcopy(layer)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.attend(self.other(x, x, x)[0], x, x)[0] + self.attend(x, x, x)[0]
+            for one in (self.other, self.offloaded, self.offloaded):
+                x = one(x) if isinstance(layer, nn.TransformerEncoderLayer) else one(x, x, x)[0]
+            return x
 
     net, x = Net().eval(), torch.randn(B, T, E)
-    kept, inner = dict(net.attend.named_parameters()), net.attend.forward
+    kept, inner = dict(net.offloaded.named_parameters()), net.offloaded.forward
 
     def put(device: str) -> None:
         for name, tensor in kept.items():
             path, _, own = name.rpartition(".")
-            setattr(net.attend.get_submodule(path), own, nn.Parameter(tensor.to(device), requires_grad=False))
+            setattr(net.offloaded.get_submodule(path), own, nn.Parameter(tensor.to(device), requires_grad=False))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         put("cpu")
@@ -358,11 +403,11 @@ def test_an_offloaded_layer_loses_neither_its_report_nor_another_layer() -> None
         finally:
             put("meta")
 
-    net.attend.forward = forward
+    net.offloaded.forward = forward
     with torch.no_grad(), regard.watch(net) as seen:
         net(x)
     assert "an offload hook" in str(seen.report())
-    assert seen["other"].shape == (B, H, T, T)
+    assert [one.shape for one in seen.maps] == [(B, H, T, T)]
 
 
 def test_the_conditions_of_the_fused_path_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.call.masks.base import Mask, render
@@ -13,6 +13,39 @@ from regard.watching.kept.factors import Factors, weighted
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.readers.projections import Projection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderLayerRest:
+    """An nn.TransformerEncoderLayer that ran fused, after its attention: shortcut, norms and feed-forward network."""
+
+    layer: nn.TransformerEncoderLayer
+    source: Tensor
+    """The input (N, T, E)."""
+    output: Tensor
+    """(N, T, E)."""
+
+    def after(self, attended: Tensor, rows: range) -> Tensor:
+        """The output of the layer in a few rows, from that of its attention (N, t, E)."""
+        x = take(self.source, rows).to(attended.dtype) + attended
+        if self.layer.norm_first:
+            return x + self._feed_forward(_norm(self.layer.norm2, x))
+        x = _norm(self.layer.norm1, x)
+        return _norm(self.layer.norm2, x + self._feed_forward(x))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        # The functions in place of the modules: a hook of the model must not run for a row of a proof.
+        inner = F.gelu if self.layer.activation_relu_or_gelu == 2 else F.relu
+        return _linear(self.layer.linear2, inner(_linear(self.layer.linear1, x)))
+
+
+def _norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, norm.bias))
+    return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def _linear(linear: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, *(None if t is None else t.to(x.dtype) for t in (linear.weight, linear.bias)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +63,10 @@ class FusedRebuilding(Rebuilding):
     mask: Mask | None
     given: GivenMask
     factors: Factors
+    rest: EncoderLayerRest | None = None
+    """The steps after the attention, if `output` is that of an encoder layer."""
+    lengths: Tensor | None = None
+    """The lengths (N,) of a nested batch, whose rows beyond them are padding that torch never computed."""
 
     @property
     def queries(self) -> int:
@@ -37,26 +74,32 @@ class FusedRebuilding(Rebuilding):
 
     def some(self, rows: range) -> Rebuilt:
         scores, values = self._scores(rows), self.projections[2].input.to(self._dtype)
-        weights = Softmax().normalize(scores)[0]
+        weights = Softmax().normalize(scores)[0].to(values.dtype)
         mixed = (weights.transpose(1, 2).flatten(1, 2) @ values).unflatten(1, (len(rows), -1))
         weight, bias = self._weights(2)
         heads = torch.einsum("nthe,hde->nthd", mixed, weight)
         if bias is not None:
             heads = heads + bias * weights.sum(-1).mT[..., None]
-        return self._through_out(heads, take(self.output, rows))
+        return self._through_out(heads, rows)
 
     def whole(self) -> Rebuilt:
         value = self.projections[2].heads(self.num_heads, batch_first=True)
-        return self._through_out(weighted(*self.factors.reading, value).transpose(1, 2), self.output)
+        return self._through_out(weighted(*self.factors.reading, value).transpose(1, 2), range(self.queries))
 
     def rounding(self, rows: range) -> Tensor:
         peak = self._scores(rows).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
         return peak * 2 * torch.finfo(self.output.dtype).eps
 
-    def _through_out(self, heads: Tensor, output: Tensor) -> Rebuilt:
+    def _through_out(self, heads: Tensor, rows: range) -> Rebuilt:
         weight, bias = (None if t is None else t.to(heads.dtype) for t in self.out)
         assert weight is not None
-        return Rebuilt(F.linear(heads.flatten(2), weight, bias), output, output)
+        rebuilt, output = F.linear(heads.flatten(2), weight, bias), take(self.output, rows)
+        if self.rest is not None:
+            rebuilt = self.rest.after(rebuilt, rows)
+        if self.lengths is not None:
+            row = torch.arange(rows.start, rows.stop, device=output.device)
+            rebuilt = torch.where((row < self.lengths[:, None])[..., None], rebuilt, output)
+        return Rebuilt(rebuilt, output, output)
 
     def _scores(self, rows: range) -> Tensor:
         query, key = take(self.projections[0].input, rows).to(self._dtype), self.projections[1].input.to(self._dtype)
@@ -65,6 +108,7 @@ class FusedRebuilding(Rebuilding):
         query = query if bias is None else query + bias
         through = torch.einsum("nthd,hde->nthe", query * query.shape[-1] ** -0.5, self._weights(1)[0])
         scores = (through.flatten(1, 2) @ key.mT).unflatten(1, (len(rows), -1)).transpose(1, 2)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         columns, even = range(self.sizes.keys), self.given.even
         if even is not None:
             even = even.expand(*even.shape[:-1], self.queries)[..., None]
@@ -86,4 +130,6 @@ class FusedRebuilding(Rebuilding):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return torch.promote_types(self.output.dtype, torch.float32)
+        # Casts of all weights would be half the cost of a row; bfloat16 has the range of float32, float16 has not.
+        given = self.output.dtype
+        return given if given == torch.bfloat16 else torch.promote_types(given, torch.float32)

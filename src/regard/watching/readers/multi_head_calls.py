@@ -39,7 +39,7 @@ from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.decided_masks import of_memory
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_path import ran_fused
-from regard.watching.readers.fused_rebuilding import FusedRebuilding
+from regard.watching.readers.fused_rebuilding import EncoderLayerRest, FusedRebuilding
 from regard.watching.readers.multi_head_layers import Layer, layer_of_call, layer_of_module
 from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
 from regard.watching.readers.projections import LayerNormArguments, Projection
@@ -64,6 +64,8 @@ class Projected(ObservedCall):
     """True if the kernel got the causal flag in place of a mask."""
     dropout: float
     output: Tensor | None
+    rest: EncoderLayerRest | None = None
+    """The steps after the attention, in an encoder layer that ran as one operator."""
     lengths: Tensor | None = None
     """The true lengths (N,) if the input was nested (it is padded here)."""
     heads: ProjectedHeads | None = None
@@ -214,19 +216,19 @@ class Projected(ObservedCall):
             call = self._call(self.heads.query.detach(), self.heads.key.detach(), factors.sizes, given)
             output = self.heads.output.detach().reshape(*call.query.shape[:-1], -1)
             return CallRebuilding(call, self.heads.value.detach(), output, factors)
-        if self.output is None:
-            return "the fused layer gives no output of its attention"
+        given_output = self.output if self.rest is None else self.rest.output
+        assert given_output is not None, "a call that ran has an output"
         projections = (self.query, self.key, self.value)
         if any(p.is_extended for p in projections):
             return "its queries and keys were not seen"
-        also = causal(0).bind(factors.sizes, self.output.device) if self.is_causal else None
+        also = causal(0).bind(factors.sizes, given_output.device) if self.is_causal else None
         masks = tuple(m for m in (given.mask, also) if m is not None)
         mask = And(masks) if masks else None
-        x = [replace(p, input=self._by_sequence(p.input)) for p in projections]
+        x = [replace(p, input=self._by_sequence(p.normed())) for p in projections]
         return FusedRebuilding(
             projections=(x[0], x[1], x[2]), num_heads=self.num_heads, out=self.out,
-            output=self._by_sequence(self.output), sizes=factors.sizes, mask=mask, given=given,
-            factors=factors,
+            output=self._by_sequence(given_output), sizes=factors.sizes, mask=mask, given=given, factors=factors,
+            rest=self.rest, lengths=self.lengths,
         )  # fmt: skip
 
     def _by_sequence(self, x: Tensor) -> Tensor:
@@ -279,7 +281,8 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
     if query.is_nested:
         lengths = nested_sizes(query)[:, 0].to(query.device)
         query = query.to_padded_tensor(0.0)
-        given, output = {**given, "query": query, "key": query, "value": query}, None
+        given = {**given, "query": query, "key": query, "value": query}
+        output = None if output is None else output.to_padded_tensor(0.0)
     batch_first = module.batch_first and query.dim() == 3
     layer = layer_of_module(module)
     if any(weight is not None and weight.device != query.device for weight in layer.weights):
@@ -292,7 +295,7 @@ def _of_module(module: nn.MultiheadAttention, given: Mapping[str, Any], output: 
     return replace(called, lengths=lengths, is_causal=is_causal)
 
 
-def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any]) -> Projected:
+def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any], output: Tensor) -> Projected:
     """A call of an encoder layer that ran fused; its kernel drops a key wherever a mask is not 0."""
     masks = (given["src_mask"], given["src_key_padding_mask"])
     attn_mask, key_padding_mask = (None if mask is None else mask != 0 for mask in masks)
@@ -305,7 +308,9 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, given: Mapping[str, Any
     norm = LayerNormArguments(first.normalized_shape, first.weight, first.bias, first.eps) if layer.norm_first else None
     query, key = replace(called.query, norm=norm), replace(called.key, norm=norm)
     value = replace(called.value, norm=norm)
-    return replace(called, query=query, key=key, value=value, how="nn.TransformerEncoderLayer, fused")
+    padded = output.to_padded_tensor(0.0) if output.is_nested else output
+    rest = EncoderLayerRest(layer, called.query.input, padded)
+    return replace(called, query=query, key=key, value=value, rest=rest, how="nn.TransformerEncoderLayer, fused")
 
 
 @cache
@@ -366,7 +371,7 @@ def observe_encoder_layer(
     if attends_as_torch(module) and type(module.self_attn).forward is nn.MultiheadAttention.forward:
         given = arguments_by_name(nn.TransformerEncoderLayer.forward, (module, *args), kwargs)
         origins = thread.traces.origins_of_inputs(given["src"], given["src"])
-        thread.give(replace(_of_encoder_layer(module, given), origins=origins), module.self_attn)
+        thread.give(replace(_of_encoder_layer(module, given, output), origins=origins), module.self_attn)
         thread.traces.follow(output, given["src"])
     elif may_run_fused(module):
         thread.unread(FUSED_SUBCLASS)

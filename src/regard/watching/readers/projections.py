@@ -84,13 +84,16 @@ class Projection:
         weight = self.weight.chunk(3)[self.part] if self.is_packed else self.weight
         return weight, None if self.bias is None else self.bias.chunk(3)[self.part]
 
+    def normed(self) -> Tensor:
+        """The input, through the layer norm before the projection if there is one."""
+        return self.input if self.norm is None else F.layer_norm(self.input, *self.norm)
+
     def heads(self, num_heads: int, *, batch_first: bool) -> Tensor:
         """Compute the heads (N, H, L, D)."""
         if self.static is not None:
             return self.static.unflatten(0, (-1, num_heads))
-        x = self.input if self.input.dim() == 3 else self.input.unsqueeze(1)
-        if self.norm is not None:
-            x = F.layer_norm(x, *self.norm)
+        x = self.normed()
+        x = x if x.dim() == 3 else x.unsqueeze(1)
         x = F.linear(x, *self.parts())
         x = x if batch_first else x.transpose(0, 1)
         if self.row is not None:

@@ -123,6 +123,20 @@ def test_jobs_are_bounded(models: dict[str, Served], tmp_path: Path, monkeypatch
         assert [path.name for path in tmp_path.iterdir()] == [second["id"]]
 
 
+def test_half_an_upload_of_a_killed_server_goes_and_all_else_stays(models: dict[str, Served], tmp_path: Path) -> None:
+    def folder(name: str, *files: str) -> Path:
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text("we see two")
+        return tmp_path / name
+
+    gone = [folder("0" * 32, "document"), folder("1" * 32)]
+    stays = [folder("a" * 32, "document", "notes"), folder("b" * 31, "document"), folder("x" * 32, "document"),
+             folder("c" * 32, "document", "job.json")]  # fmt: skip
+    with serving(models, jobs=tmp_path):
+        assert [path.exists() for path in (*gone, *stays)] == [False] * 2 + [True] * 4
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_curl_lines_of_documents_do_as_the_page_says(models: dict[str, Served], tmp_path: Path) -> None:
     text = (ROOT / "docs/serve.md").read_text(encoding="utf-8")

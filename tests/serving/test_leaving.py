@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from regard.serving.guard import Guard
 from regard.serving.served import Served, ServedTranslator
 from regard.serving.settings import Entrance, RequestLimits
 from regard.serving.ticket import ENDED, Ticket
-from regard.serving.worker import RequestWork, Worker
+from regard.serving.worker import RequestWork, SharedWork, Worker
 from regard.tasks.generation.config import Beam
 from regard.tasks.translation.options import Request, TranslationOptions
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
@@ -238,6 +238,40 @@ def test_a_work_alone_is_not_interrupted() -> None:
     asyncio.run(run())
     assert "".join(seen).count("bbbb") == 1
     assert sorted(seen) == sorted("aaaabbbbcccc")
+
+
+def test_searches_run_beside_each_other_and_never_beside_steps() -> None:
+    """Two groups are at work at once; a work of steps waits for both, and none begins until its end."""
+    at_work, log, both = set[str](), list[str](), threading.Barrier(2)
+
+    def search(asked: Sequence[Any]) -> Sequence[Any]:
+        at_work.add(asked[0])
+        if asked[0] in "ab":
+            both.wait(10)  # each goes on only if the other has begun
+        if threading.current_thread() is worker._threads[1]:
+            time.sleep(0.1)  # the thread of the steps is ready before
+        log.append(asked[0])
+        at_work.remove(asked[0])
+        return asked
+
+    def steps() -> Iterator[Any]:
+        for _ in range(3):
+            log.append(f"step{''.join(at_work)}")
+            yield None
+
+    async def run() -> None:
+        tickets = [Ticket() for _ in range(5)]
+        for ticket, name in zip(tickets, "abscd", strict=True):
+            worker.submit(RequestWork(ticket, steps) if name == "s" else SharedWork(ticket, name, name, search))
+        for ticket in tickets:
+            while await ticket.next() is not ENDED:
+                pass
+
+    worker = Worker("test", most_waiting=9, searches=2)
+    asyncio.run(run())
+    worker.close()
+    assert sorted(log[:2]) == ["a", "b"]
+    assert sorted(log[2:]) == ["c", "d", "step", "step", "step"]
 
 
 def test_a_reader_who_takes_nothing_ends_the_work() -> None:

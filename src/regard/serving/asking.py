@@ -30,7 +30,9 @@ class Desk:
 
     def __init__(self, models: Mapping[str, Served], limits: RequestLimits, *, version: str) -> None:
         self.models, self.limits, self.ending, self.version = dict(models), limits, Ending(), version
-        self.workers = {name: Worker(name, most_waiting=limits.max_waiting) for name in models}
+        self.workers = {
+            name: Worker(name, most_waiting=limits.max_waiting, searches=one.searches) for name, one in models.items()
+        }
         self.looks = {name: Looks(self.models) for name in models}
 
     def close(self) -> None:

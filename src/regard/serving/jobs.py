@@ -1,7 +1,7 @@
 """Documents translated as jobs, which outlive the server: started again on the same folder, it goes on with them.
 
 DIR/ID/document    the lines of a client
-DIR/ID/job.json    a `Job`; written last, so that a folder without it is half an upload
+DIR/ID/job.json    a `Job`; written last, so that a folder without it is half an upload of a killed server, and goes
 DIR/ID/result      their translations, once they are whole; `result.partial` and its record before
 """
 
@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from string import hexdigits
 
 import msgspec
 from anyio import to_thread
@@ -34,6 +35,7 @@ from regard.tasks.translation.bulk.lines import BulkTranslation, answered, as_pl
 from regard.tasks.translation.bulk.resumable_output import opened
 from regard.tasks.translation.options import Request as Sentence
 
+ID_BYTES = 16
 WINDOW = 16
 """Lines that are translated in one step of the model's thread: other requests wait so long."""
 FORMS: dict[str, JobFormat] = {"text/plain": "text", "application/jsonl": "jsonl", "application/x-ndjson": "jsonl"}
@@ -46,6 +48,9 @@ class Jobs:
         self._folder, self._desk = folder, desk
         self._jobs: dict[str, Job] = {}
         self._coming, self._busy, self._lock = set[str](), set[str](), threading.Lock()
+        for path in folder.iterdir():
+            if _is_half_upload(path):
+                shutil.rmtree(path)
         for path in sorted(folder.glob("*/job.json")):
             try:
                 job = msgspec.convert(read_json(path), Job)
@@ -69,7 +74,7 @@ class Jobs:
             raise Refused(400, f"{served.name} is a language model: documents are for translators")
         if kind not in FORMS:
             raise Refused(415, f"documents are {', '.join(FORMS)}; got {kind or 'no type':.100}")
-        job = Job(id=token_hex(16), model=served.name, format=FORMS[kind], created=time.time())
+        job = Job(id=token_hex(ID_BYTES), model=served.name, format=FORMS[kind], created=time.time())
         folder = self._folder / job.id
         with self._lock:
             if len(self._jobs) + len(self._coming) >= self._desk.limits.max_jobs:
@@ -188,6 +193,12 @@ def jobs_of(folder: Path, desk: Desk) -> Iterator[Jobs]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(folder, refusal=f"another server does the jobs of {folder}: name another folder"):
         yield Jobs(folder, desk)
+
+
+def _is_half_upload(path: Path) -> bool:
+    """Whether a client was sending this document, and has no id of it: a folder of ours with nothing else in it."""
+    is_ours = len(path.name) == 2 * ID_BYTES and set(path.name) <= set(hexdigits) and path.is_dir()
+    return is_ours and {one.name for one in path.iterdir()} <= {"document"}
 
 
 def _parsed(line: Line, form: JobFormat, most: int) -> Sentence:

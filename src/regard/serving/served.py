@@ -104,6 +104,8 @@ class Served(ABC):
         """Tells it from an earlier model of its name."""
         self.searching = ExitStack()
         """Another engine that searches, as long as this model is there."""
+        self.searches = 1
+        """How many searches go on at a time: more only where another engine does them."""
         self.examples: list[str] = []
         """Texts to try it with."""
         self.heads = 0

@@ -76,6 +76,7 @@ def load_model(
                 one.translator, folder, precision="float32", threads=threads, or_own=lambda _: None
             )
             tell(f"{name}: {one.searching.enter_context(how)}")
+            one.searches = threads
         except (RegardError, OSError) as error:
             tell(f"{name}: regard's own search, because {error}")
     return one

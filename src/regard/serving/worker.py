@@ -1,4 +1,4 @@
-"""The thread of a model: it takes works from a bounded queue, runs some together, and others step by step in turn."""
+"""The threads of a model: they take works from a bounded queue, run some together, and others step by step in turn."""
 
 import threading
 import time
@@ -40,20 +40,31 @@ class SharedWork:
 
 
 class Worker:
-    """One thread, in which all work of a model is done.
+    """One thread, in which all work of a model is done; more of them where an engine searches beside the model.
+
+    A search in batches ends with its longest batch, and the other cores would wait for it. The further threads take
+    only works that run together, and none while works of single steps run: these change the model, or hook into it.
 
     >>> worker = Worker("one", most_waiting=3)
     >>> worker.close()
+
+    Args:
+        name: of the model.
+        most_waiting: further works are refused.
+        searches: how many works, or groups that run together, are done at a time.
     """
 
-    def __init__(self, name: str, *, most_waiting: int) -> None:
+    def __init__(self, name: str, *, most_waiting: int, searches: int = 1) -> None:
         self._most_waiting = most_waiting
         self._waiting: deque[RequestWork | SharedWork] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._seconds = 1.0
-        self._thread = threading.Thread(target=self._serve, name=f"regard {name}", daemon=True)
-        self._thread.start()
+        self._is_stepping, self._beside = False, 0
+        targets = [self._serve, *[self._serve_beside] * (searches - 1)]
+        self._threads = [threading.Thread(target=one, name=f"regard {name}", daemon=True) for one in targets]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, work: RequestWork | SharedWork) -> None:
         """Put a work into the queue.
@@ -69,16 +80,17 @@ class Worker:
                 wait = max(1, round(self._seconds))
                 raise Refused(429, f"{self._most_waiting} requests wait already: come again", retry_after=wait)
             self._waiting.append(work)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread after the steps that it is in; works that wait are refused."""
+        """End the threads after the steps that they are in; works that wait are refused."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
-        self._thread.join(timeout=10)
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=10)
 
-    # -- in the thread -----------------------------------------------------------------------------------
+    # -- in the threads -----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         running: deque[tuple[RequestWork, Iterator[Any]]] = deque()
@@ -99,24 +111,56 @@ class Worker:
         if running and running[0][0].alone:
             return []
         with self._changed:
+            if self._is_stepping and not running:
+                self._is_stepping = False
+                self._changed.notify_all()
             while not (self._waiting or running or self._is_closed):
                 self._changed.wait()
             first = self._waiting[0] if self._waiting else None
             if first is None or self._is_closed:
                 return []
             if isinstance(first, RequestWork):
-                return [] if len(running) >= IN_TURN else [self._take(0)]
-            if not running:
-                self._gather(first)
-            same = [n for n, one in enumerate(self._waiting) if isinstance(one, SharedWork) and one.key == first.key]
-            shared = [self._take(n) for n in reversed(same[:TOGETHER])][::-1]
+                return [] if len(running) >= IN_TURN else [self._take_alone()]
+            shared = self._take_shared(gathers=not running)
         self._run_together(shared)
         return []
 
-    def _gather(self, first: SharedWork) -> None:
-        end = time.monotonic() + GATHER_SECONDS
+    def _take_alone(self) -> Any:
+        """The first work, once the other threads are at rest."""
+        work, self._is_stepping = self._take(0), True
+        while self._beside:
+            self._changed.wait()
+        return work
+
+    def _serve_beside(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_closed or self._may_begin_beside()):
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                self._beside += 1
+                shared = self._take_shared(gathers=True)
+            try:
+                self._run_together(shared)
+            finally:
+                with self._changed:
+                    self._beside -= 1
+                    self._changed.notify_all()
+
+    def _may_begin_beside(self) -> bool:
+        return bool(self._waiting) and isinstance(self._waiting[0], SharedWork) and not self._is_stepping
+
+    def _take_shared(self, *, gathers: bool) -> list[SharedWork]:
+        """The works that run together with the first, if that is such a work."""
+        end = time.monotonic() + (GATHER_SECONDS if gathers else 0.0)
         while (left := end - time.monotonic()) > 0 and len(self._waiting) < TOGETHER and not self._is_closed:
             self._changed.wait(left)
+        first = self._waiting[0] if self._waiting else None
+        if not isinstance(first, SharedWork):
+            return []
+        same = [n for n, one in enumerate(self._waiting) if isinstance(one, SharedWork) and one.key == first.key]
+        return [self._take(n) for n in reversed(same[:TOGETHER])][::-1]
 
     def _take(self, place: int) -> Any:
         work = self._waiting[place]

@@ -1,6 +1,7 @@
 """Cross-attention is known by the origin of its keys, whatever its module is called, and edits follow it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -240,6 +241,27 @@ UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _pooled(name: str, rank: int, x: Tensor) -> Tensor:
+    """A pool over windows of one position, of a sequence, an image or a video that is one position wide."""
+    x = x[(..., *[None] * (rank - 1))]
+    found: Tensor = getattr(F, name)(x, x.shape[2:] if "adaptive" in name else 1)
+    return found.flatten(2)
+
+
+KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a video": lambda x: F.conv3d(x[..., None, None], torch.ones(C, C, 1, 1, 1)).flatten(2),
+    "an image": lambda x: F.conv2d(x[..., None], torch.ones(C, C, 1, 1)).flatten(2),
+    "conv_transpose": lambda x: F.conv_transpose1d(x, torch.ones(C, C, 2), stride=2),
+    **{f"{name}{rank}d": partial(_pooled, f"{name}{rank}d", rank) for rank in (1, 2, 3)
+       for name in ("avg_pool", "max_pool", "adaptive_avg_pool")},
+    "resized": lambda x: F.interpolate(x, scale_factor=2),
+    "instance norm": F.instance_norm,
+    "stacked": lambda x: torch.stack([x, x.sin()], -1).flatten(2),
+    "mixed by a share": lambda x: torch.lerp(x, F.logsigmoid(x), 0.5),
+    **{one.__name__: one for one in (F.leaky_relu, F.elu, F.softplus, F.mish, F.hardswish, F.relu6)},
+}  # fmt: skip
+
+
 class Ways(nn.Module):
     """Keys made of the queries, or of another sequence, in some way."""
 
@@ -249,7 +271,7 @@ class Ways(nn.Module):
         self.attend = nn.MultiheadAttention(C, H, batch_first=True)
 
     def forward(self, way: str, query: Tensor, key: Tensor) -> None:
-        key = UNKNOWN[way](key) if way else key
+        key = KNOWN[way](key.mT).mT if way in KNOWN else UNKNOWN[way](key) if way else key
         key = self.near(key)[..., 0].mT if key.dim() == 4 else key
         self.attend(query, key, key)
         F.scaled_dot_product_attention(self.q(query)[:, None], self.k(key)[:, None], key[:, None])
@@ -267,6 +289,15 @@ def test_keys_behind_an_unknown_function_may_be_of_any_sequence(way: str, mode: 
         seen.modules[""]("", x, x)
     assert [call.crosses for call in seen.calls] == [None] * 4 + [True] * 4 + [False] * 2
     assert [call.kind for call in seen.calls] == ["attention"] * 4 + ["cross-attention"] * 4 + ["attention"] * 2
+
+
+@pytest.mark.parametrize("way", KNOWN)
+def test_images_videos_pools_and_activations_keep_their_sequence(way: str) -> None:
+    x, other = torch.randn(1, T, C), torch.randn(1, S, C)
+    with torch.no_grad(), regard.watch(Ways().eval()) as seen:
+        seen.modules[""](way, x, key=x)
+        seen.modules[""](way, x, key=other)
+    assert [call.crosses for call in seen.calls] == [False] * 2 + [True] * 2
 
 
 def test_embeddings_and_noise_are_known_beginnings() -> None:

@@ -1,4 +1,5 @@
-"""Transformers of diffusers, at tiny size: maps by step and word, unchanged bits, the order of joint attention."""
+"""Transformers of diffusers, at tiny size, of images and videos: maps by step and word, unchanged bits, the order of
+joint attention."""
 
 from typing import Any
 
@@ -59,3 +60,42 @@ def test_every_attention_has_a_map_and_words_have_their_places(name: str) -> Non
     first, last = (watched.maps[0][0, 0].dense()[patch : patch + 16] for watched in (seen, changed))
     ratios = (last / first)[:, words] / (last / first)[:, patch, None]
     assert (ratios - 1).abs().amax(0).gt(1e-4).tolist() == [n == 2 for n in range(5)]
+
+
+FRAMES, PLACES = 3, 48
+"""(3 frames of 4 x 4 patches)"""
+VIDEOS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] = {
+    "CogVideoXTransformer3DModel": (
+        {"num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "time_embed_dim": 8,
+         "text_embed_dim": 12, "sample_width": 8, "sample_height": 8, "sample_frames": 9, "patch_size": 2,
+         "temporal_compression_ratio": 4, "max_text_seq_length": 5},
+        {"hidden_states": torch.randn(1, FRAMES, 4, 8, 8)}, [(53, 53)],
+    ),
+    "WanTransformer3DModel": (
+        {"patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4,
+         "out_channels": 4, "text_dim": 12, "freq_dim": 16, "ffn_dim": 32, "rope_max_seq_len": 32},
+        {"hidden_states": torch.randn(1, 4, FRAMES, 8, 8)}, [(PLACES, PLACES), (PLACES, 5)],
+    ),
+    "LTXVideoTransformer3DModel": (
+        {"in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 8,
+         "cross_attention_dim": 16, "caption_channels": 12},
+        {"hidden_states": torch.randn(1, PLACES, 4), "encoder_attention_mask": torch.ones(1, 5).bool(),
+         "num_frames": FRAMES, "height": 4, "width": 4}, [(PLACES, PLACES), (PLACES, 5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_attention_from_places_of_a_video_to_words(name: str) -> None:
+    torch.manual_seed(0)
+    sizes, given, shapes = VIDEOS[name]
+    model = getattr(diffusers, name)(**sizes, num_layers=1).eval()
+    given = given | {"encoder_hidden_states": WORDS, "timestep": STEP}
+    with torch.no_grad():
+        before = model(**given).sample
+        with regard.watch(model, verify=True) as seen:
+            assert torch.equal(model(**given).sample, before)
+    assert not seen.report().missed
+    assert max(call.error for call in seen.calls) < 1e-6
+    assert [one.shape[-2:] for one in seen.maps] == shapes
+    assert [call.crosses for call in seen.calls] == [False, True][: len(shapes)]

@@ -32,6 +32,8 @@ def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) 
     result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
     if name_of(func) == "pad":
         thread.try_to(thread.traces.follow, result, *args)
+    elif MIXING[name_of(func)] == CONVOLUTION:
+        thread.try_to(follow_convolution, thread, result, *(args or kwargs.values()))
     if (frame := thread.innermost()) is not None and not frame.mixes:
         thread.try_to(_note, thread, frame, name_of(func), (*args, *kwargs.values()), kwargs.get("stride", args[3:4]))
     return result
@@ -45,6 +47,14 @@ def _note(thread: ThreadState, frame: RunningModule, name: str, given: Args, str
         note_convolution(thread, frame.module, x, tuple(given[1].shape[2:]), stride)
     elif not (name == "pad" and min(given[1]) >= 0) and not (how == SUM and bool(((x == 0) | (x == 1)).all())):
         frame.mixes = how  # (Sums over a mask count positions.)
+
+
+def follow_convolution(thread: ThreadState, result: Any, x: Any, *_: object) -> None:
+    """Record the output of a convolution as a projection; that of an image or a video begins patches."""
+    if isinstance(x, Tensor) and x.is_floating_point():
+        if x.dim() > 3:
+            thread.traces.begin(x, "patches")
+        thread.traces.projected(result, channels_last=False, of=x)
 
 
 def note_convolution(thread: ThreadState, module: nn.Module, x: Any, kernel: tuple[int, ...], stride: Any) -> None:

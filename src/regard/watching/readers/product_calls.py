@@ -22,7 +22,7 @@ from regard.watching.kept.stored_weights import stored
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
-from regard.watching.readers.mixing import note_convolution, note_product
+from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.product_rebuilding import ProductRebuilding
 from regard.watching.readers.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
@@ -142,9 +142,7 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     if _projects(module):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
-        if isinstance(module, nn.Conv2d):
-            thread.traces.begin(of, "patches")
-        thread.traces.projected(output, channels_last=False, of=of)
+        thread.try_to(follow_convolution, thread, output, of)
         thread.try_to(note_convolution, thread, module, of, module.kernel_size, module.stride)
     elif args:
         thread.traces.follow(output, of)

@@ -19,10 +19,15 @@ FOLLOWED = frozenset({
     "repeat_interleave", "layer_norm", "rms_norm", "dropout", "masked_fill", "roll", "flip", "index_select", "gather",
     "__getitem__", "where", "take_along_dim", "clamp", "clip", "clamp_min", "clamp_max", "tanh", "sigmoid", "relu",
     "gelu", "silu", "neg", "abs", "square", "sqrt", "pow", "max", "amax", "mean", "batch_norm", "group_norm",
-    "max_pool2d", "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like", "rand", "randn",
+    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "interpolate", "pixel_shuffle", "pixel_unshuffle", "unfold",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "instance_norm", "leaky_relu", "prelu", "elu", "selu",
+    "celu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh", "relu6", "log_sigmoid", "glu", "lerp",
+    "addcmul", "minimum", "maximum", "log", "sin", "cos", "round", "nan_to_num", "double", "tril", "triu", "empty_like",
+    "zeros_like", "ones_like", "rand_like", "randn_like", "rand", "randn",
 })  # fmt: skip
 """Functions that make new memory of the same positions, between an input and its queries and keys; or noise."""
-JOINED = frozenset({"cat", "concat", "concatenate"})
+JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 WRITTEN = frozenset({"__setitem__", "copy", "index_copy", "index_put", "slice_scatter"})
 WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice_scatter", "index_fill"})
 """Functions that write one tensor into a part of another."""

@@ -85,6 +85,17 @@ VIDEOS: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]]] 
 }  # fmt: skip
 
 
+HUNYUAN: dict[str, Any] = {
+    "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 10, "num_single_layers": 1,
+    "num_refiner_layers": 1, "patch_size": 1, "text_embed_dim": 16, "pooled_projection_dim": 8,
+    "rope_axes_dim": (2, 4, 4),
+}  # fmt: skip
+HUNYUAN_GIVEN: dict[str, Any] = {
+    "hidden_states": torch.randn(1, 4, FRAMES, 4, 4), "encoder_attention_mask": torch.ones(1, 5),
+    "pooled_projections": torch.randn(1, 8), "guidance": torch.tensor([100.0]),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", VIDEOS)
 def test_attention_from_places_of_a_video_to_words(name: str) -> None:
     torch.manual_seed(0)
@@ -99,3 +110,25 @@ def test_attention_from_places_of_a_video_to_words(name: str) -> None:
     assert max(call.error for call in seen.calls) < 1e-6
     assert [one.shape[-2:] for one in seen.maps] == shapes
     assert [call.crosses for call in seen.calls] == [False, True][: len(shapes)]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("CogVideoXTransformer3DModel", 0), ("HunyuanVideoTransformer3DModel", 48)]
+)
+def test_the_places_of_words_beside_those_of_a_video(name: str, first: int) -> None:
+    torch.manual_seed(0)
+    sizes, given, _ = VIDEOS.get(name, (HUNYUAN, HUNYUAN_GIVEN, []))
+    model = getattr(diffusers, name)(**sizes, num_layers=1).eval()
+    words = torch.randn(1, 5, sizes["text_embed_dim"])
+    maps = []
+    for moved in (0.0, 3.0):
+        other = words.clone()
+        other[0, 2] += moved
+        with torch.no_grad(), regard.watch(model, "transformer_blocks.0.*") as seen:
+            model(**given, encoder_hidden_states=other, timestep=STEP)
+        maps.append(seen.maps[0][0, 0].dense())
+    patch = 48 if first == 0 else 0
+    row, ratios = slice(5, 53) if first == 0 else slice(48), maps[1] / maps[0]
+    changed = (ratios[row] / ratios[row, patch, None] - 1).abs().amax(0).gt(1e-4)
+    expected = [first + 2] if first == 0 else list(range(first, first + 5))  # (a refiner mixes the words before)
+    assert changed.nonzero().flatten().tolist() == expected

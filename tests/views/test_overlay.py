@@ -10,7 +10,7 @@ from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, Vi
 
 import regard
 from regard.errors import ArgumentError, NonFiniteError, RegardError, ShapeError
-from regard.views import SMOOTH, WHOLE_PATCHES, PatchGrid, Upsampling, overlay, patch_grid
+from regard.views import SMOOTH, WHOLE_PATCHES, PatchGrid, Upsampling, overlay, overlay_grid, patch_grid
 
 TINY: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -48,6 +48,16 @@ def test_a_watched_image_model(number: int) -> None:
         assert f"{float(expected[:extra].sum()):.0%} on {extra} other token" in ax.get_title(loc="left")
         dense = overlay(image.permute(1, 2, 0).numpy(), eager.mean(0).numpy(), token=token)
         np.testing.assert_allclose(patches(dense), patches(ax), atol=1e-5)
+
+
+def test_each_frame_lies_under_its_panel_and_one_scale_is_that_of_all() -> None:
+    frames = [torch.full((8, 8), shade) for shade in (0.2, 0.4, 0.6)]
+    heads = torch.rand(3, 4) / 4
+    figure = overlay_grid(frames, [(f"frame {n}", one) for n, one in enumerate(heads)])
+    shown = [ax.get_images() for ax in figure.axes if len(ax.get_images()) == 2]
+    assert [float(under.get_array().mean()) for under, _ in shown] == pytest.approx([0.2, 0.4, 0.6])
+    assert len({over.get_clim() for _, over in shown}) == 1
+    np.testing.assert_allclose([over.get_array().ravel() for _, over in shown], heads)
 
 
 def test_pixels_lie_under_their_patches() -> None:
@@ -90,6 +100,16 @@ def test_grids(tokens: int, image: tuple[int, int], options: Any, grid: tuple[in
         (lambda: overlay(np.zeros((4, 4)), np.array([0, 1, np.nan, 0, 0])), NonFiniteError, "nan"),
         (lambda: overlay(np.zeros((4, 4)), np.eye(5), token=4, extra=1), ArgumentError, r"0\.\.3; got 4"),
         (lambda: overlay(np.zeros((4, 4)), np.eye(4), extra=0), ArgumentError, "no class token"),
+        (
+            lambda: overlay_grid([np.zeros((4, 4))] * 2, [("", np.zeros(4))] * 3),
+            ArgumentError,
+            "3 panels; got 2 images",
+        ),
+        (
+            lambda: overlay_grid([np.zeros((4, 4)), np.zeros((4, 6))], [("", np.zeros(4))] * 2),
+            ArgumentError,
+            "same size",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(ask: Any, error: type[RegardError], says: str) -> None:

@@ -210,7 +210,7 @@ def overlay_grid(
     """Draw an image several times, and over it the attention of one head each, under one colour bar.
 
     Args:
-        image: as in `overlay`.
+        image: as in `overlay`; or a list of images of one size, one a panel, as the frames of a video.
         panels: titles, and the weights of heads: maps (T, T), of which the class token's row is drawn, or without one
             the mean over all patches; or rows (T,).
         title: printed above the grid.
@@ -222,7 +222,7 @@ def overlay_grid(
 
     Raises:
         RegardError: as in `overlay`.
-        ArgumentError: there are no panels.
+        ArgumentError: there are no panels, or there is not one image a panel.
 
     >>> import torch
     >>> figure = overlay_grid(torch.rand(3, 28, 42), [("head 0", torch.full((7, 7), 1 / 7))], title="a cat")
@@ -233,7 +233,8 @@ def overlay_grid(
     require(panels, Sequence, "panels", "a list of titles with weights")
     if not panels or not all(isinstance(one, tuple) and len(one) == 2 for one in panels):
         raise ArgumentError(f"panels must be one or more pairs of a title and weights; got {panels!r:.80}")
-    pixels = _pixels(image)
+    frames = _frames(image, len(panels))
+    pixels = frames[0]
     grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
     rows = [_row(one, "class" if grid.extra else "mean", grid) for (_, one), grid in zip(panels, grids, strict=True)]
     look = Colouring.chosen(scale, None, False, theme, None)
@@ -246,8 +247,8 @@ def overlay_grid(
     sizes = [FigureSize(width, height, 0.0, LINE * 1.6, widest_title + NOTE)] * len(panels)
     figure, axes = new_figure(*flow(sizes, title=heading_inches(title) if title else 0.0), theme)
     missing = write_heading(figure, title, theme) if title else ""
-    for ax, row, (name, _) in zip(axes, rows, panels, strict=True):
-        overlay(pixels, row, ax=ax, title=name, scale=scale, limits=limits, colour_bar=False, theme=theme)
+    for ax, frame, row, (name, _) in zip(axes, frames, rows, panels, strict=True):
+        overlay(frame, row, ax=ax, title=name, scale=scale, limits=limits, colour_bar=False, theme=theme)
     span = min(float(one.min()) for one in values), max(float(one.max()) for one in values)
     colour_bar(axes[-1].get_images()[-1], span, limits, look.scale, theme, cax=foot(figure))
     warn_of_missing(missing)
@@ -314,6 +315,19 @@ def _row(weights: Any, token: int | str, grid: PatchGrid) -> npt.NDArray[np.floa
     if not np.isfinite(numbers).all():
         raise NonFiniteError(f"weights must be finite; {numbers[~np.isfinite(numbers)][0]} came")
     return numbers
+
+
+def _frames(image: Any, panels: int) -> list[Numbers]:
+    """The pixels for each panel."""
+    if not (isinstance(image, list | tuple) and all(hasattr(one, "shape") for one in image)):
+        return [_pixels(image)] * panels
+    frames = [_pixels(one) for one in image]
+    if len(frames) != panels or len({one.shape for one in frames}) > 1:
+        raise ArgumentError(
+            f"image must be one image, or one of the same size for each of the {panels} panels; got {len(frames)} "
+            f"images (height, width, 3) of {', '.join(sorted({str(one.shape) for one in frames})) or 'no size'}"
+        )
+    return frames
 
 
 def _pixels(image: Any) -> Numbers:

@@ -71,6 +71,20 @@ def test_every_rendering_is_the_same_predicate(data: st.DataObject) -> None:
     every_rendering_asks_the_predicate(mask, allowed, part(data, 11), part(data, 13))
 
 
+def test_masks_combine_with_bool_tensors_on_either_side() -> None:
+    x, keep = torch.randn(2, 3, 5, 4), torch.rand(5, 5) > 0.4
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    for mask, same in (
+        (keep & regard.causal(), keep & causal),
+        (regard.causal() & keep, keep & causal),
+        (keep | regard.causal(), keep | causal),
+        (~regard.causal() | keep, keep | ~causal),
+    ):
+        assert torch.equal(regard.attention(x, x, x, mask=mask), regard.attention(x, x, x, mask=same))
+    with pytest.raises(TypeError, match="'Causal' and 'Tensor'"):
+        regard.causal() & torch.zeros(5, 5)
+
+
 def test_drawings_name_the_combination() -> None:
     mask = (regard.causal() | regard.lengths(torch.tensor([1]))) & ~regard.causal(0)
     assert str(mask) == "(causal | lengths) & ~(causal)"

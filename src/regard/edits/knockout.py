@@ -7,8 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.call.masks.base import AXES, Mask
-from regard.call.masks.basic import DenseMask
+from regard.call.masks.base import AXES, DenseMask, Mask
 from regard.call.shapes import Sizes
 from regard.edits.base import Edit, indicator, of_keys, where
 from regard.edits.call_place import CallPlace, Positions, checked_positions

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.call.masks.base import Mask
-from regard.call.masks.basic import DenseMask, causal, predicate
+from regard.call.masks.base import DenseMask, Mask
+from regard.call.masks.basic import causal, predicate
 from regard.errors import ShapeError
 from regard.functional import attention
 from regard.tensors.guards import autocast_dtype

@@ -1,7 +1,8 @@
 """Masks of query-key pairs: everywhere, True = keep.
 
 A mask is a predicate on absolute positions, `allowed(batch, head, query, key)`. Every rendering (a dense tensor, a
-tile, a range of keys, a drawing) calls the same predicate, so renderings agree. Masks combine with `&`, `|` and `~`.
+tile, a range of keys, a drawing) calls the same predicate, so renderings agree. Masks combine with `&`, `|` and `~`,
+also with bool tensors.
 
     lengths(n)             key < n                      one length per sequence
     lengths(n, per_query)  key < n[query]               one length per query (d2l's 2-D valid_lens)
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.call.shapes import Rows, Sizes, index_tensor
+from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, owned, take_pairs
 from regard.errors import ArgumentError, RegardError
 from regard.lazy import Displayed
 from regard.tensors.tile_sizes import ranges
@@ -188,11 +189,15 @@ class Mask(Displayed, ABC):
         except (RegardError, IndexError, RuntimeError):
             return str(self)
 
-    def __and__(self, other: "Mask") -> "Mask":
-        return And((*self.factors(), *other.factors())) if isinstance(other, Mask) else NotImplemented
+    def __and__(self, other: "Mask | Tensor") -> "Mask":
+        mask = _operand(other)
+        return NotImplemented if mask is None else And((*self.factors(), *mask.factors()))
 
-    def __or__(self, other: "Mask") -> "Mask":
-        return Or((self, other)) if isinstance(other, Mask) else NotImplemented
+    def __or__(self, other: "Mask | Tensor") -> "Mask":
+        mask = _operand(other)
+        return NotImplemented if mask is None else Or((self, mask))
+
+    __rand__, __ror__ = __and__, __or__
 
     def __bool__(self) -> bool:
         """Refuse to be true or false: `and`, `or` and `not` would silently drop a mask.
@@ -207,6 +212,42 @@ class Mask(Displayed, ABC):
 
     def __invert__(self) -> "Mask":
         return Not(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DenseMask(Mask):
+    """A bool tensor given by the caller, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
+
+    tensor: Tensor
+
+    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
+        return DenseMask(canonical_pairwise(owned(self.tensor, device), sizes, "mask"))
+
+    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
+        if self.tensor.dim() != 4:
+            return Mask.block(self, rows, columns, sizes=sizes, device=device)
+        return take_pairs(self.tensor, rows, columns)
+
+    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        index = (batch, head, query, key)
+        zero = torch.zeros_like(batch)
+        return self.tensor[tuple(zero if n == 1 else i for i, n in zip(index, self.tensor.shape, strict=True))]
+
+    def depends_on(self) -> frozenset[str]:
+        axes = ("batch", "head", "query", "key")
+        if self.tensor.dim() != 4:
+            return AXES
+        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n != 1)
+
+    def __str__(self) -> str:
+        return "a dense mask"
+
+
+def _operand(given: object) -> Mask | None:
+    """A mask, or a bool tensor as one."""
+    if isinstance(given, Tensor) and given.dtype == torch.bool:
+        return DenseMask(given)
+    return given if isinstance(given, Mask) else None
 
 
 def render(mask: Mask, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Bool[Tensor, "..."]:

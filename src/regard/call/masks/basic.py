@@ -8,17 +8,15 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from regard.call.masks.base import AXES, Mask
+from regard.call.masks.base import DenseMask, Mask
 from regard.call.shapes import (
     MOST_COPIED,
     Rows,
     Sizes,
-    canonical_pairwise,
     canonical_per_sequence,
     counted,
     index_tensor,
     owned,
-    take_pairs,
 )
 from regard.errors import ArgumentError, ShapeError, require
 from regard.tensors.guards import can_look, has_values, is_compiling, offset_and_shape
@@ -265,35 +263,6 @@ class Predicate(Mask):
 
     def __str__(self) -> str:
         return getattr(self.function, "__name__", "predicate").replace("<lambda>", "predicate")
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DenseMask(Mask):
-    """A bool tensor given by the caller, True = keep: the input's rank with each dimension full or 1, or (T, S)."""
-
-    tensor: Tensor
-
-    def bind(self, sizes: Sizes, device: torch.device) -> Mask:
-        return DenseMask(canonical_pairwise(owned(self.tensor, device), sizes, "mask"))
-
-    def block(self, rows: Rows, columns: Rows, *, sizes: Sizes, device: torch.device) -> Tensor:
-        if self.tensor.dim() != 4:
-            return Mask.block(self, rows, columns, sizes=sizes, device=device)
-        return take_pairs(self.tensor, rows, columns)
-
-    def allowed(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        index = (batch, head, query, key)
-        zero = torch.zeros_like(batch)
-        return self.tensor[tuple(zero if n == 1 else i for i, n in zip(index, self.tensor.shape, strict=True))]
-
-    def depends_on(self) -> frozenset[str]:
-        axes = ("batch", "head", "query", "key")
-        if self.tensor.dim() != 4:
-            return AXES
-        return frozenset(axis for axis, n in zip(axes, self.tensor.shape, strict=True) if n != 1)
-
-    def __str__(self) -> str:
-        return "a dense mask"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.call.masks.base import And, Mask, Not, Or
-from regard.call.masks.basic import Causal, DenseMask
+from regard.call.masks.base import And, DenseMask, Mask, Not, Or
+from regard.call.masks.basic import Causal
 from regard.call.masks.patterns import Blocks, Documents, Strided, Window
 from regard.call.masks.selection import SelectedMask
 from regard.call.shapes import Sizes

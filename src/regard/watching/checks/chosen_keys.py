@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import DenseBias
-from regard.call.masks.base import And
-from regard.call.masks.basic import Causal, DenseMask
+from regard.call.masks.base import And, DenseMask
+from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
 from regard.kernels import row_state
 from regard.kernels.base import Call

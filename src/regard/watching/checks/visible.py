@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import DenseBias
-from regard.call.masks.base import Mask
-from regard.call.masks.basic import Causal, DenseMask, Lengths, Padding
+from regard.call.masks.base import DenseMask, Mask
+from regard.call.masks.basic import Causal, Lengths, Padding
 from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes, take, take_pairs
 from regard.kernels.base import Call

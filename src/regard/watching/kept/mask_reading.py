@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias, DenseBias
-from regard.call.masks.base import And, Mask
-from regard.call.masks.basic import DenseMask, causal
+from regard.call.masks.base import And, DenseMask, Mask
+from regard.call.masks.basic import causal
 from regard.call.masks.patterns import window
 from regard.call.shapes import Sizes, canonical_pairwise
 from regard.tensors.tile_sizes import fitting

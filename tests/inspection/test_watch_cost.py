@@ -16,7 +16,6 @@ import regard
 from regard.errors import OverwrittenError
 from regard.tensors.reused_memory import Arena
 from regard.watching.hooks.module_hooks import this_thread
-from regard.watching.hooks.module_kinds import works_on_positions
 from regard.watching.kept.saved_tensor import LARGE
 from regard.watching.readers.kernel_lse import FLASH_CPU, KERNELS, KernelLse, run_with_lse
 
@@ -270,63 +269,6 @@ def test_a_method_of_a_module_of_ours_is_a_call_of_that_module() -> None:
     with torch.no_grad(), regard.watch(model := Model()) as seen:
         model(torch.randn(2, 5, D))
     assert list(seen) == [("attend", 0)]
-
-
-class OwnNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(3)), 1e-6
-
-    def normed(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normed(x.float()).type_as(x) * self.weight
-
-
-class Product(OwnNorm):
-    def normed(self, x: Tensor) -> Tensor:
-        return x @ x @ x
-
-
-class Held(OwnNorm):
-    """Its normed is a method that this instance holds, of another one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.normed = Product().normed
-
-
-class Around(OwnNorm):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-
-class Local(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        from torch.nn.functional import scaled_dot_product_attention as view
-
-        return view(x, x, x)
-
-
-class Given(nn.Module):
-    def forward(self, *x: Tensor) -> Tensor:
-        return ATTEND(*x)
-
-
-@pytest.mark.parametrize("kind", [Product, Held, Around, Local, Given, nn.MultiheadAttention])
-def test_the_code_of_a_forward_tells_whether_it_may_attend(kind: Any) -> None:
-    assert works_on_positions(OwnNorm())
-    assert not works_on_positions(kind(4, 2) if kind is nn.MultiheadAttention else kind())
-
-
-def test_frequent_modules_of_transformers_need_no_frame() -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    assert works_on_positions(transformers.pytorch_utils.Conv1D(3, 3))
-    assert works_on_positions(transformers.activations.NewGELUActivation())
-    assert works_on_positions(transformers.models.llama.modeling_llama.LlamaRMSNorm(3))
-    assert works_on_positions(transformers.models.gemma.modeling_gemma.GemmaRMSNorm(3))
 
 
 # -- late copies -----------------------------------------------------------------------------------------

@@ -262,8 +262,3 @@ def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
             scores = call.scores(rows, range(sizes.keys))
             pieces.append(call.normalization.weights(scores, state[..., rows.start : rows.stop]) @ value)
         return torch.cat(pieces, dim=2)
-
-
-def output_error(rebuilt: Tensor, output: Tensor, value: Tensor) -> float:
-    """The largest difference of two outputs over the largest |value|."""
-    return float((rebuilt - output.to(rebuilt.dtype)).abs().max()) / max(float(value.abs().max()), 1e-30)

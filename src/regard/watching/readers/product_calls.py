@@ -139,7 +139,7 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     of = args[0] if args else None
-    if _projects(module):
+    if isinstance(module, nn.Linear):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         if isinstance(module, nn.Conv2d):
@@ -155,14 +155,6 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     else:
         name = "Identity" if isinstance(module, nn.Identity) else f"{type(module).__name__}()"
         thread.try_to(trace_results, thread, _Named(name), args, {}, output)
-
-
-def _projects(module: nn.Module) -> bool:
-    """True for a linear layer, whichever way its weight stands."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        return isinstance(module, nn.Linear)
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, nn.Parameter) and weight.dim() == 2
 
 
 class _Named:

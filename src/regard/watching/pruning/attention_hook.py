@@ -17,9 +17,15 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in
 from regard.watching.kept.output_gradients import ITSELF
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment
-from regard.watching.pruning.layer_cache import LayerCache, layer_cache
 from regard.watching.pruning.prune_tokens import PrunedTokens, layer_of
-from regard.watching.pruning.pruned_caches import PrunedCaches, arguments_of, mask_of_layer, parts_with_positions
+from regard.watching.pruning.pruned_caches import (
+    LayerCache,
+    PrunedCaches,
+    arguments_of,
+    layer_cache,
+    mask_of_layer,
+    parts_with_positions,
+)
 from regard.watching.readers.functions import Args, Kwargs
 
 

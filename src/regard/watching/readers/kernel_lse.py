@@ -1,4 +1,4 @@
-"""The log-sum-exp torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
+"""F.scaled_dot_product_attention as it ran: the mask that decided, and the log-sum-exp that torch throws away."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,10 +10,42 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from regard.errors import ArgumentError
-from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look
+from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look, offset_and_shape
 from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
-from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Kwargs
+
+
+def decided(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
+    mask = given["attn_mask"]
+    if mask is None or type(mask) in PLAIN:
+        return given
+    if (causal := offset_and_shape(mask)) is None:
+        return {**given, "attn_mask": of_memory(mask)}
+    offset, shape = causal
+    if not offset:
+        return {**given, "attn_mask": None, "is_causal": True}
+    return {**given, "attn_mask": torch.ones(shape, dtype=torch.bool, device=given["query"].device).tril(offset)}
+
+
+def of_memory(mask: Tensor) -> Tensor:
+    """A mask as a plain tensor.
+
+    Raises:
+        ArgumentError: a subclass of Tensor decides what the mask means, so its memory may mean something else.
+    """
+    kind = type(mask)
+    if kind in PLAIN:
+        return mask
+    plain: Any = Tensor
+    is_dispatched = kind.__torch_dispatch__ is not plain.__torch_dispatch__
+    if not is_dispatched and getattr(kind.__torch_function__, "__func__", None) is plain.__torch_function__.__func__:
+        return mask.as_subclass(Tensor)
+    raise ArgumentError(
+        f"the mask is a {kind.__module__}.{kind.__qualname__}, and such a class may mean something else than its "
+        "memory holds: expected a plain torch.Tensor, or a CausalBias of torch.nn.attention.bias"
+    )
+
 
 aten = torch.ops.aten
 FLASH, MATH = SDPBackend.FLASH_ATTENTION.value, SDPBackend.MATH.value

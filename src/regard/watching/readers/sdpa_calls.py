@@ -26,10 +26,9 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
-from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.readers.provenance import Origins, Stream
 
 

@@ -43,8 +43,8 @@ Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class BlockLists:
     """The kind of each block of a `BlockMask`: PARTIAL, FULL, or 0 for an unlisted one.
 
-    A compiled FlexAttention asks its `mask_mod` in partial blocks alone. It takes all pairs of a full block, and none of
-    an unlisted one. The lists may say something else than the function, as after `block_mask.mask_mod` was replaced.
+    A compiled FlexAttention asks its `mask_mod` in partial blocks alone. It takes all pairs of a full block, and none
+    of an unlisted one. The lists may say something else than the function, as after `block_mask.mask_mod` was replaced.
     """
 
     kinds: Tensor

@@ -22,7 +22,6 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.maps.sources.values import CallValues
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
@@ -233,9 +232,7 @@ class KernelCall(ObservedCall):
             sizes, made, state=state, held=(*kept, *given.kept), of=None if state is None else self.how,
             even=given.even, graph=policy.graph,
         )  # fmt: skip
-        beside = CallValues()
-        if policy.values or policy.gradients is not None:
-            beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
+        beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
         notes = [] if rows.starts is None else [f"packed documents, each a sequence of the map: {rows.number}"]
         evidence = None
         if isinstance(made, Call) and rows.counts is None and not policy.graph:

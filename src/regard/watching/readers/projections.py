@@ -102,13 +102,7 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
-        """The same projection with saved tensors; an input shared with another projection is saved once.
-
-        Args:
-            policy: the rules for saving tensors.
-            what: the name of the module, for messages.
-            beside: another projection of the call, as the model has it and as saved.
-        """
+        """The same projection with saved tensors; an input shared with `beside`, another projection, is saved once."""
         held: list[SavedTensor] = []
 
         def weight(tensor: Tensor | None) -> Tensor | None:

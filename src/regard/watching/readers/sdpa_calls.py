@@ -15,7 +15,6 @@ from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.maps.sources.values import CallValues
 from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
@@ -83,11 +82,9 @@ class Sdpa(ObservedCall):
             call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
             graph=policy.graph,
         )  # fmt: skip
-        beside = CallValues()
-        if policy.values or policy.gradients is not None:
-            beside = saved_values(
-                policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
-            )
+        beside = saved_values(
+            policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
+        )
         return Reading(
             factors, notes, self._rebuilding(call, factors), evidence=evidence, dimensions=self.heads.dimensions,
             beside=beside,

@@ -133,7 +133,7 @@ class AttentionHook(Interceptor):
         finally:
             if here is not None:
                 # Held only while they may be needed: else two caches would be in memory.
-                here.forget()
+                here.before = None
 
     def left(self, module: nn.Module, output: Any) -> Any:
         try:
@@ -205,10 +205,10 @@ class AttentionHook(Interceptor):
         if id(layers) not in tokens:
             names = {id(one): f"{self.paths[id(layers)]}.{name}".lstrip(".") for name, one in layers.named_children()}
             tokens[id(layers)] = PrunedTokens(list(layers.children()), names, queries)
-        tokens[id(layers)].plan(layer, indices)
+        tokens[id(layers)].planned = layer, indices
         self._running.padding = None
         for here in self._running.visited:
-            self._caches.mark(here.cache)
+            self._caches.uneven.add(here.cache)
 
     def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
         real = self._running.padding
@@ -323,5 +323,5 @@ class _Forward:
         for here in reversed(self.visited):
             here.put_back()
         if self.last is not None:
-            caches.put_back(*self.last)
+            caches.remember(*self.last)
         self.close()

@@ -95,10 +95,6 @@ class LayerCache:
         new = padding[:, padding.shape[1] - (keys - self.length) :]
         return torch.cat([new.new_ones(len(new), self.length), new], dim=1)
 
-    def forget(self) -> None:
-        """Let go of the keys and values from before the call."""
-        self.before = None
-
     def put_back(self) -> None:
         """Restore the layer's cache of before the call."""
         if self.number >= len(self.cache.layers):
@@ -141,31 +137,24 @@ class PrunedCaches:
         """How many keys of each layer of a cache were dropped."""
         self._last: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
         """The positions (B, 1) of the tokens each cache has seen last."""
-        self._uneven: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def dropped(self, layer: Any) -> int:
-        """How many keys of a layer of a cache were dropped."""
-        return self._dropped.get(layer, 0)
+        self.uneven: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The caches with layers that may differ in length, as their tokens were pruned."""
 
     def drop(self, layer: Any, count: int) -> None:
         """Count keys dropped from a layer; a negative number takes them back."""
-        self._dropped[layer] = self.dropped(layer) + count
-
-    def mark(self, cache: Any) -> None:
-        """Note that the layers of a cache may differ in length."""
-        self._uneven.add(cache)
+        self._dropped[layer] = self._dropped.get(layer, 0) + count
 
     def is_uneven(self, cache: Any) -> bool:
         """True if the layers of a cache may differ in length."""
-        return cache in self._uneven or self.is_pruned(cache)
+        return cache in self.uneven or self.is_pruned(cache)
 
     def seen(self, cache: Any) -> int:
         layers = cache.layers
-        return int(cache.get_seq_length()) + (self.dropped(layers[0]) if layers else 0)
+        return int(cache.get_seq_length()) + (self._dropped.get(layers[0], 0) if layers else 0)
 
     def is_pruned(self, cache: Any) -> bool:
         """True if keys of this cache were dropped."""
-        return any(self.dropped(layer) for layer in cache.layers)
+        return any(self._dropped.get(layer) for layer in cache.layers)
 
     def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
         """Correct `position_ids` and a mask (B, columns) of padding beside a cache; raises FunctionError if tokens
@@ -174,7 +163,7 @@ class PrunedCaches:
         positions = given.get("position_ids")
         if not self.is_pruned(cache):
             # transformers counts right here. Given positions are stored, because padding shifts each sequence.
-            self._remember(cache, positions)
+            self.remember(cache, positions)
             return
         seen, last = self.seen(cache), self._last.get(cache)
         if positions is None:
@@ -188,7 +177,7 @@ class PrunedCaches:
                     "its length does not tell how many. Pass the new tokens alone, to generate() with an "
                     "attention_mask that has a column for every token"
                 )
-        self._remember(cache, positions)
+        self.remember(cache, positions)
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             new = mask[:, mask.shape[1] - tokens :]
@@ -199,11 +188,8 @@ class PrunedCaches:
         """The positions (B, 1) of the last cached tokens; None if unknown."""
         return self._last.get(cache)
 
-    def put_back(self, cache: Any, last: Tensor | None) -> None:
-        """Remember these as the last positions."""
-        self._remember(cache, last)
-
-    def _remember(self, cache: Any, positions: Tensor | None) -> None:
+    def remember(self, cache: Any, positions: Tensor | None) -> None:
+        """Store the last of these positions of tokens."""
         if positions is not None and positions.dim() == 2:
             self._last[cache] = positions[:, -1:].detach()
         else:

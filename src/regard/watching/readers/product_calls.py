@@ -6,6 +6,7 @@ the softmax and it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -261,7 +262,7 @@ def attended(
         notes.append(f"these weights were made of {len(trace.origins)} softmaxes, which were not kept")
     elif trace.is_changed and softmax is None:
         notes.append("the softmax that these weights were made of was overwritten, and was not kept")
-    if _size(origin) > product.weights.numel() and product.keys >= origin.keys:
+    if prod(origin.shape) > product.weights.numel() and product.keys >= origin.keys:
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
         origin.is_of_slots = True
@@ -299,14 +300,7 @@ def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, 
     if product.keys < origin.keys:
         _refuse_blocks(thread, trace.origins)
         return True
-    return product.weights.numel() >= _size(origin)
-
-
-def _size(origin: SoftmaxOrigin) -> int:
-    size = 1
-    for extent in origin.shape:
-        size *= extent
-    return size
+    return product.weights.numel() >= prod(origin.shape)
 
 
 def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
@@ -319,7 +313,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
         return None
     if product.unfolded and softmax.shape[:-2] == product.unfolded:
         return softmax
-    if softmax.shape == product.weights.shape and (not trace.is_moved or product.is_at(origin.axis)):
+    if softmax.shape == product.weights.shape and (not trace.is_moved or product.order[-1] == origin.axis):
         return product.laid_out(softmax)
     last = softmax.dim() - 1
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))

@@ -39,8 +39,15 @@ from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_rebuilding import FusedRebuilding
 from regard.watching.readers.kernel_lse import of_memory
-from regard.watching.readers.projected_heads import ProjectedHeads, run_with_heads
-from regard.watching.readers.projections import Layer, LayerNormArguments, Projection, layer_of_call, layer_of_module
+from regard.watching.readers.projections import (
+    Layer,
+    LayerNormArguments,
+    ProjectedHeads,
+    Projection,
+    layer_of_call,
+    layer_of_module,
+    run_with_heads,
+)
 from regard.watching.readers.provenance import Origins
 from regard.watching.readers.sdpa_calls import kept_lse, masked
 

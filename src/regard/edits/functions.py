@@ -27,6 +27,7 @@ from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Readi
 from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
+from regard.watching.kept.factors import masked
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
@@ -35,7 +36,7 @@ from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
 from regard.watching.readers.provenance import Origins
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
-from regard.watching.readers.sdpa_calls import laid_out_by_heads, masked, observe_sdpa, one_rank
+from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa, one_rank
 
 Vectors = tuple[Tensor, Tensor, Tensor]
 

@@ -30,7 +30,7 @@ from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused, ra
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors, undisturbed, with_graph
+from regard.watching.kept.factors import Factors, masked, undisturbed, with_graph
 from regard.watching.kept.mask_reading import GivenMask, both
 from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
@@ -49,7 +49,7 @@ from regard.watching.readers.projections import (
     run_with_heads,
 )
 from regard.watching.readers.provenance import Origins
-from regard.watching.readers.sdpa_calls import kept_lse, masked
+from regard.watching.readers.sdpa_calls import kept_lse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

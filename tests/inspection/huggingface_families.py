@@ -38,6 +38,11 @@ def pixels(size: int = 16) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(7))}
 
 
+def greedy(steps: int = 5, **settings: Any) -> dict[str, Any]:
+    """The arguments of `generate` for so many tokens."""
+    return {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0, **settings}
+
+
 @dataclass(frozen=True)
 class Family:
     """How to build a model, what to feed it, and how it attends by default."""

@@ -16,7 +16,7 @@ from regard.watching.watch import Seen
 pytest.importorskip("transformers")
 import transformers
 
-from tests.inspection.huggingface_families import FAMILIES, LLAMA, Family, tokens
+from tests.inspection.huggingface_families import FAMILIES, LLAMA, Family, greedy, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -35,9 +35,8 @@ WINDOWED = {
 
 def generated(model: Any, inputs: dict[str, Any], *, keep: Any = "factors", steps: int = 4, **more: Any) -> Any:
     """The tokens that a model writes, and what was seen."""
-    options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0, **more}
     with torch.no_grad(), regard.watch(model, keep=keep) as seen:
-        ids = model.generate(**inputs, **options)
+        ids = model.generate(**inputs, **greedy(steps, **more))
     return ids, seen
 
 

@@ -11,7 +11,7 @@ from regard.watching.watch import Seen
 from tests.inspection.huggingface_families import Family
 
 pytest.importorskip("transformers")
-from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, tokens
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, WRITTEN, greedy, tokens
 from tests.transformers_version import is_older_than
 
 # transformers calls what torch has deprecated; nothing of it is ours.
@@ -88,13 +88,7 @@ def test_bigbird_in_full() -> None:
 
 def generated(name: str, inputs: dict[str, Any], **settings: Any) -> tuple[Any, Any, Seen]:
     model = FAMILIES[name].build()
-    options: dict[str, Any] = {
-        "max_new_tokens": 5,
-        "min_new_tokens": 5,
-        "do_sample": False,
-        "pad_token_id": 0,
-        **settings,
-    }
+    options = greedy(**settings)
     with torch.no_grad():
         plain = model.generate(**inputs, **options)
         with regard.watch(model) as seen:
@@ -127,7 +121,7 @@ def test_every_mode_of_keeping_under_generate(name: str, keep: regard.Summarize 
     family = FAMILIES[name]
     model = family.build()
     inputs: dict[str, Any] = {key: value for key, value in family.inputs().items() if key != "decoder_input_ids"}
-    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    options = greedy(4)
     with torch.no_grad():
         plain = model.generate(**inputs, **options)
         with regard.watch(model) as whole:

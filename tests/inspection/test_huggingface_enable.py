@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 from transformers import masking_utils as masking
 
 from tests.families import architectures, examine
-from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, tokens
+from tests.inspection.huggingface_families import FAMILIES, IN_BLOCKS, LENGTH, _field, greedy, tokens
 from tests.transformers_version import is_older_than, places
 
 # transformers calls what torch has deprecated; nothing of it is ours.
@@ -184,15 +184,8 @@ def test_dropout_in_training_is_not_in_the_map() -> None:
 
 
 def generated(model: Any, inputs: dict[str, Any], **settings: Any) -> Any:
-    options: dict[str, Any] = {
-        "max_new_tokens": 5,
-        "min_new_tokens": 5,
-        "do_sample": False,
-        "pad_token_id": 0,
-        **settings,
-    }
     with torch.no_grad():
-        return model.generate(**inputs, **options, output_attentions=True, return_dict_in_generate=True)
+        return model.generate(**inputs, **greedy(**settings), output_attentions=True, return_dict_in_generate=True)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

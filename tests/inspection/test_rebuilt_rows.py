@@ -14,10 +14,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import regard
 from regard.edits import AddBias, Knockout, ScaleHeads
 from regard.errors import NotSeenError, OverwrittenError
+from regard.watching.hooks.module_kinds import ran_fused
 from regard.watching.kept import rebuilding
 from regard.watching.kept.mask_reading import GivenMask
-from regard.watching.readers import decided_masks, fused_path, multi_head_calls, sdpa_calls
-from regard.watching.readers.flex_blocks import BlockLists
+from regard.watching.readers import kernel_lse, multi_head_calls, sdpa_calls
+from regard.watching.readers.flex_calls import BlockLists
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [
@@ -151,7 +152,7 @@ def test_a_map_that_is_not_that_of_its_call_refuses_with_both_elements(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**decided_masks.decided(given), "is_causal": False})
+    monkeypatch.setattr(sdpa_calls, "decided", lambda given: {**kernel_lse.decided(given), "is_causal": False})
     model, given = Layers(), vectors(T)
     with torch.no_grad(), regard.watch(model, **options) as seen:
         for _ in range(4):  # (The last row of a causal call sees all keys.)
@@ -430,11 +431,11 @@ def test_the_conditions_of_the_fused_path_are_those_of_torch(monkeypatch: pytest
                     ran.clear()
                     with torch.set_grad_enabled(grad):
                         module(**given)
-                        assert fused_path.ran_fused(module, given) is bool(ran), (made, training, masks, grad)
+                        assert ran_fused(module, given) is bool(ran), (made, training, masks, grad)
 
 
 def test_a_mask_of_torch_is_decided_without_importing_its_module() -> None:
-    assert decided_masks.decided({"attn_mask": None, "query": 0, "key": 0})["attn_mask"] is None
+    assert kernel_lse.decided({"attn_mask": None, "query": 0, "key": 0})["attn_mask"] is None
 
 
 def test_compiled_flex_runs_with_a_scale_that_varies() -> None:

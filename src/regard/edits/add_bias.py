@@ -8,8 +8,8 @@ from torch import Tensor
 from regard.call.biases.base import Bias, DenseBias
 from regard.call.biases.combined import OfQueries
 from regard.call.normalizations import Softmax
-from regard.edits.base import Edit, indicator, is_all, number_or_tensor, of_keys, where
-from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.base import Edit, check_axes, indicator, is_all, number_or_tensor, of_keys, where
+from regard.edits.call_place import CallPlace, Positions
 from regard.edits.edited_weights import EditedWeights
 from regard.edits.knockout import Knockout
 from regard.errors import ArgumentError
@@ -51,14 +51,13 @@ class AddBias(Edit):
 
     def __post_init__(self) -> None:
         number_or_tensor(self.bias, "a bias")
-        for axis in ("keys", "queries", "heads", "batch"):
-            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        check_axes(self)
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         bias = bias_of(self.bias, self, at, "bias")
         if bias is None or is_all(self.bias, 0.0):
             return weights
-        return weights.biased(bias, f"bias on{_where(self)}")
+        return weights.biased(bias, f"bias on{where(self) or ' all keys'}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +103,7 @@ class Reweight(Edit):
         number_or_tensor(self.factor, "a factor", least=0.0)
         if isinstance(self.factor, Tensor) and bool((self.factor.detach() == 0).any()):
             raise ArgumentError("the factors of a tensor must be above 0: cut the other keys by a Knockout")
-        for axis in ("keys", "queries", "heads", "batch"):
-            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        check_axes(self)
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
         if not isinstance(weights.call.normalization, Softmax):
@@ -121,7 +119,7 @@ class Reweight(Edit):
         if made is None or is_all(self.factor, 1.0):
             return weights
         shown = f"{self.factor:g}" if not isinstance(self.factor, Tensor) else "a tensor"
-        return weights.biased(made, f"times {shown} on{_where(self)}, by a bias")
+        return weights.biased(made, f"times {shown} on{where(self) or ' all keys'}, by a bias")
 
 
 def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, what: str) -> Bias | None:
@@ -136,7 +134,3 @@ def bias_of(value: float | Tensor, edit: "AddBias | Reweight", at: CallPlace, wh
     rows = indicator(queries, at.sizes.queries, at.device)
     assert rows is not None
     return OfQueries(bias, rows, tuple(sorted(queries.local.tolist())))
-
-
-def _where(edit: "AddBias | Reweight") -> str:
-    return where(keys=edit.keys, queries=edit.queries, heads=edit.heads, batch=edit.batch) or " all keys"

@@ -2,12 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from regard.edits.call_place import CallPlace, Chosen1D, Positions
+from regard.edits.call_place import CallPlace, Chosen1D, Positions, checked_positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ArgumentError, ShapeError
 
@@ -27,6 +26,22 @@ class Edit(ABC):
     def needs_positions(self) -> bool:
         """True if the edit depends on the positions of a call's queries and keys."""
         return True
+
+
+AXES = {"keys": "keys", "queries": "queries", "heads": "heads", "batch": "batch rows"}
+"""The fields of edits that choose positions, each with its word."""
+
+
+def check_axes(edit: Edit) -> None:
+    """Check the choices of an edit, before any call is known."""
+    for axis in AXES:
+        if hasattr(edit, axis):
+            object.__setattr__(edit, axis, checked_positions(getattr(edit, axis), axis))
+
+
+def where(edit: Edit) -> str:
+    """A few words about the choices of an edit, for the report; empty for all."""
+    return ",".join(text for axis, word in AXES.items() if (text := said(word, getattr(edit, axis, None))))
 
 
 def number_or_tensor(value: float | Tensor, what: str, *, least: float | None = None) -> None:
@@ -63,25 +78,22 @@ def indicator(chosen: Chosen1D | None, length: int, device: torch.device) -> Ten
     return found
 
 
+def rows_of(batch: Chosen1D | None, query: Chosen1D | None, at: CallPlace) -> Tensor:
+    """The chosen rows of the batch and queries, bool (B or 1, 1, T or 1)."""
+    rows = torch.ones(1, 1, 1, dtype=torch.bool, device=at.device)
+    if (is_in := indicator(batch, at.sizes.flat_batch, at.device)) is not None:
+        rows = is_in[:, None, None]
+    return rows if (is_in := indicator(query, at.sizes.queries, at.device)) is None else rows & is_in
+
+
 def of_keys(
     value: float | Tensor, at: CallPlace, keys: Positions, heads: Positions, batch: Positions, what: str
 ) -> Tensor | None:
-    """Values at the chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S).
+    """Values at the chosen keys, heads and rows of the batch, 0 elsewhere: (B or 1, H or 1, 1, S); None if the call has
+    no chosen position.
 
-    Args:
-        value: a number, one for each chosen key (n,), or one for each chosen head and key (h, n).
-        at: the call.
-        keys: the chosen keys; a bool tensor (B, S) chooses for each row of the batch, and takes one number.
-        heads: the chosen heads.
-        batch: the chosen rows.
-        what: the name of the value, for messages.
-
-    Returns:
-        None if the call has no chosen position.
-
-    Raises:
-        ShapeError: the value's shape is none of these.
-        ArgumentError: a position is outside the call.
+    There is one number, one for each chosen key (n,), or one for each chosen head and key (h, n). A bool tensor (B, S)
+    chooses keys for each row of the batch, and takes one number. `what` names the value in messages.
     """
     sizes, device = at.sizes, at.device
     number = torch.as_tensor(value, dtype=at.dtype, device=device)
@@ -153,13 +165,3 @@ def said(axis: str, index: Positions) -> str:
         return f" {SINGULAR[axis]} {numbers[0]}"
     shown = [str(n) for n in (numbers if len(numbers) < 6 else [*numbers[:4], "...", numbers[-1]])]
     return f" {axis} {', '.join(shown)}"
-
-
-def where(
-    *, keys: Positions = None, queries: Positions = None, heads: Positions = None, batch: Positions = None
-) -> str:
-    """The same about all axes."""
-    parts: Collection[tuple[str, Positions]] = (
-        ("keys", keys), ("queries", queries), ("heads", heads), ("batch rows", batch)
-    )  # fmt: skip
-    return ",".join(text for axis, index in parts if (text := said(axis, index)))

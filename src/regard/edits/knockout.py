@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard.call.masks.base import AXES, DenseMask, Mask
 from regard.call.shapes import Sizes
-from regard.edits.base import Edit, indicator, of_keys, where
-from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.base import Edit, check_axes, indicator, of_keys, where
+from regard.edits.call_place import CallPlace, Positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ArgumentError
 
@@ -56,8 +56,7 @@ class Knockout(Edit):
     edges: Edges = None
 
     def __post_init__(self) -> None:
-        for axis in ("keys", "queries", "heads", "batch"):
-            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        check_axes(self)
         if self.edges is None:
             if self.keys is None and self.queries is None:
                 raise ArgumentError(
@@ -74,10 +73,7 @@ class Knockout(Edit):
         if mask is None:
             return weights
         shown = "" if self.edges is None else f" {len(self.edges)} edges" if not callable(self.edges) else " edges"
-        return weights.masked(mask, f"cut{shown}{self._where()}, by a mask")
-
-    def _where(self) -> str:
-        return where(keys=self.keys, queries=self.queries, heads=self.heads, batch=self.batch)
+        return weights.masked(mask, f"cut{shown}{where(self)}, by a mask")
 
     def _product(self, at: CallPlace) -> Mask | None:
         """The mask without the chosen queries on the chosen keys; None if the call has none of them."""

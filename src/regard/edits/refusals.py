@@ -16,15 +16,7 @@ RUN_BY = ("sdpa", "regard")
 
 
 def refuse_edits(modules: dict[str, nn.Module], wanted: Set[str]) -> None:
-    """Refuse a model, or a named module, without editable attention.
-
-    Args:
-        modules: all modules of the model, by their paths.
-        wanted: the named paths.
-
-    Raises:
-        ArgumentError: the message says why and how to proceed.
-    """
+    """Raise ArgumentError for a model, or a module of the wanted paths, without editable attention."""
     around = with_parents(wanted)
     for path, module in modules.items():
         if path not in around:

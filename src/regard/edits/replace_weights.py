@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from regard.edits.base import Edit, indicator, where
-from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.base import Edit, check_axes, rows_of, where
+from regard.edits.call_place import CallPlace, Positions
 from regard.edits.edited_weights import EditedWeights, Replaced
 from regard.errors import ArgumentError, NonFiniteError, ShapeError
 from regard.maps.attention_map import AttentionMap
@@ -69,30 +70,22 @@ class ReplaceWeights(Edit):
             given_weights(self.weights)
             if not bool(torch.isfinite(self.weights.detach()).all()):
                 raise NonFiniteError(f"the weights {tuple(self.weights.shape)} have NaN or infinity in them")
-        for axis in ("heads", "queries", "batch"):
-            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        check_axes(self)
 
     @property
     def needs_positions(self) -> bool:
         return self.queries is not None
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        sizes, device = at.sizes, at.device
         heads, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
         rows = at.chosen(self.batch, "batch")
         if any(chosen is not None and not len(chosen.local) for chosen in (heads, query, rows)):
             return weights
-        chosen = torch.arange(sizes.heads, device=device) if heads is None else heads.local
-        where_ = torch.ones(1, len(chosen), 1, dtype=torch.bool, device=device)
-        if (is_in := indicator(rows, sizes.flat_batch, device)) is not None:
-            where_ = where_ & is_in[:, None, None]
-        if (is_in := indicator(query, sizes.queries, device)) is not None:
-            where_ = where_ & is_in
+        chosen = torch.arange(at.sizes.heads, device=at.device) if heads is None else heads.local
+        replaced = rows_of(rows, query, at).expand(-1, len(chosen), -1)
         given, what = self._given(at)
-        word = (
-            f"{what} in{where(heads=self.heads, queries=self.queries, batch=self.batch) or ' all heads'}, by a product"
-        )
-        return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, where_), word)
+        word = f"{what} in{where(self) or ' all heads'}, by a product"
+        return weights.with_heads(Replaced(self._fitted(given, chosen, at), chosen, replaced), word)
 
     def _given(self, at: CallPlace) -> tuple[Source, str]:
         given = self.weights
@@ -112,25 +105,15 @@ class ReplaceWeights(Edit):
         sizes = at.sizes
         lead, has = tuple(given.shape[:-2]), tuple(given.shape[-2:])
         heads_given = 1 if not lead or (not sizes.has_heads and len(lead) == 1) else lead[-1]
-        batch = 1
-        for n in lead[: len(lead) - (sizes.has_heads and bool(lead))]:
-            batch *= n
-        if (
-            has != (sizes.queries, sizes.keys)
-            or heads_given not in (1, len(heads), sizes.heads)
-            or batch not in (1, sizes.flat_batch)
-        ):
+        batch = prod(lead[: len(lead) - (sizes.has_heads and bool(lead))])
+        fits = heads_given in (1, len(heads), sizes.heads) and batch in (1, sizes.flat_batch)
+        if not fits or has != (sizes.queries, sizes.keys):
             raise ShapeError(
                 f"{at}: its weights are {tuple(sizes.map_shape)}, of which {len(heads)} of {sizes.heads} heads are "
                 f"replaced; the weights that replace them are {tuple(given.shape)}"
             )
         device = heads.device
-        if heads_given == sizes.heads:
-            columns = heads
-        else:
-            columns = torch.arange(len(heads), device=device) if heads_given > 1 else torch.zeros_like(heads)
-        rows = torch.arange(sizes.flat_batch, device=device) if batch > 1 else torch.zeros(
-            sizes.flat_batch, dtype=torch.long, device=device
-        )  # fmt: skip
+        columns = heads if heads_given == sizes.heads else torch.arange(len(heads), device=device) * (heads_given > 1)
+        rows = torch.arange(sizes.flat_batch, device=device) * (batch > 1)
         flat_heads = rows[:, None] * heads_given + columns
         return given.choose(flat_heads.reshape(-1), (sizes.flat_batch, len(heads)))

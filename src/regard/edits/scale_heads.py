@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.edits.base import Edit, indicator, is_all, number_or_tensor, where
-from regard.edits.call_place import CallPlace, Positions, checked_positions
+from regard.edits.base import Edit, check_axes, is_all, number_or_tensor, rows_of, where
+from regard.edits.call_place import CallPlace, Positions
 from regard.edits.edited_weights import EditedWeights
 from regard.errors import ShapeError
 
@@ -47,11 +47,10 @@ class ScaleHeads(Edit):
 
     def __post_init__(self) -> None:
         number_or_tensor(self.factor, "a factor")
-        for axis in ("heads", "queries", "batch"):
-            object.__setattr__(self, axis, checked_positions(getattr(self, axis), axis))
+        check_axes(self)
 
     def apply(self, weights: EditedWeights, at: CallPlace) -> EditedWeights:
-        sizes, device = at.sizes, at.device
+        sizes = at.sizes
         head, query = at.chosen(self.heads, "head"), at.chosen(self.queries, "query")
         rows = at.chosen(self.batch, "batch")
         count = sizes.heads if head is None else head.total
@@ -63,16 +62,11 @@ class ScaleHeads(Edit):
         is_empty = any(chosen is not None and not len(chosen.local) for chosen in (head, query, rows))
         if is_empty or is_all(self.factor, 1.0):
             return weights
-        given = torch.as_tensor(self.factor, dtype=at.dtype, device=device).expand(count)
+        given = torch.as_tensor(self.factor, dtype=at.dtype, device=at.device).expand(count)
         factors = given if head is None else given.new_ones(sizes.heads).index_copy(0, head.local, given[head.among])
-        factors = factors[None, :, None]
-        if (is_in := indicator(rows, sizes.flat_batch, device)) is not None:
-            factors = torch.where(is_in[:, None, None], factors, 1.0)
-        if (is_in := indicator(query, sizes.queries, device)) is not None:
-            factors = torch.where(is_in, factors, 1.0)
+        factors = torch.where(rows_of(rows, query, at), factors[None, :, None], 1.0)
         shown = f"{self.factor:g}" if not isinstance(self.factor, Tensor) else "a tensor"
-        chosen_ = where(heads=self.heads, queries=self.queries, batch=self.batch) or " all heads"
-        return weights.scaled(factors, f"output times {shown} in{chosen_}")
+        return weights.scaled(factors, f"output times {shown} in{where(self) or ' all heads'}")
 
     @property
     def needs_positions(self) -> bool:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ArgumentError
 from regard.huggingface.forward import COMPUTED, dense, forward, forward_as_eager
 from regard.huggingface.masks import lazy_mask
+from regard.watching.checks.roles import nested_configs
 
 NAME = "regard"
 """The name of this implementation among those of transformers."""
@@ -50,7 +51,7 @@ def enable(model: nn.Module) -> "Enabled":
     library = _library(model)
     _register(library)
     parts: list[Any] = [m for m in model.modules() if isinstance(m, library.PreTrainedModel)]  # first the model itself
-    configs = {id(c): c for part in parts for c in _nested(part.config)}.values()
+    configs = {id(c): c for part in parts for c in nested_configs(part.config)}.values()
     before = [(config, config._attn_implementation) for config in configs]
     parts[0].set_attn_implementation(NAME)
     # A part without dispatch keeps its implementation, and transformers raises no error.
@@ -111,13 +112,6 @@ def _not_computed(part: nn.Module) -> list[str]:
     return [name for name in given if name not in COMPUTED]
 
 
-def _nested(config: Any) -> Iterator[Any]:
-    yield config
-    for name in config.sub_configs:
-        if (inner := getattr(config, name, None)) is not None:
-            yield from _nested(inner)
-
-
 class Enabled:
     """The changes of `enable`, and their undoing."""
 
@@ -163,9 +157,8 @@ class Enabled:
 
 def _set(implementations: list[tuple[Any, str]]) -> None:
     """Set the implementation of each config, and protect nested configs, which transformers sets too."""
-    wanted = {
-        id(inner): (inner, inner._attn_implementation) for config, _ in implementations for inner in _nested(config)
-    }
+    nested = [inner for config, _ in implementations for inner in nested_configs(config)]
+    wanted = {id(inner): (inner, inner._attn_implementation) for inner in nested}
     wanted |= {id(config): (config, name) for config, name in implementations}
     for config, name in wanted.values():
         config._attn_implementation = name

@@ -36,28 +36,18 @@ def forward(
     head_mask: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionMap]:
-    """`regard.attention` with the arguments of transformers' models.
+    """`regard.attention` with the arguments of transformers' models: query (B, H, T, D), key (B, G, S, D) and value (B,
+    G, S, E) to the output (B, T, H, E) and the map.
 
     Args:
-        module: the attention layer.
-        query: (B, H, T, D).
-        key: (B, G, S, D).
-        value: (B, G, S, E).
+        module: the attention layer; `is_causal` replaces its own value.
         attention_mask: a `LazyMask`, a bool tensor (True = keep) or an additive mask, each (B or 1, H or 1, T or 1, S).
-            Without one, the layer's own `is_causal` decides; a causal mask then starts at the first key.
-        dropout: of the weights.
-        scaling: of the scores; None means 1/sqrt(D).
-        is_causal: replaces the layer's own value.
+            Without one, `is_causal` decides; a causal mask then starts at the first key.
         position_bias: is added to the scores (T5).
-        cache: a paged cache.
         softcap: c of c tanh(s / c) (Gemma 2).
         s_aux: a sink for each head (GPT-OSS).
         indices: an indexer's keys for each query, (B, T, k): all others are masked (DeepSeek 3.2).
-        head_mask: factors for the weights of each head (transformers 4): has to be None.
         others: arguments without influence on the result.
-
-    Returns:
-        The output, (B, T, H, E), and the map.
 
     Raises:
         ArgumentError: a paged cache, blocks of keys that an indexer has chosen, or a `head_mask` are given.

@@ -24,11 +24,8 @@ class Loaded(NamedTuple):
 def load_folder(folder: Path, tell: TellRead = lambda *_: None) -> Loaded:
     """Load the model of a folder, of the class that its config.json names.
 
-    A class that transformers does not know is replaced by the one for the `model_type`.
-
-    Args:
-        folder: has config.json and weights, as safetensors or pytorch_model.bin.
-        tell: is called with the bytes of weights read so far.
+    A class that transformers does not know is replaced by the one for the `model_type`. `tell` is called with the bytes
+    of weights read so far.
 
     Raises:
         RunFolderError: the folder is foreign or damaged, needs code of its own, or holds another model's weights.

@@ -44,18 +44,7 @@ class _Piece:
 
 
 def joined_map(name: str, sequence: CallSequence, maps: Mapping[int, AttentionMap], others: "OfRuns") -> AttentionMap:
-    """Concatenate the maps of a sequence's calls by rows.
-
-    Args:
-        name: the path of the module, for messages.
-        sequence: the calls of the sequence.
-        maps: the map of each call.
-        others: the row orders found by the other modules.
-
-    Raises:
-        ShapeError: the order of rows in the batch is ambiguous.
-        NotKeptError: only statistics of the calls were recorded, none of them joinable.
-    """
+    """Concatenate the maps of a sequence's calls by rows; raises ShapeError for an ambiguous order of the batch."""
     steps = sequence.steps
     if len(steps) == 1:
         return maps[steps[0].call]

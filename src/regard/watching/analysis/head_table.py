@@ -156,14 +156,8 @@ BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 
 @torch.no_grad()
 def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
-    """The numbers of `head_table` before their means, for the chosen names; "top_weight" is the largest weight.
-
-    Args:
-        weights: a map (batch..., H, T, S), with weights.
-        tokens: the ids of the tokens, (batch..., S) or (S,), or None. Without tokens that fit, "induction" and
-            "duplicate" count no query.
-        names: of `BY_QUERY`.
-    """
+    """The numbers of `head_table` before their means, for names of `BY_QUERY`; "top_weight" is the largest weight.
+    Without tokens that fit, "induction" and "duplicate" count no query."""
     return query_values_and_top(weights, tokens, names, 0)[0]
 
 
@@ -208,13 +202,7 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict[str, Tensor]:
-    """The columns of `head_table` that name positions or tokens, each (H,).
-
-    Args:
-        weights: a map (batch..., H, T, S), with weights.
-        tokens: the ids of the tokens, (batch..., S) or (S,), or None. Other shapes give NaN.
-        live: the queries with a key, (batch..., H, T).
-    """
+    """The columns of `head_table` that name positions or tokens, each (H,), over `live`, the queries with a key."""
     chosen = _chosen_keys(weights, tokens, (*OF_POSITIONS, *OF_TOKENS) if tokens is not None else OF_POSITIONS)
     answers = ask_all(weights.source, list(chosen.values()))
     return {name: one.mean() for name, one in _of_chosen_keys(weights, live, chosen, answers).items()}

@@ -171,7 +171,7 @@ def _is_float(x: object) -> bool:
 
 
 def _floats(given: object) -> list[Tensor]:
-    return [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tree_leaves(given) if _is_float(x)]
 
 
 def _silent(mixing: set[str], read: set[str]) -> set[str]:

@@ -27,11 +27,7 @@ SHOWN = 24
 def watched(maps: Any) -> Any:
     """A model with its inputs as the watch of one run without gradients; anything else as it is.
 
-    The inputs are a tuple of arguments, a mapping of named ones, or one argument. The model runs in evaluation mode,
-    and its mode, its buffers and the random state are restored.
-
-    Raises:
-        ArgumentError: a model came without inputs.
+    The inputs are a tuple of arguments, a mapping of named ones, or one argument.
     """
     if isinstance(maps, nn.Module):
         raise ArgumentError(
@@ -55,10 +51,6 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
 
     A map without heads gets one; another order of its dimensions becomes this one. A tensor becomes a map of given
     weights, and None, which transformers has for a layer without attention, is passed over.
-
-    Raises:
-        ArgumentError: there are no maps, or one of them is no map.
-        ShapeError: it is not known which dimension of a map has the heads.
     """
     maps = watched(maps)
     items: Any = getattr(maps, "items", None)
@@ -73,7 +65,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
         found = [(str(number), one) for number, one in enumerate(maps) if one is not None]
     else:
         found = [("", maps)]
-    found = [(name, _as_map(one)) for name, one in found]
+    found = [(name, AttentionMap(given_weights(one)) if isinstance(one, Tensor) else one) for name, one in found]
     if not found:
         raise ArgumentError("there are no maps to look at: nothing was seen")
     if wrong := [type(one).__name__ for _, one in found if not isinstance(one, AttentionMap)]:
@@ -81,10 +73,6 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     for name, one in found:
         one.source.require_heads(f"this, for {name!r},")
     return [(name, one.with_heads()) for name, one in found]
-
-
-def _as_map(one: Any) -> Any:
-    return AttentionMap(given_weights(one)) if isinstance(one, Tensor) else one
 
 
 def _name_and_call(key: Any) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from string import digits
 
 import torch
@@ -41,7 +42,8 @@ def audit(record: Record, *, causal: bool | None = None, keep: Tensor | None = N
             continue
         known.append((call, facts))
         wanted = is_causal(record.modules, call.name, call.crosses) if causal is None else causal and not crosses
-        found += _of_call(call, facts, crosses=crosses, should_be_causal=wanted, keep=_fitting(call, keep))
+        faults = _of_call(call, facts, crosses=crosses, should_be_causal=wanted, keep=_fitting(call, keep))
+        found += [replace(fault, path=call.name, call=call.index) for fault in faults]
     if keep is None:
         found += _unlike_their_like(known)
     return by_module(found)
@@ -53,12 +55,11 @@ def _of_call(
     assert call.map is not None
     mask, (queries, keys) = facts.mask, call.map.shape[-2:]
     if facts.fault:
-        yield Finding("recurrence", "error", facts.fault, call.name, call.index)
+        yield Finding("recurrence", "error", facts.fault)
         return
     if any(share is not None and math.isnan(share) for share in (facts.later, facts.padding, facts.first)):
         yield Finding(
             "not finite", "error", "its weights are not numbers: look at the inputs and at rows without a key",
-            call.name, call.index,
         )  # fmt: skip
         return
     if crosses or queries > keys:
@@ -67,13 +68,13 @@ def _of_call(
                 "causal cross-attention", "error",
                 f"the keys are of another sequence, and the mask that arrived is {mask}: each query should see every "
                 "real key; look for an is_causal that is True by default",
-                call.name, call.index, {"queries": queries, "keys": keys},
+                numbers={"queries": queries, "keys": keys},
             )  # fmt: skip
     elif mask.pattern == "inverted":
         yield Finding(
             "inverted mask", "error",
             f"each query sees only what comes after it: the causal mask is upside down ({TRUE})",
-            call.name, call.index, {} if facts.later is None else {"share": facts.later},
+            numbers={} if facts.later is None else {"share": facts.later},
         )  # fmt: skip
     elif mask.pattern == "causal from the first key" and queries > 1 and not _is_empty_beyond(call, queries):
         yield Finding(
@@ -81,24 +82,24 @@ def _of_call(
             f"{queries} queries and {keys} keys, and the causal mask aligns the first with the first: no query "
             f"sees the last {keys - queries} keys. is_causal does that; after a cache, align the last with the "
             "last",
-            call.name, call.index, {"queries": queries, "keys": keys},
+            numbers={"queries": queries, "keys": keys},
         )  # fmt: skip
     elif should_be_causal and facts.later is not None and facts.later > LEAST:
-        yield _future(call, facts, facts.later)
+        yield _future(facts, facts.later)
     if keep is not None and facts.padding is not None and facts.padding > LEAST:
         yield Finding(
             "padding", "error",
             f"{facts.padding:.1%} of the weight is on padding, and the mask that arrived is {mask}: hand it the "
             f"padding mask, the right way up ({TRUE})",
-            call.name, call.index, {"share": facts.padding},
+            numbers={"share": facts.padding},
         )  # fmt: skip
     if facts.choice is not None and facts.choice.without_first > 0:
-        yield _first_dropped(call, facts.choice)
+        yield _first_dropped(facts.choice)
     if facts.no_key and mask.pattern != "inverted":
         yield _no_key(call, facts, keep)
 
 
-def _future(call: Observed, facts: Facts, later: float) -> Finding:
+def _future(facts: Facts, later: float) -> Finding:
     """A causal model with visible later positions; prefixes and blocks are bidirectional by design."""
     meant = facts.mask.pattern in ("prefix", "causal, with blocks of both directions")
     says = (
@@ -107,10 +108,10 @@ def _future(call: Observed, facts: Facts, later: float) -> Finding:
     )
     advice = "right for a prefix or an image, and wrong otherwise" if meant else "hand the kernel a causal mask"
     severity: Severity = "info" if meant else "error"
-    return Finding("future", severity, f"{says}: {advice}", call.name, call.index, {"share": later})
+    return Finding("future", severity, f"{says}: {advice}", numbers={"share": later})
 
 
-def _first_dropped(call: Observed, choice: KeyChoice) -> Finding:
+def _first_dropped(choice: KeyChoice) -> Finding:
     """An indexer that leaves out the first key, on which softmax attention often rests (a sink)."""
     weight = "" if choice.first is None else f", where all causal keys would give it {choice.first:.1%} of the weight"
     is_sink = choice.first is not None and choice.first > SINK
@@ -119,7 +120,7 @@ def _first_dropped(call: Observed, choice: KeyChoice) -> Finding:
     return Finding(
         "first key dropped", "warning" if is_sink else "info",
         f"{choice.without_first:.1%} of the rows that choose leave out the first key{weight}: {advice}",
-        call.name, call.index, numbers,
+        numbers=numbers,
     )  # fmt: skip
 
 
@@ -140,13 +141,13 @@ def _no_key(call: Observed, facts: Facts, keep: Tensor | None) -> Finding:
             "no key", "info",
             f"{facts.no_key} of {facts.rows} rows have no key, all of them of padding: their weights are 0 here, and "
             "their output means nothing",
-            call.name, call.index, numbers,
+            numbers=numbers,
         )  # fmt: skip
     return Finding(
         "no key", "warning" if keep is None else "error",
         f"{facts.no_key} of {facts.rows} rows have no key, rows of real tokens among them, and the mask that arrived "
         f"is {facts.mask}: their output is 0, NaN or an even mean, as the kernel likes; let each see itself",
-        call.name, call.index, numbers,
+        numbers=numbers,
     )  # fmt: skip
 
 

@@ -19,14 +19,8 @@ DifferenceMeasure = Callable[[Subject], float]
 
 
 def largest_difference(one: Sequence[Outputs], other: Sequence[Outputs], before: int | None = None) -> float:
-    """The largest difference of the outputs of rows, over the largest |output|; NaN if either has NaN.
-
-    Args:
-        one: the outputs of some rows.
-        other: the outputs of the same rows from another run; outputs of other shapes are not compared.
-        before: compare only earlier positions, and only outputs with positions of the input `ahead`, the rows' only
-            outputs then.
-    """
+    """The largest difference of the outputs of rows in two runs, over the largest |output|; NaN if either has NaN.
+    Outputs of unlike shapes are not compared, and only positions `before` one, if given."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name in mine.keys() & theirs.keys():

@@ -23,16 +23,8 @@ DROPS = ("key_padding_mask", "src_key_padding_mask", "tgt_key_padding_mask")
 
 
 class GivenSubject(Subject):
-    """A module and a batch for it.
-
-    Args:
-        model: any module.
-        batch: its arguments; tensors have the batch first.
-        causal: expected causality: no output may depend on later positions of the last input with positions.
-
-    Raises:
-        ArgumentError: there is no tensor in the batch, or there are batches of several sizes.
-    """
+    """A module and a batch for it. If it should be `causal`, no output may depend on later positions of the last input
+    with positions."""
 
     def __init__(self, model: nn.Module, batch: Any, *, causal: bool | None) -> None:
         self.model, self.causal = model, causal

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.watching.checks.roles import is_causal_model, is_pair
+from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
 
 LONG, SHORT = 13, 8
@@ -198,7 +198,7 @@ class HuggingFaceSubject(Subject):
 
     def eager(self) -> AbstractContextManager[object] | None:
         parts = [m for m in self.model.modules() if is_huggingface_model(m)]
-        configs = {id(c): c for part in parts for c in _nested(getattr(part, "config", None))}.values()
+        configs = {id(c): c for part in parts for c in nested_configs(getattr(part, "config", None))}.values()
         before = [(config, config._attn_implementation) for config in configs]
         if all(name == "eager" for _, name in before):
             return None
@@ -213,13 +213,6 @@ def _eager(model: Any, before: list[tuple[Any, str]]) -> Iterator[None]:
     finally:
         for config, name in before:
             config._attn_implementation = name
-
-
-def _nested(config: Any) -> Iterator[Any]:
-    yield config
-    for name in config.sub_configs:
-        if (inner := getattr(config, name, None)) is not None:
-            yield from _nested(inner)
 
 
 def _special(config: Any) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """The expected causality of an attention module, by the config of a Hugging Face model."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -84,3 +84,11 @@ def config_of(modules: Mapping[str, nn.Module], path: str) -> Any:
         if not path:
             return None
         path = path.rpartition(".")[0]
+
+
+def nested_configs(config: Any) -> Iterator[Any]:
+    """A config of transformers and those inside it."""
+    yield config
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None:
+            yield from nested_configs(inner)

@@ -128,13 +128,10 @@ def tensors_of(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def by_row(found: Mapping[str, Tensor], keeps: Mapping[str, Tensor]) -> list[Outputs]:
-    """The outputs of each row, without padding.
+    """The outputs of each row, without padding. `keeps` has the real positions of each input with some, bool (B, L).
 
-    Args:
-        found: the outputs of a batch; those without a row per sequence are left out.
-        keeps: the mask of real positions of each input with positions, bool (B, L). An output belongs to the input of
-            the width of its second dimension. If any output has positions, the others are left out of padded batches: a
-            model may take them from the first or the last position.
+    An output belongs to the input of the width of its second dimension. Padded batches leave out those without
+    positions: a model may take them from the first or the last one.
     """
     batch = len(next(iter(keeps.values())))
     is_padded = any(not bool(keep.all()) for keep in keeps.values())

@@ -90,7 +90,7 @@ def _before(module: nn.Module, args: Args) -> None:
         # (A global hook gets no keyword arguments, but torch's function that calls it has them.)
         with DisableTorchFunction():
             thread.traces.given(*tree_leaves((args, sys._getframe(1).f_locals.get("kwargs"))))
-    if is_plain(module, thread.traces) and not (thread.editors and is_in_backward()):
+    if is_plain(module) and not (thread.editors and is_in_backward()):
         thread.begin_plain(module)
         return
     thread.stack.append(RunningModule(module, thread.taken, thread.hidden))

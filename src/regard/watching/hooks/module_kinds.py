@@ -1,20 +1,15 @@
-"""Kinds of modules: those torch may run fused, and those without attention."""
+"""Kinds of modules: those torch may run fused, those that it ran so, and those without attention."""
 
-import dis
-import inspect
-import math
+import sys
 from collections.abc import Mapping
-from functools import lru_cache
-from types import CodeType, FunctionType, MethodType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from regard.tensors.guards import is_recorded
+from regard.tensors.guards import is_autocasting, is_overridden, is_recorded
 from regard.tensors.torch_private import has_pre_hooks
-from regard.watching.readers.provenance import Traces
 
 
 def forward_of(module: nn.Module) -> object:
@@ -56,80 +51,46 @@ PLAIN = frozenset({
 """Frequent modules of torch without attention. They run without our mode, which costs microseconds per function."""
 
 
-HARMLESS = frozenset({
-    "addmm", "bfloat16", "clamp", "clip", "dtype", "erf", "float", "float16", "float32", "functional", "gelu", "log1p",
-    "mean", "nn", "pi", "pow", "relu", "rsqrt", "shape", "sigmoid", "silu", "size", "softplus", "sqrt", "square",
-    "tanh", "to", "type_as", "view",
-})  # fmt: skip
-"""Names of functions and data in such a forward, beside those of the module itself."""
-ACTIVATIONS = (F.gelu, F.silu, F.relu, F.sigmoid, F.tanh, torch.sigmoid, torch.tanh)
-NAMESPACES = (torch, nn, F, math)
-DATA = (Tensor, int, float, str, torch.dtype, torch.Size, tuple, type(None))
+def is_plain(module: nn.Module) -> bool:
+    """True for a module without observed functions, which can run without our mode."""
+    return type(module) in PLAIN and not has_pre_hooks(module) and "forward" not in module.__dict__
 
 
-def works_on_positions(module: nn.Module) -> bool:
-    """True for a module without children whose forward works on each position alone.
+def ran_fused(module: nn.MultiheadAttention, given: Mapping[str, Any]) -> bool:
+    """True if the forward of a module, which no mode saw, ran in one operator; `given` are its arguments by name.
 
-    >>> from torch import nn
-    >>> class Norm(nn.Module):
-    ...     def forward(self, x):
-    ...         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-    >>> class Attend(nn.Module):
-    ...     def forward(self, x):
-    ...         return (x @ x.mT).softmax(-1) @ x
-    >>> works_on_positions(Norm()), works_on_positions(Attend())
-    (True, False)
+    There a mask counts and `is_causal` does not. Elsewhere the flag counts and the mask does not, unless the call
+    returns weights or has a padding mask.
+
+    The conditions are those of torch 2.13, nn/modules/activation.py.
     """
-    kind: Any = type(module)
-    own = _names_read(kind, getattr(kind, "forward", None))
-    if own is None or next(module.children(), None) is not None:
+    query, key, value = given["query"], given["key"], given["value"]
+    masks = (given["attn_mask"], given["key_padding_mask"])
+    weights = (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias)
+    plain = query.dim() == 3 and query is key and key is value and module.batch_first and not module.training
+    packed = module.in_proj_weight is not None and module.in_proj_bias is not None
+    extended = module.bias_k is not None or module.bias_v is not None or module.add_zero_attn
+    fits = packed and not extended and module.num_heads % 2 == 0 and query.dtype == module.in_proj_weight.dtype
+    if not (torch.backends.mha.get_fastpath_enabled() and plain and fits) or is_autocasting(query.device.type):
         return False
-    return all(_is_harmless(module, getattr(module, name, module), method) for name, method in own.items())
-
-
-def _is_harmless(module: nn.Module, one: object, method: FunctionType | None) -> bool:
-    """True for data, for an activation, or for a method whose code was read."""
-    is_read = isinstance(one, MethodType) and one.__self__ is module and one.__func__ is method
-    return isinstance(one, DATA) or is_read or any(one is known for known in ACTIVATIONS)
-
-
-NamesRead = Mapping[str, FunctionType | None]
-"""The names that a forward reads of its module; methods with their functions."""
-
-
-@lru_cache(maxsize=1024)
-def _names_read(kind: Any, function: object, around: tuple[object, ...] = ()) -> NamesRead | None:
-    """The names that a function of a class reads of its module; None for one that may do other things."""
-    function = inspect.unwrap(function) if callable(function) else None
-    if not isinstance(function, FunctionType) or function in around:
-        return None
-    code, own = function.__code__, dict[str, FunctionType | None]()
-    stars = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    if code.co_freevars or code.co_kwonlyargcount or stars or code.co_argcount != 2:
-        return None
-    if any(isinstance(one, CodeType) for one in code.co_consts):
-        return None
-    for step in dis.get_instructions(code):
-        if step.opname == "BINARY_OP" and "@" in step.argrepr:
-            return None
-        if step.opname == "LOAD_GLOBAL" and function.__globals__.get(step.argval) not in NAMESPACES:
-            return None
-        if step.opname.startswith("IMPORT"):
-            return None
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval not in HARMLESS:
-            method = getattr(kind, step.argval, None)
-            own[step.argval] = method if isinstance(method, FunctionType) else None
-            if isinstance(method, FunctionType):
-                inner = _names_read(kind, method, (*around, function))
-                if inner is None:
-                    return None
-                own |= inner
-    return own
-
-
-def is_plain(module: nn.Module, traces: Traces) -> bool:
-    """True for a module without observed functions, which can run without our mode. Outputs of a torch module from
-    traced tensors are found afterwards; other modules from traced tensors run under our mode."""
-    if type(module) not in PLAIN and (traces.alive or not works_on_positions(module)):
+    if any(mask is not None and mask.is_floating_point() for mask in masks):
         return False
-    return not has_pre_hooks(module) and "forward" not in module.__dict__
+    return not is_overridden(query, *weights) and not _takes_gradients(query, *weights)
+
+
+def would_run_fused() -> bool:
+    """True if the running call of nn.MultiheadAttention would be one operator, were our mode not there.
+
+    The module's forward notes why it does not run fused. A mode is the last reason that it notes but gradients.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not nn.MultiheadAttention.forward.__code__:
+        frame = frame.f_back
+    if frame is None or "has_torch_function" not in frame.f_locals.get("why_not_fast_path", ""):
+        return False
+    module = frame.f_locals["self"]
+    return not _takes_gradients(frame.f_locals["query"], *module.parameters())
+
+
+def _takes_gradients(*tensors: Tensor | None) -> bool:
+    return is_recorded() and any(t is not None and t.requires_grad for t in tensors)

@@ -207,11 +207,8 @@ class ThreadState:
 
     def unread(self, reason: str, module: nn.Module | None = None) -> None:
         """Notify every watch of an unreadable call, in the running module or in `module`."""
-        self.meant = module
-        for watch in self.watches:
-            if (path := self.path(watch)) is not None:
-                watch.unread(path, reason)
-        self.meant = None
+        for watch, path in self._where(module):
+            watch.unread(path, reason)
 
     def refuse(self, frame: RunningModule, reason: str) -> None:
         """Notify every watch that the weights of the running module's calls so far are parts of its attention."""
@@ -220,11 +217,14 @@ class ThreadState:
 
     def other(self, reason: str, module: nn.Module | None = None) -> None:
         """Notify every watch of a lookalike of attention, in the running module or in `module`."""
+        for watch, path in self._where(module):
+            watch.other(path, reason)
+
+    def _where(self, module: nn.Module | None) -> list[tuple[Interceptor, str]]:
         self.meant = module
-        for watch in self.watches:
-            if (path := self.path(watch)) is not None:
-                watch.other(path, reason)
+        found = [(watch, path) for watch in self.watches if (path := self.path(watch)) is not None]
         self.meant = None
+        return found
 
     def withdraw(self, token: object, reason: str) -> None:
         """Notify every watch that a recorded call is no attention."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.call.masks.base import And, Mask
 from regard.call.shapes import Rows, Sizes, take
 from regard.kernels import BACKENDS, row_state
 from regard.kernels.base import Call
@@ -15,7 +16,7 @@ from regard.maps.sources.row_shift import RowShift
 from regard.tensors.guards import is_autocasting, is_inference, is_recorded
 from regard.tensors.tensor_tree import tensors_mapped
 from regard.tensors.tile_sizes import fitting, ranges
-from regard.watching.kept.mask_reading import CHUNK_ELEMENTS
+from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, GivenMask
 from regard.watching.kept.saved_tensor import SavedTensor
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
@@ -188,27 +189,29 @@ class Keys:
 
 def undisturbed() -> AbstractContextManager[object]:
     """A context without gradients, autocast and inference tensors, so a read is exact wherever it happens."""
-    is_casting = is_autocasting("cpu") or is_autocasting("cuda")
-    if not (is_casting or is_recorded() or is_inference()):
-        return nullcontext()
-    return _exactly(torch.no_grad())
+    casting = _casting()
+    return _exactly(torch.no_grad(), casting) if casting or is_recorded() or is_inference() else nullcontext()
 
 
 def with_graph() -> AbstractContextManager[object]:
     """The same with gradients. Saved-tensor hooks of others (torch.utils.checkpoint counts the tensors of a block) see
     nothing of a read."""
-    stack = _exactly(torch.enable_grad())
+    stack = _exactly(torch.enable_grad(), _casting())
     stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
     return stack
 
 
-def _exactly(gradients: AbstractContextManager[object]) -> ExitStack:
+def _casting() -> tuple[str, ...]:
+    """The kinds of device under autocast."""
+    return tuple(filter(is_autocasting, ("cpu", "cuda")))
+
+
+def _exactly(gradients: AbstractContextManager[object], casting: tuple[str, ...]) -> ExitStack:
     stack = ExitStack()
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(gradients)
-    for kind in ("cpu", "cuda"):
-        if is_autocasting(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+    for kind in casting:
+        stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
 
 
@@ -252,6 +255,17 @@ def few_scores(call: Call, rows: Rows) -> Tensor:
     return call.masked(scores, rows, columns)
 
 
+def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
+    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
+    if also is None and given.mask is None and given.bias is None and given.even is None:
+        return call
+    bound = None if also is None else also.bind(call.sizes, call.query.device)
+    masks = [m for m in (bound, given.mask) if m is not None]
+    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
+    query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
+    return replace(call, query=query, mask=mask, bias=given.bias)
+
+
 def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
     """P V for a value (B, G or H, S, E), a few rows at a time; P are the weights the map reads."""
     with undisturbed():
@@ -264,6 +278,21 @@ def weighted(call: Call, state: Tensor, value: Tensor) -> Tensor:
         return torch.cat(pieces, dim=2)
 
 
-def output_error(rebuilt: Tensor, output: Tensor, value: Tensor) -> float:
-    """The largest difference of two outputs over the largest |value|."""
-    return float((rebuilt - output.to(rebuilt.dtype)).abs().max()) / max(float(value.abs().max()), 1e-30)
+def share_keys(before: Factors | None, after: Factors) -> None:
+    """If the keys of a step begin with those of the step before, keep only the longer ones, for both."""
+    if before is None or before.is_stale:
+        return
+    longer = after.call.key
+    if not _begins_with(longer, before.call.key):
+        return
+    keys = before.keys or Keys(longer, after.held[1])
+    keys.tensor, keys.kept = longer, after.held[1]
+    if before.keys is None:
+        before.follow(keys)
+    after.follow(keys)
+
+
+def _begins_with(longer: Tensor, key: Tensor) -> bool:
+    same = key.shape[:2] == longer.shape[:2] and key.shape[3] == longer.shape[3] and key.shape[2] <= longer.shape[2]
+    same = same and key.dtype == longer.dtype
+    return same and bool(torch.equal(longer[:, :, : key.shape[2]], key))

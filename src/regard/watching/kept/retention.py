@@ -1,6 +1,5 @@
 """The rules of a watch for saving tensors, and its cache of masks."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -179,15 +178,7 @@ def _identity(tensor: Tensor) -> object | None:
         return None
     # The weak reference does not keep the memory alive, but no other storage can get its address.
     storage = StorageWeakRef(tensor.untyped_storage())
-    return _Place(
-        storage, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version_counter(tensor))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    storage: object
-    where: tuple[object, ...]
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version_counter(tensor)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

@@ -49,15 +49,8 @@ class ValuesOf:
 def saved_values(
     policy: RetentionPolicy, name: str, sizes: Sizes, values: Callable[[], ValuesOf], output: Callable[[], OutputOf]
 ) -> CallValues:
-    """Save values and gradients, as the watch demands.
-
-    Args:
-        policy: the rules of the watch.
-        name: the module's path, for messages.
-        sizes: those of the call.
-        values: saves the values.
-        output: gives the output, and saves the tensors that transform its gradient.
-    """
+    """Save values and gradients, as the watch demands. `values` saves the values; `output` gives the output, and saves
+    the tensors that transform its gradient."""
     made = values() if policy.values else None
     value = None if made is None else lambda: of_heads(made.read(), sizes.heads)
     held = [] if made is None else [kept.tensor for kept in made.held]

@@ -17,9 +17,15 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in
 from regard.watching.kept.output_gradients import ITSELF
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment
-from regard.watching.pruning.layer_cache import LayerCache, layer_cache
 from regard.watching.pruning.prune_tokens import PrunedTokens, layer_of
-from regard.watching.pruning.pruned_caches import PrunedCaches, arguments_of, mask_of_layer, parts_with_positions
+from regard.watching.pruning.pruned_caches import (
+    LayerCache,
+    PrunedCaches,
+    arguments_of,
+    layer_cache,
+    mask_of_layer,
+    parts_with_positions,
+)
 from regard.watching.readers.functions import Args, Kwargs
 
 
@@ -127,7 +133,7 @@ class AttentionHook(Interceptor):
         finally:
             if here is not None:
                 # Held only while they may be needed: else two caches would be in memory.
-                here.forget()
+                here.before = None
 
     def left(self, module: nn.Module, output: Any) -> Any:
         try:
@@ -199,10 +205,10 @@ class AttentionHook(Interceptor):
         if id(layers) not in tokens:
             names = {id(one): f"{self.paths[id(layers)]}.{name}".lstrip(".") for name, one in layers.named_children()}
             tokens[id(layers)] = PrunedTokens(list(layers.children()), names, queries)
-        tokens[id(layers)].plan(layer, indices)
+        tokens[id(layers)].planned = layer, indices
         self._running.padding = None
         for here in self._running.visited:
-            self._caches.mark(here.cache)
+            self._caches.uneven.add(here.cache)
 
     def _refuse_padding(self, path: str, indices: Tensor, queries: int) -> None:
         real = self._running.padding
@@ -317,5 +323,5 @@ class _Forward:
         for here in reversed(self.visited):
             here.put_back()
         if self.last is not None:
-            caches.put_back(*self.last)
+            caches.remember(*self.last)
         self.close()

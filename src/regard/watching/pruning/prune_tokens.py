@@ -41,7 +41,8 @@ class PrunedTokens:
         self._names = names
         self._tokens = tokens
         self._kept: Tensor | None = None
-        self._next: tuple[nn.Module, Tensor] | None = None
+        self.planned: tuple[nn.Module, Tensor] | None = None
+        """The running layer, and the tokens (B, K) to which its output is pruned."""
         self._hooks: list[RemovableHandle] = [
             layer.register_forward_pre_hook(self._enter, with_kwargs=True) for layer in layers
         ]
@@ -51,15 +52,11 @@ class PrunedTokens:
             hook.remove()
         self._hooks.clear()
 
-    def plan(self, layer: nn.Module, indices: Tensor) -> None:
-        """Prune the output of the running layer to the tokens (B, K)."""
-        self._next = layer, indices
-
     def leave(self, layer: nn.Module, output: Any) -> Any:
         """The output of a layer, pruned if planned, or None; raises FunctionError if it is not (B, T, C)."""
-        if self._next is None or self._next[0] is not layer:
+        if self.planned is None or self.planned[0] is not layer:
             return None
-        indices, self._next = self._next[1], None
+        indices, self.planned = self.planned[1], None
         hidden = output[0] if isinstance(output, tuple) else output
         before = self._tokens if self._kept is None else self._kept.shape[1]
         if not isinstance(hidden, Tensor) or hidden.is_nested or hidden.shape[:-1] != (len(indices), before):

@@ -19,8 +19,7 @@ from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Readi
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.kernel_calls import Diagonal, Given, KernelCall, KernelForm, used_keys
-from regard.watching.readers.kernel_rows import KernelRows
+from regard.watching.readers.kernel_calls import Diagonal, Given, KernelCall, KernelForm, KernelRows, used_keys
 
 NO_WEIGHTS = (
     "deterministic", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "max_seqlen_q", "max_seqlen_k",

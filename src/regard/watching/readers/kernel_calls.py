@@ -22,7 +22,6 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.maps.sources.values import CallValues
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
@@ -31,8 +30,65 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.kernel_rows import KernelRows
 from regard.watching.readers.sdpa_calls import NOTHING_GIVEN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelRows:
+    """The sequences of a tensor (N, T, H, D), or of a packed one, (total, H, D)."""
+
+    number: int
+    """N."""
+    length: int
+    """T: the positions of the longest sequence."""
+    starts: Tensor | None = None
+    """(N,): where each packed sequence begins; None for rows of a batch."""
+    counts: Tensor | None = None
+    """(N,): how many positions each has; None if all have T."""
+
+    @classmethod
+    def of_batch(cls, tensor: Tensor, counts: Tensor | None = None) -> "KernelRows":
+        """Rows of a batch, perhaps with padding behind the first positions."""
+        return cls(tensor.shape[0], tensor.shape[1], None, None if counts is None else counts.long())
+
+    @classmethod
+    def packed(cls, ends: Tensor, longest: object = None, counts: Tensor | None = None) -> "KernelRows":
+        """Documents by their cumulative lengths 0, n_1, n_1 + n_2, ...; `counts` are the positions in use."""
+        starts = ends[:-1].long().clone()
+        counts = ends.long().diff() if counts is None else counts.long()
+        if longest is None:
+            longest = counts.max() if len(counts) else 0
+        return cls(len(starts), int(longest), starts, counts)  # type: ignore[call-overload]
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The vectors as (N, H, T, D), with zeros behind the end of each sequence."""
+        if self.counts is None:
+            return tensor.transpose(1, 2)
+        places = torch.arange(self.length, device=tensor.device)
+        behind = (places >= self.counts[:, None])[:, :, None, None]
+        if self.starts is not None:
+            # (A place behind the end of the last document is that of some vector.)
+            tensor = tensor[(self.starts[:, None] + places).clamp(max=max(len(tensor) - 1, 0))]
+        return tensor.masked_fill(behind, 0).transpose(1, 2)
+
+    def row_states(self, states: Tensor) -> Tensor:
+        """Numbers of rows as (N, H, T): from (N, H, T), which may be longer, or of packed sequences from (H, total)."""
+        if self.counts is None or self.starts is None:
+            return states[..., : self.length]
+        if states.dim() == 3:
+            return states[..., : self.length]
+        return self.laid_out(states.mT[..., None])[..., 0]
+
+    def document_of(self, row: int) -> tuple["KernelRows", Tensor, Tensor]:
+        """The document of a packed row alone, its number (1,), and the row's place in it (1,)."""
+        assert self.starts is not None
+        number = torch.searchsorted(self.starts, torch.full((1,), row, device=self.starts.device), right=True) - 1
+        return self.take(number), number, (row - self.starts[number]).clamp(max=self.length - 1)
+
+    def take(self, number: Tensor) -> "KernelRows":
+        """One of the sequences."""
+        starts, counts = (None if one is None else one[number] for one in (self.starts, self.counts))
+        return replace(self, number=1, starts=starts, counts=counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,9 +232,7 @@ class KernelCall(ObservedCall):
             sizes, made, state=state, held=(*kept, *given.kept), of=None if state is None else self.how,
             even=given.even, graph=policy.graph,
         )  # fmt: skip
-        beside = CallValues()
-        if policy.values or policy.gradients is not None:
-            beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
+        beside = saved_values(policy, name, sizes, lambda: self._values(policy, name), self._output)
         notes = [] if rows.starts is None else [f"packed documents, each a sequence of the map: {rows.number}"]
         evidence = None
         if isinstance(made, Call) and rows.counts is None and not policy.graph:

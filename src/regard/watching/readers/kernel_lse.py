@@ -1,4 +1,4 @@
-"""The log-sum-exp torch's fused kernels compute and F.scaled_dot_product_attention throws away."""
+"""F.scaled_dot_product_attention as it ran: the mask that decided, and the log-sum-exp that torch throws away."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,13 +10,44 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from regard.errors import ArgumentError
-from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look
-from regard.tensors.torch_private import Missing, TorchDispatchMode, flash_cpu, flash_cpu_alone, fused_choice, operator
-from regard.watching.readers.decided_masks import decided
+from regard.tensors.guards import PLAIN, is_autocasting, is_function_observed, look, offset_and_shape
+from regard.tensors.torch_private import Missing, TorchDispatchMode, fused_choice, operator
 from regard.watching.readers.functions import Args, Kwargs
 
+
+def decided(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the mask that torch takes: a `CausalBias` is its variant, and its memory is never written."""
+    mask = given["attn_mask"]
+    if mask is None or type(mask) in PLAIN:
+        return given
+    if (causal := offset_and_shape(mask)) is None:
+        return {**given, "attn_mask": of_memory(mask)}
+    offset, shape = causal
+    if not offset:
+        return {**given, "attn_mask": None, "is_causal": True}
+    return {**given, "attn_mask": torch.ones(shape, dtype=torch.bool, device=given["query"].device).tril(offset)}
+
+
+def of_memory(mask: Tensor) -> Tensor:
+    """A mask as a plain tensor.
+
+    Raises:
+        ArgumentError: a subclass of Tensor decides what the mask means, so its memory may mean something else.
+    """
+    kind = type(mask)
+    if kind in PLAIN:
+        return mask
+    plain: Any = Tensor
+    is_dispatched = kind.__torch_dispatch__ is not plain.__torch_dispatch__
+    if not is_dispatched and getattr(kind.__torch_function__, "__func__", None) is plain.__torch_function__.__func__:
+        return mask.as_subclass(Tensor)
+    raise ArgumentError(
+        f"the mask is a {kind.__module__}.{kind.__qualname__}, and such a class may mean something else than its "
+        "memory holds: expected a plain torch.Tensor, or a CausalBias of torch.nn.attention.bias"
+    )
+
+
 aten = torch.ops.aten
-FLASH, MATH = SDPBackend.FLASH_ATTENTION.value, SDPBackend.MATH.value
 
 LSE_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     "_scaled_dot_product_flash_attention_for_cpu": lambda lse, queries: lse,
@@ -29,9 +60,6 @@ KERNELS = {found.default: lse_of for name, lse_of in LSE_OF.items() if not isins
 """For each operator of this torch, the conversion of its second result to (B, H, T). The efficient kernel pads the
 result to a multiple of 32 rows, and may leave it empty without gradients; the result of cuDNN's kernel has one more
 dimension, and is None without gradients."""
-
-
-FLASH_CPU = flash_cpu.default
 
 
 class KernelLse:
@@ -83,43 +111,25 @@ def run_with_lse(
 ) -> tuple[Tensor, KernelLse]:  # fmt: skip
     """Run F.scaled_dot_product_attention, and return its operator and the operator's log-sum-exp too."""
     kernel = KernelLse()
-    if func is F.scaled_dot_product_attention:
-        try:
-            arguments = decided(sdpa_arguments(*args, **kwargs))
-            choice = _choice(arguments)
-            if choice == FLASH and (output := _by_the_kernel(kernel, arguments)) is not None:
-                return output, kernel
-        except (ArgumentError, RuntimeError, TypeError):
-            choice = None  # torch raises in its own words, and the reader of the mask in ours
-        if choice == MATH:
-            # No kernel has a log-sum-exp here, and torch's matmul takes another order under a dispatch mode.
-            return func(*args, **kwargs), kernel
+    if func is F.scaled_dot_product_attention and _runs_written_out(args, kwargs):
+        return func(*args, **kwargs), kernel
     with _Recording(kernel):
         return func(*args, **kwargs), kernel
 
 
-def _choice(arguments: dict[str, Any]) -> int | None:
-    """The kernel that torch will choose; None if it decides by more than these tensors."""
-    tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask") if arguments[name] is not None]
-    if any(type(one) not in PLAIN or one.is_nested for one in tensors) or is_function_observed():
-        return None
-    if not look(tensors[0]).is_plain or is_autocasting(tensors[0].device.type):
-        return None
-    return fused_choice(**arguments)
-
-
-def _by_the_kernel(kernel: KernelLse, arguments: dict[str, Any]) -> Tensor | None:
-    """Call the kernel of the CPU with torch's own tensors, as torch does without a mask; else None. A dispatch mode
-    instead costs 50 to 100 us a call."""
-    query, key, value = given = tuple(arguments[name] for name in ("query", "key", "value"))
-    if arguments["attn_mask"] is not None or not all(one.is_cpu and one.dim() == 4 for one in given):
-        return None
-    if FLASH_CPU not in KERNELS:
-        return None
-    dropout, is_causal, scale = (arguments[name] for name in ("dropout_p", "is_causal", "scale"))
-    output, lse = flash_cpu_alone(query, key, value, dropout, is_causal, scale=scale)
-    kernel.ran(FLASH_CPU, query, key, lse)
-    return output
+def _runs_written_out(args: Args, kwargs: Kwargs) -> bool:
+    """True if torch will attend by products, as far as these tensors decide. No kernel has a log-sum-exp then, and
+    torch's matmul takes another order under a dispatch mode."""
+    try:
+        arguments = decided(sdpa_arguments(*args, **kwargs))
+        tensors = [arguments[name] for name in ("query", "key", "value", "attn_mask") if arguments[name] is not None]
+        if any(type(one) not in PLAIN or one.is_nested for one in tensors) or is_function_observed():
+            return False
+        if not look(tensors[0]).is_plain or is_autocasting(tensors[0].device.type):
+            return False
+        return fused_choice(**arguments) == SDPBackend.MATH.value
+    except (ArgumentError, RuntimeError, TypeError):
+        return False  # torch raises in its own words, and the reader of the mask in ours
 
 
 class _Recording(TorchDispatchMode):

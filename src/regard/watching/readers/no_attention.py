@@ -86,10 +86,6 @@ class ValueProduct:
             return self
         return replace(self, unfolded=lead)
 
-    def is_at(self, axis: int) -> bool:
-        """True if that axis of the weights is the keys."""
-        return self.order[-1] == axis
-
     def laid_out(self, weights: Tensor) -> Tensor:
         """Weights in the layout of the product as (batch..., H, T, S)."""
         return self.layout(weights)

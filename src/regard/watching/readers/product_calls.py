@@ -6,6 +6,7 @@ the softmax and it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def _made(thread: ThreadState, func: Func, args: Args, result: Tensor) -> None:
 def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: Any) -> None:
     """Follow a plain module that ran without our mode: note projections, and trace its output."""
     of = args[0] if args else None
-    if _projects(module):
+    if isinstance(module, nn.Linear):
         thread.traces.projected(output, channels_last=True, of=of)
     elif isinstance(module, nn.Conv1d | nn.Conv2d):
         thread.try_to(follow_convolution, thread, output, of)
@@ -153,14 +154,6 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
     else:
         name = "Identity" if isinstance(module, nn.Identity) else f"{type(module).__name__}()"
         thread.try_to(trace_results, thread, _Named(name), args, {}, output)
-
-
-def _projects(module: nn.Module) -> bool:
-    """True for a linear layer, whichever way its weight stands."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        return isinstance(module, nn.Linear)
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, nn.Parameter) and weight.dim() == 2
 
 
 class _Named:
@@ -267,7 +260,7 @@ def attended(
         notes.append(f"these weights were made of {len(trace.origins)} softmaxes, which were not kept")
     elif trace.is_changed and softmax is None:
         notes.append("the softmax that these weights were made of was overwritten, and was not kept")
-    if _size(origin) > product.weights.numel() and product.keys >= origin.keys:
+    if prod(origin.shape) > product.weights.numel() and product.keys >= origin.keys:
         notes.append(f"a part of a softmax {tuple(origin.shape)}")
     if across:
         origin.is_of_slots = True
@@ -305,14 +298,7 @@ def _is_repeated(trace: Trace, product: ValueProduct, contraction: Contraction, 
     if product.keys < origin.keys:
         _refuse_blocks(thread, trace.origins)
         return True
-    return product.weights.numel() >= _size(origin)
-
-
-def _size(origin: SoftmaxOrigin) -> int:
-    size = 1
-    for extent in origin.shape:
-        size *= extent
-    return size
+    return product.weights.numel() >= prod(origin.shape)
 
 
 def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
@@ -325,7 +311,7 @@ def _softmax_of(trace: Trace, product: ValueProduct) -> Tensor | None:
         return None
     if product.unfolded and softmax.shape[:-2] == product.unfolded:
         return softmax
-    if softmax.shape == product.weights.shape and (not trace.is_moved or product.is_at(origin.axis)):
+    if softmax.shape == product.weights.shape and (not trace.is_moved or product.order[-1] == origin.axis):
         return product.laid_out(softmax)
     last = softmax.dim() - 1
     return softmax.movedim((last - 1 if origin.axis == last else last, origin.axis), (-2, -1))

@@ -1,14 +1,73 @@
 """Queries, keys or values as linear maps of an input: input and weights are saved, and projected on demand."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from regard.tensors.guards import is_function_observed, is_overridden
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
+from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+
+
+class Layer(NamedTuple):
+    """The parts of a layer of multi-head attention."""
+
+    num_heads: int
+    weights: tuple[Tensor | None, ...]
+    is_packed: bool
+    """True if all three are one tensor, with the weights of query, key and value as its thirds."""
+    biases: Tensor | None
+    """The biases of query, key and value as thirds of one tensor."""
+    rows: tuple[Tensor | None, ...]
+    """Learned rows (1, 1, E) appended to query, key and value; None for the query."""
+    has_zero_row: bool
+    """True if keys and values end with a row of zeros."""
+    out: tuple[Tensor, Tensor | None]
+    dropout: float
+    """0 in evaluation mode."""
+    static: tuple[Tensor | None, ...] = (None, None, None)
+    """Keys and values (N * H, S, D) in place of projected ones."""
+
+
+def layer_of_call(given: Mapping[str, Any]) -> Layer:
+    """The parts of the layer in F.multi_head_attention_forward; `given` has its arguments by name."""
+    is_packed = not given["use_separate_proj_weight"]
+    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return Layer(
+        num_heads=given["num_heads"],
+        weights=tuple(given[name] for name in names),
+        is_packed=is_packed,
+        biases=given["in_proj_bias"],
+        rows=(None, given["bias_k"], given["bias_v"]),
+        has_zero_row=given["add_zero_attn"],
+        out=(given["out_proj_weight"], given["out_proj_bias"]),
+        dropout=given["dropout_p"] if given["training"] else 0.0,
+        static=(None, given["static_k"], given["static_v"]),
+    )
+
+
+def layer_of_module(module: nn.MultiheadAttention) -> Layer:
+    """The parts of nn.MultiheadAttention as they are now."""
+    is_packed = module.in_proj_weight is not None
+    names = ("in_proj_weight",) * 3 if is_packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return Layer(
+        num_heads=module.num_heads,
+        weights=tuple(getattr(module, name) for name in names),
+        is_packed=is_packed,
+        biases=module.in_proj_bias,
+        rows=(None, module.bias_k, module.bias_v),
+        has_zero_row=module.add_zero_attn,
+        out=(module.out_proj.weight, module.out_proj.bias),
+        dropout=module.dropout if module.training else 0.0,
+    )
 
 
 class LayerNormArguments(NamedTuple):
@@ -48,13 +107,7 @@ class Projection:
     def keep(
         self, policy: RetentionPolicy, what: str, beside: "SavedProjection | None" = None
     ) -> "tuple[Projection, list[SavedTensor]]":
-        """The same projection with saved tensors; an input shared with another projection is saved once.
-
-        Args:
-            policy: the rules for saving tensors.
-            what: the name of the module, for messages.
-            beside: another projection of the call, as the model has it and as saved.
-        """
+        """The same projection with saved tensors; an input shared with `beside`, another projection, is saved once."""
         held: list[SavedTensor] = []
 
         def weight(tensor: Tensor | None) -> Tensor | None:
@@ -105,3 +158,68 @@ class Projection:
 
 SavedProjection = tuple[Projection, Projection]
 """A projection of the model, and its saved form."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectedHeads:
+    """The attention of one call, after the projections."""
+
+    query: Tensor
+    """(N, H, T, D)."""
+    key: Tensor
+    """(N, H, S, D)."""
+    value: Tensor
+    """(N, H, S, D)."""
+    scale: float | None
+    """Multiplies the dot products; None for 1 / sqrt(D)."""
+    is_causal: bool
+    output: Tensor
+    """(N, H, T, D), or with N and H as one dimension."""
+    kernel: KernelLse
+
+
+class _InnerCalls(TorchFunctionMode):
+    """Keeps the arguments of the one attention inside a call."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        self._scores: tuple[Tensor, Tensor] | None = None
+        self.heads: ProjectedHeads | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            output, kernel = run_with_lse(func, args, kwargs or {})
+            given = sdpa_arguments(*args, **(kwargs or {}))
+            query, key, value = (given[name] for name in ("query", "key", "value"))
+            self.heads = ProjectedHeads(query, key, value, given["scale"], given["is_causal"], output, kernel)
+            return output
+        result = func(*args, **(kwargs or {}))
+        if func is torch.baddbmm or (func is torch.bmm and self._scores is None):
+            self._scores = args[-2], args[-1].mT
+        elif func is torch.bmm and self._scores is not None:
+            query, key, value = (t.unflatten(0, (-1, self._num_heads)) for t in (*self._scores, args[1]))
+            self.heads = ProjectedHeads(query, key, value, 1.0, False, result, KernelLse())
+        return result
+
+
+def run_with_heads(func: Func, args: Args, kwargs: Kwargs, given: dict[str, Any]) -> tuple[Any, ProjectedHeads | None]:
+    """Run F.multi_head_attention_forward, and return its projected heads too.
+
+    Its body runs under a mode that sees the attention inside, F.scaled_dot_product_attention or two products around a
+    softmax. So nothing is computed twice, and the map holds no weights of the layer, which an optimizer may change.
+    The heads are None where other modes or tensor classes have a say in the call: these see the function itself.
+    """
+    tensors = [given[name] for name in ("query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight")]
+    if is_function_observed() or is_overridden(*tensors) or not isinstance(func, FunctionType):
+        return func(*args, **kwargs), None
+    # The function hands itself to modes first; its inner calls are wanted here, so this question is answered no.
+    body = FunctionType(func.__code__, {**func.__globals__, "has_torch_function": _never}, closure=func.__closure__)
+    body.__defaults__, body.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+    with _InnerCalls(given["num_heads"]) as inner:
+        output = body(*args, **kwargs)
+    return output, inner.heads
+
+
+def _never(tensors: object) -> bool:
+    return False

@@ -196,8 +196,7 @@ class Traces:
         return made.is_channel(base_of(tensor), tensor.stride(axis), tensor.shape[axis])
 
     def _found(self, tensor: Tensor) -> "_Made | None":
-        base = viewed(tensor)
-        base = tensor if base is None else base
+        base = base_of(tensor)
         made = self._made.get(id(base) if not base.is_inference() else _number(base))
         return None if made is None or made.is_gone() else made
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.call.masks.base import And, Mask
 from regard.call.masks.basic import Causal, causal
 from regard.call.normalizations import Softmax
 from regard.call.scores.base import ScaledDot
@@ -15,21 +14,19 @@ from regard.call.shapes import Sizes
 from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.maps.sources.values import CallValues
 from regard.tensors.guards import autocast_of
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
-from regard.watching.kept.factors import Factors
+from regard.watching.kept.factors import Factors, masked
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
-from regard.watching.readers.decided_masks import decided
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
-from regard.watching.readers.kernel_lse import KernelLse, run_with_lse, sdpa_arguments
+from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
 from regard.watching.readers.provenance import Origins, Stream
 
 
@@ -84,11 +81,9 @@ class Sdpa(ObservedCall):
             call.sizes, call, state=state, held=held, of=self.kernel.operator, notes=notes, even=given.even,
             graph=policy.graph,
         )  # fmt: skip
-        beside = CallValues()
-        if policy.values or policy.gradients is not None:
-            beside = saved_values(
-                policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
-            )
+        beside = saved_values(
+            policy, name, call.sizes, lambda: self._values(policy, name, call), lambda: self._output(call.sizes)
+        )
         return Reading(
             factors, notes, self._rebuilding(call, factors), evidence=evidence, dimensions=self.heads.dimensions,
             beside=beside,
@@ -230,17 +225,6 @@ def _laid_out_value(value: Tensor, sizes: Sizes, rank: int) -> Tensor:
     heads = sizes.heads if sizes.has_heads and value.shape[-3] == sizes.heads else sizes.kv_heads
     lead = (*sizes.batch, heads) if sizes.has_heads else sizes.batch
     return value.expand(*lead, *value.shape[-2:]).reshape(sizes.flat_batch, heads, *value.shape[-2:])
-
-
-def masked(call: Call, given: GivenMask, also: Mask | None) -> Call:
-    """Put a call under its mask; rows the model spreads evenly get a query of 0."""
-    if also is None and given.mask is None and given.bias is None and given.even is None:
-        return call
-    bound = None if also is None else also.bind(call.sizes, call.query.device)
-    masks = [m for m in (bound, given.mask) if m is not None]
-    mask = None if not masks else masks[0] if len(masks) == 1 else And(tuple(masks))
-    query = call.query if given.even is None else call.query.masked_fill(given.even[..., None], 0.0)
-    return replace(call, query=query, mask=mask, bias=given.bias)
 
 
 def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tensor]:

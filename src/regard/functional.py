@@ -395,11 +395,7 @@ def _state_with_graph(call: Call) -> Tensor | None:
 
 
 def _check_last_row(weights: AttentionMap) -> None:
-    """Check that the last row sums to 1 or is 0, in every head.
-
-    Raises:
-        ArgumentError: a row has another sum.
-    """
+    """Check that the last row sums to 1 or is 0, in every head."""
     sums = weights.detach().row(-1).sum(-1)
     if bool(((sums - 1).abs().le(TOLERANCE) | (sums == 0)).all()):
         return

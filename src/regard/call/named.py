@@ -17,9 +17,6 @@ def made(given: Any, kind: Any, makers: Sequence[Callable[..., T]], argument: st
         kind: the wanted kind.
         makers: the classes and functions that have names.
         argument: the name of the argument, for messages.
-
-    Raises:
-        ArgumentError: the name is unknown, or the maker needs arguments.
     """
     if isinstance(given, str):
         known = {_plain(one.__name__): one for one in makers}

@@ -129,11 +129,7 @@ def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of safetensors about the file at `path` into a DataError.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Turn errors of safetensors about the file at `path` into a DataError."""
     library = safetensors_library()
     try:
         yield

@@ -265,11 +265,7 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
 
 
 def kept_code_folder(function: Any) -> str:
-    """The folder in which numba keeps the compiled code of functions in the file of this one.
-
-    Raises:
-        RuntimeError: no folder can be written.
-    """
+    """The folder in which numba keeps the compiled code of functions in the file of this one."""
     return str(numba.njit(cache=True)(function).stats.cache_path)
 
 

@@ -85,11 +85,7 @@ class GivenSource(TensorSource):
 
 
 def given_weights(weights: Tensor) -> GivenSource:
-    """The source of given weights (batch..., H, T, S).
-
-    Raises:
-        ShapeError: the tensor has fewer than two dimensions, or is not of floating point.
-    """
+    """The source of given weights (batch..., H, T, S)."""
     if weights.dim() < 2 or not weights.is_floating_point():
         raise ShapeError(
             f"weights are floating-point numbers of shape (..., T, S), got {tuple(weights.shape)} of {weights.dtype}"

@@ -98,13 +98,7 @@ def _sums_to_one(source: Source) -> bool:
 
 
 def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source, Source]:
-    """The sources of both sides.
-
-    Raises:
-        ArgumentError: neither is a map.
-        ShapeError: they differ in shape or device.
-        NotKeptError: one has statistics only.
-    """
+    """The sources of both sides."""
     maps = [side for side in (p, q) if isinstance(side, AttentionMap)]
     if not maps or not all(isinstance(side, AttentionMap | Tensor) for side in (p, q)):
         raise ArgumentError(

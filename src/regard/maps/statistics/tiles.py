@@ -20,22 +20,12 @@ from regard.tensors.guards import is_recorded
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (flat_heads, ...) of a statistic, without tiles if possible.
-
-    Raises:
-        NotKeptError: neither the answers nor the weights were kept.
-        ArgumentError: weights are below 0, and the statistic reads them as shares of a whole.
-    """
+    """The answers (flat_heads, ...) of a statistic, without tiles if possible."""
     return ask_all(source, [statistic])[0]
 
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several statistics, in one pass if one of them always needs tiles.
-
-    Raises:
-        NotKeptError: the weights were not kept, nor the answers of one of the statistics.
-        ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
-    """
+    """The answers of several statistics, in one pass if one of them always needs tiles."""
     return [one.without_rounding(answer) for one, answer in zip(statistics, _answers(source, statistics), strict=True)]
 
 

@@ -15,20 +15,7 @@ from numba import types
 from numba.np.numpy_support import carray
 
 from regard.maps.loop import picture_blocks, row_ranks, row_sums, row_tiles, weights_block
-from regard.maps.loop.picture_blocks import (
-    max_1,
-    max_2,
-    max_4,
-    max_8,
-    max_16,
-    max_32,
-    sum_1,
-    sum_2,
-    sum_4,
-    sum_8,
-    sum_16,
-    sum_32,
-)
+from regard.maps.loop.picture_blocks import max_blocks, sum_blocks
 from regard.maps.loop.row_ranks import rank, room_for
 from regard.maps.loop.row_sums import FAST, add_chosen, distance_of
 from regard.maps.loop.row_tiles import TILE, WORK
@@ -84,53 +71,12 @@ def _pool(
 
 @numba.njit(nogil=True)
 def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
-    """Add whole vectors of blocks, given by addresses; return the number of blocks, 0 for a width without a kernel."""
-    if width == 1:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_1((numbers + place, picture + place), share)
-    elif width == 2:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_2((numbers + 2 * place, picture + place), share)
-    elif width == 4:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_4((numbers + 4 * place, picture + place), share)
-    elif width == 8:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_8((numbers + 8 * place, picture + place), share)
-    elif width == 16:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_16((numbers + 16 * place, picture + place), share)
-    elif width == 32:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_32((numbers + 32 * place, picture + place), share)
-    else:
-        return 0
-    return count
+    return sum_blocks(numbers, width, count, share, picture)  # (Apart from `_pool`, whose sums may be reordered.)
 
 
 @numba.njit(nogil=True)
 def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
-    if width == 1:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_1((numbers + place, picture + place))
-    elif width == 2:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_2((numbers + 2 * place, picture + place))
-    elif width == 4:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_4((numbers + 4 * place, picture + place))
-    elif width == 8:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_8((numbers + 8 * place, picture + place))
-    elif width == 16:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_16((numbers + 16 * place, picture + place))
-    elif width == 32:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_32((numbers + 32 * place, picture + place))
-    else:
-        return 0
-    return count
+    return max_blocks(numbers, width, count, ZERO, picture)
 
 
 @numba.njit(fastmath=FAST, nogil=True)

@@ -281,21 +281,6 @@ def where_kept(tensor: Tensor) -> KeptPlace | None:
     return KeptPlace(tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
-def may_have_own_gradient(tensor: Tensor) -> bool:
-    """Whether a custom `autograd.Function` is safe: on the CPU, without a graph or transform to hide it from.
-
-    >>> may_have_own_gradient(torch.ones(2))
-    True
-    """
-    return (
-        not is_compiling()
-        and tensor.device.type == "cpu"
-        and not in_trace()
-        and not in_forward_mode()
-        and not in_transform("Vmap", "Grad", "Jvp")
-    )
-
-
 def is_readable(*tensors: Tensor) -> bool:
     """Whether the elements of these tensors lie in CPU memory, readable now.
 

@@ -4,7 +4,7 @@ A tile has some rows (queries) of some `flat_heads` (heads of sequences), and th
 the budget of elements a tile, because a matrix product, a sort and a mask use caches differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 def fitting(budget: int, size: int, most: int | None = None) -> int:
@@ -48,3 +48,13 @@ def ranges(length: int, step: int) -> Iterator[range]:
     """
     for start in range(0, max(length, 1), step):
         yield range(start, min(start + step, length))
+
+
+def union(parts: Iterable[range]) -> range:
+    """The smallest range with all the integers of some ranges.
+
+    >>> union([range(4, 6), range(9, 9), range(1, 2)]), union([])
+    (range(1, 6), range(0, 0))
+    """
+    found = [part for part in parts if part]
+    return range(min(part.start for part in found), max(part.stop for part in found)) if found else range(0)

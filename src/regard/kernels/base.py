@@ -172,12 +172,7 @@ class Call:
         return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
-        """Check the parts of others before they are read again: what they hold, and two rows where they have code.
-
-        Args:
-            reader: what reads them, for the message.
-            state: the call's row state (B, H, T), if it is known.
-        """
+        """Check the parts of others before they are read again: what they hold, and two rows where they have code."""
         if self.held is None:
             return
         self.held.require_unchanged(reader)

@@ -7,7 +7,6 @@ from torch import Tensor
 from regard.kernels.base import Call
 from regard.kernels.fused_kernels import CpuFlash, Extras, Gradients, OneBlock, Residuals
 from regard.kernels.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
-from regard.kernels.side_by_side import memory_like
 from regard.tensors.guards import State, in_transform, is_compiling, is_observed, is_readable
 from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
@@ -38,7 +37,7 @@ class ShortSequences(CpuFlash):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
         if not _takes(query, key, value, block.added.tensor):
             return super().forward(query, key, value, block)
-        (output,) = memory_like(query)
+        output = _memory_like(query)
         lse = torch.empty(query.shape[:-1], dtype=torch.float32, device="cpu")
         _run(FORWARD, block, query=query, key=key, value=value, output=output, lse=lse)
         return output, lse, ()
@@ -49,7 +48,7 @@ class ShortSequences(CpuFlash):
         is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
         if not is_known or not _takes(query, key, value, block.added.tensor, output, lse, grad):
             return super().backward(grad, saved, extras, block)
-        of_query, of_key, of_value = memory_like(query, key, value)
+        of_query, of_key, of_value = map(_memory_like, (query, key, value))
         _run(
             BACKWARD, block, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
             grad_query=of_query, grad_key=of_key, grad_value=of_value,
@@ -93,6 +92,12 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
         and is_readable(*given)
         and all(t.stride(-1) == 1 for t in given)  # The record has all other strides.
     )
+
+
+def _memory_like(heads: Tensor) -> Tensor:
+    """New memory for (B, H, T, D), with the heads of a position adjacent, as in the products around it."""
+    batch, count, length, width = heads.shape
+    return torch.empty(batch, length, count, width, dtype=heads.dtype, device="cpu").transpose(1, 2)
 
 
 def _run(kind: int, block: OneBlock, **given: Tensor) -> None:

@@ -157,16 +157,6 @@ def attention(
         return run_call(call, values, value, backend, **options)
 
 
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool,
-    state: State | None = ...,
-) -> Attended: ...  # fmt: skip
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool,
-    state: State | None = ...,
-) -> Tensor | Attended: ...  # fmt: skip
 def run_call(
     call: Call,
     values: Tensor,

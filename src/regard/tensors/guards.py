@@ -183,15 +183,6 @@ def in_transform(*kinds: str) -> bool:
     return any(interpreter.key() in wanted for interpreter in stack)
 
 
-def in_trace() -> bool:
-    """Whether `torch.jit.trace` records this code: its graph would freeze decisions from a length or a value.
-
-    >>> in_trace()
-    False
-    """
-    return not is_compiling() and is_tracing()
-
-
 def can_look(tensor: Tensor) -> bool:
     """Whether the values of a tensor may decide the computation.
 

@@ -20,14 +20,8 @@ def fitting(budget: int, size: int, most: int | None = None) -> int:
 def tile_shape(flat_heads: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
     """The number of flat_heads, and of rows in each, of one tile of at most `budget` elements (or a single row).
 
-    A tile fills `few_rows` rows before it adds a second flat_head, because narrow matrix products are slow.
-
-    Args:
-        flat_heads: the number of flat_heads.
-        rows: the number of rows in each flat_head.
-        row_size: the elements in one row of one flat_head.
-        budget: the most elements of a tile.
-        few_rows: the rows of a tile before it gets a second flat_head.
+    A row has `row_size` elements. A tile fills `few_rows` rows before it adds a second flat_head, because narrow matrix
+    products are slow.
 
     >>> tile_shape(12, 512, 512, budget=1 << 16, few_rows=64)
     (2, 64)

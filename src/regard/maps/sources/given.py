@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import UNNAMED, Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ShapeError
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
 
@@ -75,10 +75,6 @@ class GivenSource(TensorSource):
 
     def __str__(self) -> str:
         return "given weights"
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
-        names = Dimensions.unknown(len(leading), UNNAMED)
-        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading, names)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
         return replace(self, given=change(self.given))

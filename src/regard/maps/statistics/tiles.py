@@ -55,14 +55,10 @@ def _answers(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tens
         return list(answers.values())
     if not has_blocks:
         source.refuse(", ".join(map(str, missing)))
-    found = _read_weights(source, missing)
+    found = in_one_loop(source, missing) or one_pass(source, missing)
     for place, answer in answers.items():
         found.insert(place, answer)
     return found
-
-
-def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    return in_one_loop(source, statistics) or one_pass(source, statistics)
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:

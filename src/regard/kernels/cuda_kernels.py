@@ -57,13 +57,7 @@ LSE_ROWS = 32
 
 
 def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a query on CUDA; None if no kernel of torch returns its log-sum-exp.
-
-    Args:
-        query: (B, H, T, D).
-        width: the width of the vectors.
-        covering: the plan of the mask; None for the kernel of any plan.
-    """
+    """The kernel for a query (B, H, T, D) of some width, under a plan or under any (None); None if there is none."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     capability = capability_of(query.device) or NEWEST
     if not (half or query.dtype == torch.float32) or (query.dtype == torch.bfloat16 and capability < (8, 0)):

@@ -13,8 +13,8 @@ from typing import Any
 def run_in_threads(function: Any, argument: int, threads: int) -> None:
     """Call a compiled function in several threads, and wait for all of them.
 
-    Its `address` is that of a C function of one pointer, the argument. It divides its work itself, so fewer threads give
-    the same result. This thread is one of them.
+    Its `address` is that of a C function of one pointer, the argument. It divides its work itself, so fewer threads
+    give the same result. This thread is one of them.
     """
     team = openmp() if threads > 1 else None
     if team is not None:

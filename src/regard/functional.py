@@ -157,16 +157,6 @@ def attention(
         return run_call(call, values, value, backend, **options)
 
 
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: Literal[True], keep_values: bool,
-    state: State | None = ...,
-) -> Attended: ...  # fmt: skip
-@overload
-def run_call(
-    call: Call, values: Tensor, value: Tensor, backend: str | None, *, return_weights: bool, keep_values: bool,
-    state: State | None = ...,
-) -> Tensor | Attended: ...  # fmt: skip
 def run_call(
     call: Call,
     values: Tensor,
@@ -395,11 +385,7 @@ def _state_with_graph(call: Call) -> Tensor | None:
 
 
 def _check_last_row(weights: AttentionMap) -> None:
-    """Check that the last row sums to 1 or is 0, in every head.
-
-    Raises:
-        ArgumentError: a row has another sum.
-    """
+    """Check that the last row sums to 1 or is 0, in every head."""
     sums = weights.detach().row(-1).sum(-1)
     if bool(((sums - 1).abs().le(TOLERANCE) | (sums == 0)).all()):
         return

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard import causal, lengths
 from regard.kernels import short_sequences
-from regard.kernels.fused_kernels import CpuFlash
+from regard.kernels.additive_masks import NOTHING_ADDED, AdditiveMask
+from regard.kernels.fused_kernels import CpuFlash, OneBlock
 from regard.kernels.short_attention_work import BACKWARD, FORWARD
 from regard.kernels.short_sequences import ShortSequences
 from regard.nn import MultiHeadAttention
@@ -65,10 +66,10 @@ class Case:
 
     def answers(self, kernel: CpuFlash) -> tuple[Tensor, ...]:
         """Output, lse, and the gradients of query, key and value."""
-        how: dict[str, Any] = {"additive": self.additive, "is_causal": self.is_causal, "scale": self.scale}
-        output, lse, extras = kernel.forward(*self.heads, **how)
+        block = OneBlock(kernel, self.scale, self.is_causal, AdditiveMask(self.additive, None))
+        output, lse, extras = kernel.forward(*self.heads, block)
         lse_ = lse.masked_fill(lse == -torch.inf, torch.inf)
-        return output, lse, *kernel.backward(self.grad, (*self.heads, output, lse_), extras, **how)
+        return output, lse, *kernel.backward(self.grad, (*self.heads, output, lse_), extras, block)
 
     def exact(self) -> tuple[Tensor, ...]:
         """The same in float64, by the formula and torch's own gradients; rows without a key have zeros."""
@@ -302,15 +303,15 @@ def test_a_row_whose_scores_are_all_beyond_the_lowest_number_changes_no_other() 
     for one in (this, clean):
         one.key = one.key.abs() * 1e3
     this.query[1, 1, 4] = -1e38
-    how: dict[str, Any] = {"additive": None, "is_causal": False, "scale": this.scale}
     kernel = ShortSequences()
-    output, lse, extras = kernel.forward(*this.heads, **how)
+    block = OneBlock(kernel, this.scale, False, NOTHING_ADDED)
+    output, lse, extras = kernel.forward(*this.heads, block)
     assert lse[1, 1, 4] == -torch.inf
-    grads = kernel.backward(this.grad, (*this.heads, output, lse), extras, **how)
+    grads = kernel.backward(this.grad, (*this.heads, output, lse), extras, block)
     assert all(grad.isfinite().all() for grad in grads)
     assert not output[1, 1, 4].any()
     assert not grads[0][1, 1, 4].any()
-    expected = kernel.forward(*clean.heads, **how)[0]
+    expected = kernel.forward(*clean.heads, block)[0]
     rows = torch.arange(9) != 4
     assert torch.equal(output[:, :, rows], expected[:, :, rows])
 

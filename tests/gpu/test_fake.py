@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.kernels import cuda_kernels
+from regard.kernels.additive_masks import AdditiveMask
 from regard.kernels.cuda_kernels import CudaEfficient, CudaFlash
-from regard.kernels.fused_kernels import Kernel
+from regard.kernels.fused_kernels import Kernel, OneBlock
 
 pytestmark = pytest.mark.fake_gpu
 if torch.version.cuda is None:
@@ -109,13 +110,13 @@ def forward_and_backward(kernel: Kernel, dtype: torch.dtype, t: int, s: int, wid
     for is_causal, additive in product((False, True), (None, on_cuda(2, 1, 1, s, dtype=torch.float32))):
         if flash and (additive is not None or (is_causal and t != s)):
             continue
-        options: dict[str, Any] = {"additive": additive, "is_causal": is_causal, "scale": 0.3}
-        output, lse, extras = kernel.forward(q, k, v, **options)
+        block = OneBlock(kernel, 0.3, is_causal, AdditiveMask(additive, None))
+        output, lse, extras = kernel.forward(q, k, v, block)
         assert (output.shape, output.dtype) == (q.shape, dtype)
         assert (lse.shape, lse.dtype) == (q.shape[:-1], torch.float32)
         for extra in (0, kernel.multiple):
             saved = tuple(torch.nn.functional.pad(x, (0, extra)) for x in (q, k, v, output))
-            grads = kernel.backward(torch.empty_like(saved[3]), (*saved, lse), extras, **options)
+            grads = kernel.backward(torch.empty_like(saved[3]), (*saved, lse), extras, block)
             for grad, tensor in zip(grads, saved[:3], strict=True):
                 assert (grad.shape, grad.dtype, grad.device.type) == (tensor.shape, dtype, "cuda")
 

@@ -13,11 +13,7 @@ from regard.errors import ShapeError
 
 
 def masked_scores(scores: Any, mask: Mask | Bool[Tensor, "..."] | None) -> tuple[Float[Tensor, "B H T S"], torch.Size]:
-    """Given scores with one batch and heads, -inf where the mask excludes a key; and the shape that they came in.
-
-    Raises:
-        ShapeError: the scores are not real numbers of two or more dimensions, or the mask does not fit.
-    """
+    """Given scores with one batch and heads, -inf where the mask excludes a key; and the shape that they came in."""
     scores = _floating(scores)
     sizes = _sizes_of(scores)
     flat = scores.reshape(sizes.flat_batch, sizes.heads, sizes.queries, sizes.keys)

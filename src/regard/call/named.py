@@ -10,17 +10,7 @@ T = TypeVar("T")
 
 
 def made(given: Any, kind: Any, makers: Sequence[Callable[..., T]], argument: str) -> T | None:
-    """The object that a name, a class or another maker means; None if `given` is none of these.
-
-    Args:
-        given: the caller's argument.
-        kind: the wanted kind.
-        makers: the classes and functions that have names.
-        argument: the name of the argument, for messages.
-
-    Raises:
-        ArgumentError: the name is unknown, or the maker needs arguments.
-    """
+    """The object that a name, a class or another of the makers means; None if `given` is none of these."""
     if isinstance(given, str):
         known = {_plain(one.__name__): one for one in makers}
         if (found := known.get(_plain(given))) is None:

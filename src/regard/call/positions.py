@@ -11,11 +11,7 @@ from regard.tensors.precision import widest_dtype
 
 
 def require_even(dim: int) -> None:
-    """Refuse an odd dim: sines and cosines come in pairs.
-
-    Raises:
-        ArgumentError: dim is odd or not positive.
-    """
+    """Refuse an odd dim: sines and cosines come in pairs."""
     require_whole(dim=dim)
     if dim < 2 or dim % 2:
         raise ArgumentError(f"sinusoidal positions need an even dim of at least 2, got {dim}")

@@ -155,9 +155,6 @@ def canonical(
     Returns query `(B, H, T, Dq)`, key `(B, G, S, Dk)`, value `(B, G, S, E)` and their `Sizes`. Batch
     dimensions broadcast, as views. The score decides whether Dq must equal Dk.
 
-    Raises:
-        ShapeError: ranks, lengths, heads, dtypes or devices do not fit each other, or a sequence is empty.
-
     >>> q, k, v, sizes = canonical(torch.ones(5, 4), torch.ones(7, 4), torch.ones(7, 3))
     >>> q.shape, sizes.map_shape
     (torch.Size([1, 1, 5, 4]), (5, 7))
@@ -174,9 +171,6 @@ def canonical(
 
 def sizes_from_shapes(query: Dims, key: Dims, value: Dims) -> Sizes:
     """The sizes of a call, from the shapes of its tensors.
-
-    Raises:
-        ShapeError: ranks, lengths or heads do not fit each other, or a sequence is empty.
 
     >>> sizes_from_shapes((2, 4, 5, 8), (2, 1, 7, 8), (2, 1, 7, 3)).map_shape
     (2, 4, 5, 7)
@@ -245,9 +239,6 @@ def canonical_pairwise(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     """Give a mask or bias over (query, key) pairs the canonical rank of 4, each dimension full or 1.
 
     The tensor has the input's rank with each dimension full or 1, or it is 2-D `(T, S)`.
-
-    Raises:
-        ShapeError: the shape does not fit (the message lists shapes that do), or the tensor is nested or sparse.
     """
     require_dense(tensor, name)
     full = sizes.map_shape
@@ -280,11 +271,7 @@ def _meant(shape: tuple[int, ...], sizes: Sizes, name: str) -> str:
 
 
 def canonical_per_sequence(tensor: Tensor, sizes: Sizes, *trailing: int, name: str) -> Tensor:
-    """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`.
-
-    Raises:
-        ShapeError: the shape does not fit, or the tensor is nested or sparse.
-    """
+    """Flatten the batch dimensions of a tensor of shape `(batch..., *trailing)` to `(B or 1, *trailing)`."""
     require_dense(tensor, name)
     expected = (*sizes.batch, *trailing)
     if len(sizes.batch) == 1 and tensor.shape == expected:
@@ -338,9 +325,6 @@ def _named(query: Dims, key: Dims, value: Dims) -> str:
 
 def require_dense(tensor: Tensor, name: str) -> None:
     """Refuse nested and sparse tensors.
-
-    Raises:
-        ShapeError: the tensor is nested or sparse; the message has a remedy.
 
     >>> require_dense(torch.eye(3).to_sparse(), "query")
     Traceback (most recent call last):

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.call.biases.base import Bias
 from regard.call.biases.combined import added
 from regard.call.masks.base import And, Mask, render
-from regard.functional import run_call
+from regard.functional import Attended, run_call
 from regard.kernels import choose_backend
 from regard.kernels.base import Call
 from regard.maps.attention_map import AttentionMap
@@ -101,6 +101,7 @@ class EditedWeights:
         """Attend with these weights to canonical values; `value` are the same as the model gave them."""
         chosen = choose_backend(self.call, backend)
         attended = run_call(self.call, values, value, backend, return_weights=True, keep_values=False)
+        assert isinstance(attended, Attended)
         sizes, weights = self.call.sizes, attended.weights
         output = attended.output.reshape(sizes.flat_batch, sizes.heads, sizes.queries, -1)
         source = weights.source

@@ -56,31 +56,19 @@ def _temporary(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Put `content` at `path` in one step, as `replacing` does; text is encoded in UTF-8.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written to.
-    """
+    """Put `content` at `path` in one step, as `replacing` does; text is encoded in UTF-8."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def to_disk(file: BinaryIO) -> None:
-    """Force the written bytes of a file to the disk.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Force the written bytes of a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file, whole and on the disk, in its folder; replaces the target.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Rename a file, whole and on the disk, in its folder; replaces the target."""
     with naming(target):
         _replace(source, target)
         _sync(target.parent)
@@ -137,11 +125,7 @@ def temporary_of(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as indented JSON, atomically.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written to.
-    """
+    """Write `value` as indented JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

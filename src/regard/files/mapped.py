@@ -71,9 +71,6 @@ def open_mapped(path: Path, footer_type: type[F]) -> tuple[npt.NDArray[np.uint8]
 def item_bytes(dtype: str) -> int:
     """The bytes of an element of a token dtype.
 
-    Raises:
-        ValueError: no token dtype.
-
     >>> item_bytes("<u2")
     2
     """

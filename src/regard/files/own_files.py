@@ -11,9 +11,6 @@ from regard.files.atomic import write_atomically
 def refuse_links(*paths: Path) -> None:
     """Check that no path is a symbolic link, before writing or removing it.
 
-    Raises:
-        RunFolderError: a path is a link; the message names the first one and where it leads.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Path(folder, "last").symlink_to("/srv/models")
@@ -30,11 +27,7 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_links_in(path: Path) -> None:
-    """Check a file, or a folder and its content, as `refuse_links` does. Absent paths pass.
-
-    Raises:
-        RunFolderError: there is a link; the message names one.
-    """
+    """Check a file, or a folder and its content, as `refuse_links` does. Absent paths pass."""
     refuse_links(path)
     for folder, folders, files in os.walk(path):
         refuse_links(*(Path(folder, name) for name in sorted([*folders, *files])))
@@ -51,32 +44,19 @@ def is_file_below(name: str) -> bool:
 
 
 def appended_to(path: Path) -> IO[str]:
-    """Open a text file to append to. Its other names (hard links) keep the old content.
-
-    Raises:
-        RunFolderError: it is a link.
-        OSError: it cannot be written to.
-    """
+    """Open a text file to append to. Its other names (hard links) keep the old content."""
     refuse_links(path)
     part_from_other_names(path)
     return path.open("a", encoding="utf-8")
 
 
 def part_from_other_names(path: Path) -> None:
-    """Break the hard links of a file by copying it, so that writing leaves the other names unchanged.
-
-    Raises:
-        OSError: it cannot be read, or the disk is full.
-    """
+    """Break the hard links of a file by copying it, so that writing leaves the other names unchanged."""
     if path.exists() and path.stat().st_nlink > 1:
         write_atomically(path, path.read_bytes())
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty or absent.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a folder if it is empty or absent."""
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()

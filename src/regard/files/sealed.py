@@ -14,11 +14,7 @@ _CHUNK_BYTES = 2**20
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as `write_json` does, with the checksum of its content.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written to.
-    """
+    """Write `value` as `write_json` does, with the checksum of its content."""
     write_json(path, {**value, SEAL: _checksum(value)})
 
 
@@ -45,11 +41,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def checksum_of_file(path: Path) -> dict[str, int | str]:
-    """The size and the checksum of a file, read in chunks.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The size and the checksum of a file, read in chunks."""
     size = crc = 0
     for chunk in _chunks(path):
         size, crc = size + len(chunk), zlib.crc32(chunk, crc)

@@ -66,7 +66,7 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
 
 @contextmanager
-def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterator[Any]:
+def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
     """An open safetensors file: `keys()`, `metadata()`, `get_slice(name)` and `get_tensor(name)`.
 
     Raises:
@@ -75,7 +75,7 @@ def open_tensors(path: str | os.PathLike[str], *, device: str = "cpu") -> Iterat
         MissingExtraError: safetensors is not installed.
     """
     library = safetensors_library()
-    with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt", device=device) as file:
+    with tensor_errors(path), library.safe_open(os.fspath(path), framework="pt") as file:
         yield file
 
 
@@ -129,11 +129,7 @@ def read_torch_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def tensor_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of safetensors about the file at `path` into a DataError.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Turn errors of safetensors about the file at `path` into a DataError."""
     library = safetensors_library()
     try:
         yield

@@ -35,11 +35,7 @@ class Held:
     """Whether there are functions or classes of the caller. They may depend on more, such as random numbers."""
 
     def require_unchanged(self, reader: str) -> None:
-        """Check the tensors and values that were held when the call ran.
-
-        Raises:
-            OverwrittenError: one has changed.
-        """
+        """Check the tensors and values that were held when the call ran."""
         changed = self.captures.changed()
         if changed is not None:
             raise OverwrittenError(
@@ -134,11 +130,7 @@ class Call:
         return scores
 
     def for_values(self, value: Tensor, leading: tuple[int, ...]) -> tuple["Call", Tensor]:
-        """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values.
-
-        Raises:
-            ShapeError: the values' leading dimensions do not fit.
-        """
+        """The call without dropout in its compute dtype, and x (S, N) or (batch..., H or G, S, N) as its values."""
         sizes, tail = self.sizes, value.shape[-2:]
         # As in the call itself, a batch dimension of the values may be 1.
         is_grouped = value.dim() == len(leading) + 2 and sizes.has_heads and value.shape[-3] == sizes.kv_heads
@@ -180,15 +172,7 @@ class Call:
         return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
-        """Check the parts of others before they are read again: what they hold, and two rows where they have code.
-
-        Args:
-            reader: what reads them, for the message.
-            state: the call's row state (B, H, T), if it is known.
-
-        Raises:
-            OverwrittenError: a tensor or value has changed, or a row is not the same.
-        """
+        """Check the parts of others before they are read again: what they hold, and two rows where they have code."""
         if self.held is None:
             return
         self.held.require_unchanged(reader)
@@ -214,11 +198,7 @@ class Call:
 
 
 def require_same_rows(anew: Tensor, state: Tensor, reader: str) -> None:
-    """Check that a row state computed again is that of the call.
-
-    Raises:
-        OverwrittenError: it is another.
-    """
+    """Check that a row state computed again is that of the call."""
     anew, state = anew.detach(), state.detach().to(anew.dtype)
     rounding = torch.finfo(anew.dtype).eps ** 0.5
     if torch.allclose(anew, state, rtol=rounding, atol=rounding, equal_nan=True):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from regard.call.shapes import Sizes
-from regard.kernels.fused_kernels import Extras, Kernel, Residuals, repeated, summed
+from regard.kernels.fused_kernels import Extras, Gradients, Kernel, OneBlock, Residuals, repeated, summed
 from regard.kernels.fused_plan import Plan
 from regard.tensors.devices import capability_of
 from regard.tensors.readable import row_contiguous
@@ -57,13 +57,7 @@ LSE_ROWS = 32
 
 
 def cuda_kernel(query: Tensor, *, width: int, covering: Plan | None) -> Kernel | None:
-    """The kernel for a query on CUDA; None if no kernel of torch returns its log-sum-exp.
-
-    Args:
-        query: (B, H, T, D).
-        width: the width of the vectors.
-        covering: the plan of the mask; None for the kernel of any plan.
-    """
+    """The kernel for a query (B, H, T, D) of some width, under a plan or under any (None); None if there is none."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     capability = capability_of(query.device) or NEWEST
     if not (half or query.dtype == torch.float32) or (query.dtype == torch.bfloat16 and capability < (8, 0)):
@@ -122,35 +116,24 @@ class CudaEfficient(CudaKernel):
     name = "memory-efficient, CUDA"
     operators = (efficient_cuda, efficient_cuda_backward)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Extras]:
-        dtype, queries = query.dtype, query.shape[-2]
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
+        dtype, queries, additive = query.dtype, query.shape[-2], block.added.tensor
         query, key, value = _as_precise_as(additive, query, repeated(query, key), repeated(query, value))
         output, lse, seed, offset = efficient_cuda(
-            query, key, value, _aligned(additive, query, key), True, 0.0, is_causal, scale=scale
+            query, key, value, _aligned(additive, query, key), True, 0.0, block.is_causal, scale=block.scale
         )
         return output.to(dtype), lse[..., :queries], (lse.shape[-1], seed, offset)
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: OneBlock) -> Gradients:
         query, key, value, output, lse = saved
-        dtype, (length, seed, offset) = query.dtype, extras
+        dtype, (length, seed, offset), additive = query.dtype, extras, block.added.tensor
         padded = torch.nn.functional.pad(lse, (0, length - lse.shape[-1]), value=torch.inf).contiguous()
         grad, q, k, v, output = _as_precise_as(
             additive, grad, query, repeated(query, key), repeated(query, value), output
         )
         dq, dk, dv, _ = efficient_cuda_backward(
             grad, q, k, v, _aligned(additive, q, k), _heads_within_rows(output), padded, seed, offset, 0.0,
-            [True, True, True, False], is_causal, scale=scale,
+            [True, True, True, False], block.is_causal, scale=block.scale,
         )  # fmt: skip
         return dq.to(dtype), summed(dk, key).to(dtype), summed(dv, value).to(dtype)
 
@@ -165,34 +148,22 @@ class CudaCudnn(CudaKernel):
     name = "cuDNN, CUDA"
     operators = (cudnn_cuda, cudnn_cuda_backward)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Extras]:
-        assert additive is None, "the plan has said so"
-        assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
-        output, lse, *rest = cudnn_cuda(query, key, value, None, True, 0.0, is_causal, False, scale=scale)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
+        _require_square(query, key, block)
+        output, lse, *rest = cudnn_cuda(query, key, value, None, True, 0.0, block.is_causal, False, scale=block.scale)
         cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
         return output, lse.reshape(query.shape[:-1]), (lse.dim(), cum_q, cum_k, max_q, max_k, seed, offset)
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: OneBlock) -> Gradients:
         query, key, value, output, lse = saved
         rank, cum_q, cum_k, max_q, max_k, seed, offset = extras
         if query.shape[-1] > WIDEST_CUDNN:
             of_flash = (cum_q, cum_k, max_q, max_k, seed, offset)
-            return CudaFlash().backward(grad, saved, of_flash, additive=None, is_causal=is_causal, scale=scale)
+            return CudaFlash().backward(grad, saved, of_flash, block)
         lse = lse.contiguous()
         dq, dk, dv = cudnn_cuda_backward(
             grad, query, key, value, output, lse if rank == lse.dim() else lse[..., None], seed, offset, None,
-            cum_q, cum_k, max_q, max_k, 0.0, is_causal, scale=scale,
+            cum_q, cum_k, max_q, max_k, 0.0, block.is_causal, scale=block.scale,
         )  # fmt: skip
         return dq, dk, dv
 
@@ -203,39 +174,30 @@ class CudaFlash(CudaKernel):
     name = "flash, CUDA"
     operators = (flash_cuda, flash_cuda_backward)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Extras]:
-        assert additive is None, "the plan has said so"
-        assert not is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
-        output, lse, *rest = flash_cuda(query, key, value, 0.0, is_causal, False, scale=scale)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
+        _require_square(query, key, block)
+        output, lse, *rest = flash_cuda(query, key, value, 0.0, block.is_causal, False, scale=block.scale)
         cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
         return output, lse, (cum_q, cum_k, max_q, max_k, seed, offset)
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: OneBlock) -> Gradients:
         query, key, value, output, lse = saved
         if not _goes_back(query):
             rows = query.shape[-2]
             length = rows if torch.version.hip else rows + -rows % LSE_ROWS
             unused = torch.zeros((), dtype=torch.int64)  # of dropout, which is 0
-            return CudaEfficient().backward(
-                grad, saved, (length, unused, unused), additive=None, is_causal=is_causal, scale=scale
-            )
+            return CudaEfficient().backward(grad, saved, (length, unused, unused), block)
         cum_q, cum_k, max_q, max_k, seed, offset = extras
         dq, dk, dv = flash_cuda_backward(
-            grad, query, key, value, output, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal,
-            seed, offset, scale=scale,
+            grad, query, key, value, output, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, block.is_causal,
+            seed, offset, scale=block.scale,
         )  # fmt: skip
         return dq, dk, dv
+
+
+def _require_square(query: Tensor, key: Tensor, block: OneBlock) -> None:
+    assert block.added.tensor is None, "the plan has said so"
+    assert not block.is_causal or query.shape[-2] == key.shape[-2], "the plan has said so"
 
 
 def _goes_back(query: Tensor) -> bool:

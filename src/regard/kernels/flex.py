@@ -70,11 +70,7 @@ class Flex(Backend):
         return "its kernel returns no row state: a map computes it by a scores-only pass when it is first read"
 
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel for this kind of call; the first one compiles it.
-
-        Raises:
-            BackendError: the values require a gradient on the CPU, or torch cannot compile the call.
-        """
+        """Run the kernel for this kind of call; the first one compiles it."""
         on_cuda = call.query.device.type == "cuda"
         if not on_cuda and is_recorded() and value.requires_grad:
             raise BackendError(f"backend 'flex' cannot run this call: {_NO_GRADIENTS}; detach the values")

@@ -24,6 +24,7 @@ from regard.tensors.torch_private import CPU_TAKES_GROUPS, flash_cpu, flash_cpu_
 Extras = tuple[Any, ...]
 Residuals = tuple[Tensor, ...]
 """The saved tensors: query, key, value, output and lse."""
+Gradients = tuple[Tensor, Tensor, Tensor]
 HALF = (torch.float16, torch.bfloat16)
 SHORT = 256
 """Up to so many queries the half-precision backward is faster in float32 (docs/design/choices.md)."""
@@ -53,22 +54,11 @@ class Kernel(ABC):
         return tensors
 
     @abstractmethod
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Extras]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: "OneBlock") -> tuple[Tensor, Tensor, Extras]:
         """The output (B, H, t, E), the lse (B, H, t), and the kernel's own extras."""
 
     @abstractmethod
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: "OneBlock") -> Gradients:
         """The gradients of query, key and value, from saved = (query, key, value, output, lse)."""
 
 
@@ -78,57 +68,24 @@ class CpuFlash(Kernel):
     name = "flash, CPU"
     operators = (flash_cpu, flash_cpu_backward)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Extras]:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: "OneBlock") -> tuple[Tensor, Tensor, Extras]:
         if not CPU_TAKES_GROUPS:
             key, value = repeated(query, key), repeated(query, value)
         # torch's own binding takes half the time of the operator's, which a graph needs.
         flash = flash_cpu if is_compiling() else flash_cpu_alone
-        output, lse = flash(query, key, value, 0.0, is_causal, attn_mask=additive, scale=scale)
+        output, lse = flash(query, key, value, 0.0, block.is_causal, attn_mask=block.added.tensor, scale=block.scale)
         return output, lse, ()
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: "OneBlock") -> Gradients:
+        query, key, value, *rest = saved
+        dtype, additive, given = query.dtype, block.added.tensor, (grad, *saved)
         if not CPU_TAKES_GROUPS:
-            query, key, value, *rest = saved
-            saved = (query, repeated(query, key), repeated(query, value), *rest)
-            dq, dk, dv = self._in_its_dtype(grad, saved, additive, is_causal, scale)
-            return dq, summed(dk, key), summed(dv, value)
-        return self._in_its_dtype(grad, saved, additive, is_causal, scale)
-
-    def _in_its_dtype(
-        self, grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = saved[0].dtype
-        if dtype in HALF and saved[0].shape[-2] <= SHORT:
+            given = (grad, query, repeated(query, key), repeated(query, value), *rest)
+        if dtype in HALF and query.shape[-2] <= SHORT:
             # On 110 sentences of 17 tokens the operator takes 15 ms in bf16, and 1.7 ms in float32 including the casts.
-            grad, *saved_ = (t.float() for t in (grad, *saved))
-            additive = None if additive is None else additive.float()
-            grads = self._backward(grad, tuple(saved_), additive, is_causal, scale)
-            return grads[0].to(dtype), grads[1].to(dtype), grads[2].to(dtype)
-        return self._backward(grad, saved, additive, is_causal, scale)
-
-    @staticmethod
-    def _backward(
-        grad: Tensor, saved: Residuals, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return flash_cpu_backward(grad, *saved, 0.0, is_causal, attn_mask=additive, scale=scale)
+            given, additive = tuple(t.float() for t in given), None if additive is None else additive.float()
+        dq, dk, dv = flash_cpu_backward(*given, 0.0, block.is_causal, attn_mask=additive, scale=block.scale)
+        return dq.to(dtype), summed(dk.to(dtype), key), summed(dv.to(dtype), value)
 
 
 CPU_FLASH = CpuFlash()
@@ -145,9 +102,7 @@ class OneBlock:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Extras]:
         """The output, the lse (-inf on rows without keys) and the kernel's extras."""
-        output, lse, extras = self.kernel.forward(
-            query, key, value, additive=self.added.tensor, is_causal=self.is_causal, scale=self.scale
-        )
+        output, lse, extras = self.kernel.forward(query, key, value, self)
         live = self.added.live
         if live is not None:
             # Kernels disagree on rows without keys (lse is 0.0 on CPU, +inf in flash): find them by the mask.
@@ -173,14 +128,7 @@ class OneBlock:
             query, key, output = (wider(t, extra) for t in (query, key, output))
             value = wider(wider(value, 1, 1.0), extra - 1)
             grad_output = wider(torch.cat([grad_output, grad_lse[..., None].to(grad_output.dtype)], -1), extra - 1)
-        grads = kernel.backward(
-            grad_output,
-            (query, key, value, output, lse),
-            extras,
-            additive=self.added.tensor,
-            is_causal=self.is_causal,
-            scale=self.scale,
-        )
+        grads = kernel.backward(grad_output, (query, key, value, output, lse), extras, self)
         return grads if grad_lse is None else tuple(g[..., :dim] for g in grads)
 
 

@@ -90,12 +90,7 @@ class _Queries:
     def __init__(self, code: VectorCode, scores: Any, stride: Any, added: Any, first: Any) -> None:
         self.code, self._scores, self._stride, self._added = code, scores, stride, added
         places = ir.Constant(ir.VectorType(INT, LANES), list(range(LANES)))
-        self._last = code.builder.add(places, self._ints(first))
-
-    def _ints(self, number: Any) -> Any:
-        builder, nothing = self.code.builder, ir.Constant(ir.VectorType(INT, LANES), ir.Undefined)
-        one = builder.insert_element(nothing, builder.trunc(number, INT), ir.Constant(INT, 0))
-        return builder.shuffle_vector(one, nothing, self.code.ints(0))
+        self._last = code.builder.add(places, code.splat(code.builder.trunc(first, INT)))
 
     def address(self, key: Any, matrix: Any = None) -> Any:
         """The address of the scores for a key, or of another matrix of that shape."""
@@ -106,7 +101,7 @@ class _Queries:
         """The scores for a key, with additions; -inf where a query does not see the key."""
         code, builder = self.code, self.code.builder
         score = builder.fadd(code.load(self.address(key)), code.one(code.at(self._added, key)))
-        seen = builder.icmp_signed(">=", self._last, self._ints(key))
+        seen = builder.icmp_signed(">=", self._last, code.splat(builder.trunc(key, INT)))
         return builder.select(seen, score, code.floats(-np.inf))
 
     def weight(self, exponent: Any) -> Any:

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from regard.kernels.base import Call
-from regard.kernels.fused_kernels import CpuFlash, Extras, Residuals
+from regard.kernels.fused_kernels import CpuFlash, Extras, Gradients, OneBlock, Residuals
 from regard.kernels.short_attention_work import AXES, BACKWARD, FORWARD, TENSORS, WORK
-from regard.kernels.side_by_side import memory_like
 from regard.tensors.guards import State, in_transform, is_compiling, is_observed, is_readable
 from regard.tensors.readable import DTYPES, is_installed
 from regard.tensors.thread_team import run_in_threads
@@ -35,34 +34,23 @@ class ShortSequences(CpuFlash):
         """The reason why torch's kernel is as fast as this one; None for batches of many short sequences."""
         return why_not_vectors(call.query, call.key)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, additive: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Extras]:
-        if not _takes(query, key, value, additive):
-            return super().forward(query, key, value, additive=additive, is_causal=is_causal, scale=scale)
-        (output,) = memory_like(query)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, block: OneBlock) -> tuple[Tensor, Tensor, Extras]:
+        if not _takes(query, key, value, block.added.tensor):
+            return super().forward(query, key, value, block)
+        output = _memory_like(query)
         lse = torch.empty(query.shape[:-1], dtype=torch.float32, device="cpu")
-        _run(FORWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse)
+        _run(FORWARD, block, query=query, key=key, value=value, output=output, lse=lse)
         return output, lse, ()
 
-    def backward(
-        self,
-        grad: Tensor,
-        saved: Residuals,
-        extras: Extras,
-        *,
-        additive: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Residuals, extras: Extras, block: OneBlock) -> Gradients:
         query, key, value, output, lse = saved
         # A saved-tensor hook may have changed the dtype.
         is_known = lse.dtype == torch.float32 and grad.dtype == output.dtype == query.dtype
-        if not is_known or not _takes(query, key, value, additive, output, lse, grad):
-            return super().backward(grad, saved, extras, additive=additive, is_causal=is_causal, scale=scale)
-        of_query, of_key, of_value = memory_like(query, key, value)
+        if not is_known or not _takes(query, key, value, block.added.tensor, output, lse, grad):
+            return super().backward(grad, saved, extras, block)
+        of_query, of_key, of_value = map(_memory_like, (query, key, value))
         _run(
-            BACKWARD, is_causal, scale, additive, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
+            BACKWARD, block, query=query, key=key, value=value, output=output, lse=lse, grad=grad,
             grad_query=of_query, grad_key=of_key, grad_value=of_value,
         )  # fmt: skip
         return of_query, of_key, of_value
@@ -106,18 +94,24 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, additive: Tensor | None, *
     )
 
 
-def _run(kind: int, is_causal: bool, scale: float, additive: Tensor | None, **given: Tensor) -> None:
+def _memory_like(heads: Tensor) -> Tensor:
+    """New memory for (B, H, T, D), with the heads of a position adjacent, as in the products around it."""
+    batch, count, length, width = heads.shape
+    return torch.empty(batch, length, count, width, dtype=heads.dtype, device="cpu").transpose(1, 2)
+
+
+def _run(kind: int, block: OneBlock, **given: Tensor) -> None:
     from regard.kernels.short_attention_loop import attend  # numba compiles here, or loads its cache
 
-    query, key = given["query"], given["key"]
+    query, key, additive = given["query"], given["key"], block.added.tensor
     batch, heads, queries, width = query.shape
     if additive is not None:
         given["added"] = additive.float().expand(batch, heads, 1, key.shape[-2])
     counter = np.zeros(1, np.int64)
     work = np.zeros(1, WORK)
-    work["kind"], work["counter"], work["scale"] = kind, counter.ctypes.data, scale
+    work["kind"], work["counter"], work["scale"] = kind, counter.ctypes.data, block.scale
     work["batch"], work["heads"], work["queries"], work["keys"] = batch, heads, queries, key.shape[-2]
-    work["width"], work["is_causal"], work["is_half"] = width, is_causal, query.dtype == torch.bfloat16
+    work["width"], work["is_causal"], work["is_half"] = width, block.is_causal, query.dtype == torch.bfloat16
     for name in TENSORS:
         if name in given:
             work[name] = given[name].data_ptr()

@@ -219,11 +219,7 @@ class Proof:
         self._state: Tensor | None = None
 
     def compare(self, state: Tensor) -> None:
-        """Take the first row state, and compare each later one with it.
-
-        Raises:
-            OverwrittenError: a part of the call has changed, or the row state is another.
-        """
+        """Take the first row state, and compare each later one with it."""
         if self._state is None:
             self._state = state.detach()
             return

@@ -269,7 +269,8 @@ class AttentionMap(TensorLike):
         Raises:
             ArgumentError: the map has no values.
         """
-        norms = torch.linalg.vector_norm(self._values_kept("value_norms"), dim=-1, keepdim=True)
+        values = source_of_call(self.source, "value_norms()").beside.values_for("value_norms()")
+        norms = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         return AttentionMap(WeightedSource(self.source, None, norms, "norms of weighted values"))
 
     def gradient(self, grad_output: Tensor | None = None) -> "AttentionMap":
@@ -326,9 +327,6 @@ class AttentionMap(TensorLike):
                  [0.2500, 0.7500]]])
         """
         return AttentionMap(mean_of_positive(self.source, grad_output))
-
-    def _values_kept(self, name: str) -> Tensor:
-        return source_of_call(self.source, f"{name}()").beside.values_for(f"{name}()")
 
     def detach(self) -> "AttentionMap":
         """The map without its graph: results carry no gradients.

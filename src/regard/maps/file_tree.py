@@ -51,11 +51,7 @@ def as_json_and_tensors(parts: tuple[Any, ...]) -> tuple[str, dict[str, Tensor]]
 
 
 def from_json_and_tensors(text: str, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-    """The tree of JSON and tensors.
-
-    Raises:
-        Exception: of any class, for text not written by `as_json_and_tensors`.
-    """
+    """The tree of JSON and tensors."""
     tree = _read(parse_json(text), _kinds(), tensors)
     if not isinstance(tree, tuple):
         raise TypeError(f"a map is written as a tuple, got {type(tree).__name__}")

@@ -65,24 +65,14 @@ class SummaryParts(NamedTuple):
 
 
 def save(path: str | PathLike[str], source: CallSource) -> None:
-    """Write the factors of a call's map.
-
-    Raises:
-        ArgumentError: no file can hold a part of the map.
-        MissingExtraError: safetensors is not installed.
-    """
+    """Write the factors of a call's map."""
     parts = CallParts(source.call, source.state, source.layout, source.value, source.dimensions, source.name)
     tree, tensors = as_json_and_tensors(tuple(parts))
     _write(path, tensors, {"format": FORMAT, "backend": source.backend.name, "map": tree})
 
 
 def load(path: str | PathLike[str], device: torch.device) -> Source:
-    """Read a map of `save`, or the statistics of `save_summary`.
-
-    Raises:
-        DataError: it is no such file, or its sizes do not fit its own tensors.
-        MissingExtraError: safetensors is not installed.
-    """
+    """Read a map of `save`, or the statistics of `save_summary`."""
     header, tensors = _contents(path)
     if header.get("format") == SUMMARY_FORMAT and "map" in header:
         return _loaded(path, header, tensors, device, _summary_source)
@@ -159,11 +149,7 @@ def _loaded(
     device: torch.device,
     made: Callable[[dict[str, str], tuple[Any, ...]], S],
 ) -> S:
-    """The source of a file.
-
-    Raises:
-        DataError: construction failed in any way.
-    """
+    """The source of a file."""
     try:
         source = made(header, from_json_and_tensors(header["map"], tensors))
         repr(source)

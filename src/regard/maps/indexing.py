@@ -28,11 +28,7 @@ class Index:
 
     @classmethod
     def of(cls, index: Any, ndim: int) -> "Index":
-        """The index `map[index]`, as torch reads it.
-
-        Raises:
-            ShapeError: there are too many entries.
-        """
+        """The index `map[index]`, as torch reads it."""
         entries = tuple(_as_entry(i) for i in (index if isinstance(index, tuple) else (index,)))
         taken = sum(_dimensions(i) for i in entries)
         dots = [n for n, i in enumerate(entries) if i is Ellipsis]
@@ -123,11 +119,7 @@ def is_integer(index: Any) -> bool:
 
 
 def chosen_flat_heads(shape: tuple[int, ...], lead: tuple[Any, ...], device: torch.device) -> Tensor:
-    """The flat indices of the maps (T, S) that an index of the dimensions before them chooses.
-
-    Raises:
-        ShapeError: the index does not fit.
-    """
+    """The flat indices of the maps (T, S) that an index of the dimensions before them chooses."""
     leading = shape[:-2]
     try:
         return torch.arange(math.prod(leading), device=device).view(leading)[lead]
@@ -152,11 +144,7 @@ def dimensions_after(lead: tuple[Any, ...], before: Dimensions, rank: int) -> Di
 
 
 def positions(index: Any, length: int, name: str, device: torch.device) -> range | Tensor:
-    """Rows or columns as a range or a 1-D tensor of positions from 0.
-
-    Raises:
-        ShapeError: an index is out of range, or of another type.
-    """
+    """Rows or columns as a range or a 1-D tensor of positions from 0."""
     if isinstance(index, slice):
         where = range(*index.indices(length))
         return where if where.step == 1 else torch.tensor(list(where), dtype=torch.long, device=device)

@@ -51,11 +51,7 @@ def strict_maps() -> Iterator[None]:
 
 
 def refuse_if_strict(asked: str, shape: tuple[int, ...]) -> None:
-    """Raise inside `strict_maps`.
-
-    Raises:
-        TooLargeError: maps are strict here; the message has the line.
-    """
+    """Raise inside `strict_maps`."""
     if _strict.get():
         instead = LAZILY.get(asked.removesuffix("()"), "ask the map (docs/maps.md lists what it answers)")
         raise TooLargeError(

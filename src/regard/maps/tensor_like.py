@@ -249,11 +249,7 @@ class TensorLike(Displayed, MapStatistics, ABC):
 
 
 def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the dtype for `to`.
-
-    Raises:
-        ArgumentError: an argument is something else.
-    """
+    """The device and the dtype for `to`."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     for given in args:
         if isinstance(given, torch.dtype):
@@ -277,11 +273,7 @@ def _source(one: Any) -> Any:
 
 
 def as_matrix(one: Any, asked: str) -> Any:
-    """A map's matrix, unless maps are strict; anything else unchanged.
-
-    Raises:
-        TooLargeError: it is above the limit of `dense()`, or maps are strict here.
-    """
+    """A map's matrix, unless maps are strict; anything else unchanged."""
     if not isinstance(one, TensorLike):
         return one
     if one.numel():

@@ -88,9 +88,6 @@ def nearest_in_lists(
         lists: the lists.
         count: K; if the lists have fewer keys, values of -inf with arbitrary indices follow.
         looked_at: the number of lists read for a query; with all of them the search is exact.
-
-    Raises:
-        ShapeError: there are fewer keys than `count`, or the lists are not those of the keys.
     """
     if count > len(keys) or int(lists.sizes.sum()) != len(keys):
         raise ShapeError(

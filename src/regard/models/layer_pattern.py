@@ -16,9 +16,6 @@ def read_layers(pattern: str) -> tuple[str, ...]:
     Args:
         pattern: kinds separated by commas, each perhaps after a number of layers.
 
-    Raises:
-        ArgumentError: a kind is unknown, or a number is below 1.
-
     >>> read_layers("2 sliding, full")
     ('sliding', 'sliding', 'full')
     """

@@ -52,9 +52,6 @@ def make_stack(config: StackConfig, attentions: Sequence[MakeAttention], *, subl
     With pre-norm, the last matrix of each of the n sublayers of a stack begins smaller by the square root of n (as in
     GPT-2: Radford et al. 2019, section 2.3), which makes the first updates those of a shallow model.
 
-    Raises:
-        ArgumentError: names the field, its allowed values and its value.
-
     >>> config = StackConfig(dim=8, num_heads=2, norm="rms")
     >>> make_stack(config, [attention_of(config)] * 2).final_norm()
     RMSNorm((8,), eps=None, elementwise_affine=True)

@@ -8,9 +8,6 @@ from regard.errors import ArgumentError, require_whole
 def require_sizes(**sizes: int) -> None:
     """Refuse a size below 1.
 
-    Raises:
-        ArgumentError: a size is no whole number, or below 1.
-
     >>> require_sizes(dim=4, hidden_dim=0)
     Traceback (most recent call last):
     regard.errors.ArgumentError: hidden_dim must be at least 1, got 0
@@ -22,21 +19,13 @@ def require_sizes(**sizes: int) -> None:
 
 
 def require_dropout(**probabilities: float) -> None:
-    """Refuse a probability of dropping outside [0, 1).
-
-    Raises:
-        ArgumentError: a probability is outside [0, 1).
-    """
+    """Refuse a probability of dropping outside [0, 1)."""
     for name, probability in probabilities.items():
         if not 0.0 <= probability < 1.0:
             raise ArgumentError(f"{name} must be in [0, 1), got {probability}")
 
 
 def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a value outside the allowed names.
-
-    Raises:
-        ArgumentError: the value is not allowed.
-    """
+    """Refuse a value outside the allowed names."""
     if value not in (allowed := list(allowed)):
         raise ArgumentError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -83,11 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output.squeeze(0 if self.batch_first else 1), None if weights is None else weights.squeeze(0)
 
     def _nested(self, *arguments: Any) -> tuple[Tensor, Tensor | None]:
-        """Nested tensors by torch's own module; its encoder makes them in evaluation, for a kernel of its own.
-
-        Raises:
-            MisfitError: torch's module refuses them.
-        """
+        """Nested tensors by torch's own module; its encoder makes them in evaluation, for a kernel of its own."""
         try:
             return super().forward(*arguments)
         except AssertionError as error:
@@ -167,11 +163,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _checked_masks(
     padding: Tensor | None, attn_mask: Tensor | None, sizes: tuple[int, int, int, int], *, batched: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The padding as (N, 1, 1, S) and the mask as (1 or N, 1 or H, T, S); torch's module broadcasts neither.
-
-    Raises:
-        MisfitError: another shape or type.
-    """
+    """The padding as (N, 1, 1, S) and the mask as (1 or N, 1 or H, T, S); torch's module broadcasts neither."""
     batch, heads, queries, keys = sizes
     if padding is not None:
         rank, wanted = (2, (batch, keys)) if batched else (1, (keys,))

@@ -20,7 +20,6 @@ from regard.functional import AnyNormalization, Attended, attention
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
-from regard.nn.packed_heads import split_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -390,7 +389,7 @@ class MultiHeadAttention(nn.Module):
             weight = weight[rows] if self.is_packed else weight
             bias = None if bias is None else bias[rows]
         heads = linear(x, weight, bias).unflatten(-1, (-1, self.head_dim))
-        # A split behind the transpose would cost a copy there, too.
-        split = [part.transpose(-3, -2) for part in split_heads(heads, self.counts[first:last])]
+        # A split behind the transpose would cost another copy there.
+        split = [part.transpose(-3, -2) for part in heads.split_with_sizes(self.counts[first:last], dim=-2)]
         norms = (self.query_norm, self.key_norm, self.value_norm)[first:last]
         return [part if norm is None else normed(norm, part) for part, norm in zip(split, norms, strict=True)]

@@ -359,11 +359,7 @@ class LightningAttention(RecurrentMixer):
 
 
 def _real(mask: Mask | Tensor | None, bias: Bias | Tensor | None, x: Tensor, before: int) -> Tensor | None:
-    """False for padding among the positions of x, (batch..., T); None if there is none.
-
-    Raises:
-        ArgumentError: there is a bias, or a mask that hides more than padding.
-    """
+    """False for padding among the positions of x, (batch..., T); None if there is none."""
     if bias is not None:
         raise ArgumentError("a recurrence has no scores, and takes no bias: leave it out, or attend by softmax")
     given = as_mask(mask)

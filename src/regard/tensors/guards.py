@@ -183,15 +183,6 @@ def in_transform(*kinds: str) -> bool:
     return any(interpreter.key() in wanted for interpreter in stack)
 
 
-def in_trace() -> bool:
-    """Whether `torch.jit.trace` records this code: its graph would freeze decisions from a length or a value.
-
-    >>> in_trace()
-    False
-    """
-    return not is_compiling() and is_tracing()
-
-
 def can_look(tensor: Tensor) -> bool:
     """Whether the values of a tensor may decide the computation.
 
@@ -279,21 +270,6 @@ def where_kept(tensor: Tensor) -> KeptPlace | None:
     if torch.cuda.is_current_stream_capturing():
         return None
     return KeptPlace(tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
-def may_have_own_gradient(tensor: Tensor) -> bool:
-    """Whether a custom `autograd.Function` is safe: on the CPU, without a graph or transform to hide it from.
-
-    >>> may_have_own_gradient(torch.ones(2))
-    True
-    """
-    return (
-        not is_compiling()
-        and tensor.device.type == "cpu"
-        and not in_trace()
-        and not in_forward_mode()
-        and not in_transform("Vmap", "Grad", "Jvp")
-    )
 
 
 def is_readable(*tensors: Tensor) -> bool:

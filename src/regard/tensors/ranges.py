@@ -11,9 +11,6 @@ LARGEST = 1e18
 def require_at_least(least: float, **numbers: float) -> None:
     """Refuse values below a bound, infinities and NaN.
 
-    Raises:
-        ArgumentError: a value is out of the range; the message names the first.
-
     >>> require_at_least(1, steps=0)
     Traceback (most recent call last):
     regard.errors.ArgumentError: steps must be at least 1, got 0
@@ -25,11 +22,7 @@ def require_at_least(least: float, **numbers: float) -> None:
 
 
 def require_above(bound: float, **numbers: float) -> None:
-    """Refuse values not above a bound, infinities and NaN.
-
-    Raises:
-        ArgumentError: a value is out of the range; the message names the first.
-    """
+    """Refuse values not above a bound, infinities and NaN."""
     for name, value in numbers.items():
         if not bound < value < inf:
             raise ArgumentError(f"{name} must be above {bound}, got {value}")
@@ -37,11 +30,7 @@ def require_above(bound: float, **numbers: float) -> None:
 
 
 def require_share(**shares: float) -> None:
-    """Refuse values outside 0 to 1.
-
-    Raises:
-        ArgumentError: a value is out of the range; the message names the first.
-    """
+    """Refuse values outside 0 to 1."""
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:
             raise ArgumentError(f"{name} must be between 0 and 1, got {value}")

@@ -13,11 +13,8 @@ from typing import Any
 def run_in_threads(function: Any, argument: int, threads: int) -> None:
     """Call a compiled function in several threads, and wait for all of them.
 
-    Args:
-        function: has the `address` of a C function of one pointer, such as a `numba.cfunc`. It divides its work itself,
-            so fewer threads give the same result.
-        argument: the pointer.
-        threads: the number of threads, with this one.
+    Its `address` is that of a C function of one pointer, the argument. It divides its work itself, so fewer threads
+    give the same result. This thread is one of them.
     """
     team = openmp() if threads > 1 else None
     if team is not None:

@@ -4,7 +4,7 @@ A tile has some rows (queries) of some `flat_heads` (heads of sequences), and th
 the budget of elements a tile, because a matrix product, a sort and a mask use caches differently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 def fitting(budget: int, size: int, most: int | None = None) -> int:
@@ -20,14 +20,8 @@ def fitting(budget: int, size: int, most: int | None = None) -> int:
 def tile_shape(flat_heads: int, rows: int, row_size: int, *, budget: int, few_rows: int) -> tuple[int, int]:
     """The number of flat_heads, and of rows in each, of one tile of at most `budget` elements (or a single row).
 
-    A tile fills `few_rows` rows before it adds a second flat_head, because narrow matrix products are slow.
-
-    Args:
-        flat_heads: the number of flat_heads.
-        rows: the number of rows in each flat_head.
-        row_size: the elements in one row of one flat_head.
-        budget: the most elements of a tile.
-        few_rows: the rows of a tile before it gets a second flat_head.
+    A row has `row_size` elements. A tile fills `few_rows` rows before it adds a second flat_head, because narrow matrix
+    products are slow.
 
     >>> tile_shape(12, 512, 512, budget=1 << 16, few_rows=64)
     (2, 64)
@@ -48,3 +42,13 @@ def ranges(length: int, step: int) -> Iterator[range]:
     """
     for start in range(0, max(length, 1), step):
         yield range(start, min(start + step, length))
+
+
+def union(parts: Iterable[range]) -> range:
+    """The smallest range with all the integers of some ranges.
+
+    >>> union([range(4, 6), range(9, 9), range(1, 2)]), union([])
+    (range(1, 6), range(0, 0))
+    """
+    found = [part for part in parts if part]
+    return range(min(part.start for part in found), max(part.stop for part in found)) if found else range(0)

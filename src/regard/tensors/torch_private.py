@@ -61,12 +61,10 @@ PRIVATE = {
     "flex_attention_operator": "torch._higher_order_ops.flex_attention:flex_attention",
     "TransformGetItemToIndex": "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex",
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",
-    # Choice of kernel; operations on lists of tensors; packed linear layers of oneDNN.
+    # Choice of kernel; operations on lists of tensors.
     "multiply_each_": "torch:_foreach_mul_",
     "lerp_each_": "torch:_foreach_lerp_",
-    "linear_pointwise": "torch:ops.mkldnn._linear_pointwise",
     "fused_choice": "torch:_fused_sdp_choice",
-    "reorder_linear_weight": "torch:ops.mkldnn._reorder_linear_weight",
 }
 """Our name to torch's: the module, and the name in it."""
 

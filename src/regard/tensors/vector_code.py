@@ -176,42 +176,29 @@ class VectorCode:
         depth: Any,
         rows: int,
         *,
-        halves: bool = False,
         stride: Any = None,
         panel_stride: Any = None,
         vectors: int = VECTORS,
     ) -> list[list[Any]]:
         """The products of `rows` rows with a panel (depth, vectors * LANES): a loop over the depth.
 
-        `halves`: the panel is bfloat16. `stride` (default 1) separates the elements of a row, and `panel_stride`
-        (default PANEL) the rows of the panel.
+        `stride` (default 1) separates the elements of a row, and `panel_stride` (default PANEL) the rows of the panel.
         """
-        builder, before = self.builder, self.builder.block
+        builder = self.builder
         starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
-        loop, after = builder.append_basic_block("products"), builder.append_basic_block("after_products")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        place = builder.phi(LONG)
-        sums = [[builder.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
-        number_bytes, load = (2, self.load_half) if halves else (4, self.load)
-        panel_bytes = self.long(PANEL * number_bytes)
-        if panel_stride is not None:
-            panel_bytes = builder.mul(panel_stride, self.long(number_bytes))
-        line = builder.add(panel_at, builder.mul(place, panel_bytes))
-        panel = [load(builder.add(line, self.long(vector * LANES * number_bytes))) for vector in range(vectors)]
-        offset = place if stride is None else builder.mul(place, stride)
-        found = []
-        for start, row in zip(starts, sums, strict=True):
-            number = self.one(self.at(start, offset))
-            found.append([self.call("fmuladd", number, column, held) for column, held in zip(panel, row, strict=True)])
-        following = builder.add(place, self.long(1))
-        builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
-        self._carry(place, (self.long(0), before), (following, loop))
-        for held_row, new_row in zip(sums, found, strict=True):
-            for held, new in zip(held_row, new_row, strict=True):
-                self._carry(held, (self.floats(0.0), before), (new, loop))
-        builder.position_at_end(after)
-        return found
+        line_stride = self.long(PANEL) if panel_stride is None else panel_stride
+
+        def body(place: Any, *sums: Any) -> list[Any]:
+            line = builder.add(panel_at, builder.mul(place, builder.mul(line_stride, self.long(4))))
+            panel = [self.load(builder.add(line, self.long(vector * LANES * 4))) for vector in range(vectors)]
+            offset, found = place if stride is None else builder.mul(place, stride), []
+            for row, start in enumerate(starts):
+                number, held = self.one(self.at(start, offset)), sums[row * vectors : (row + 1) * vectors]
+                found += [self.call("fmuladd", number, *pair) for pair in zip(panel, held, strict=True)]
+            return found
+
+        found = self.loop(depth, [self.floats(0.0)] * (rows * vectors), body)
+        return [list(found[row * vectors : (row + 1) * vectors]) for row in range(rows)]
 
     def with_added(self, scores: list[list[Any]], added: Any, stride: Any) -> list[list[Any]]:
         """The scores plus the tile at an address, in rows `stride` apart; unchanged for address 0."""
@@ -265,11 +252,7 @@ def compiled_function(kind: Any) -> Callable[[Any], Any]:
 
 
 def kept_code_folder(function: Any) -> str:
-    """The folder in which numba keeps the compiled code of functions in the file of this one.
-
-    Raises:
-        RuntimeError: no folder can be written.
-    """
+    """The folder in which numba keeps the compiled code of functions in the file of this one."""
     return str(numba.njit(cache=True)(function).stats.cache_path)
 
 

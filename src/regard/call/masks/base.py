@@ -29,7 +29,7 @@ from torch import Tensor
 from regard.call.shapes import Rows, Sizes, canonical_pairwise, index_tensor, owned, take_pairs
 from regard.errors import ArgumentError, RegardError
 from regard.lazy import Displayed
-from regard.tensors.tile_sizes import ranges
+from regard.tensors.tile_sizes import ranges, union
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -325,9 +325,7 @@ class Or(_Several):
         return answer
 
     def key_range(self, rows: range, sizes: Sizes) -> range:
-        ranges = [mask.key_range(rows, sizes) for mask in self.masks]
-        ranges = [r for r in ranges if r]
-        return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
+        return union(mask.key_range(rows, sizes) for mask in self.masks)
 
     def covers(self, rows: range, columns: range) -> bool:
         return any(mask.covers(rows, columns) for mask in self.masks)

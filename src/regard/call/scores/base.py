@@ -242,11 +242,7 @@ def _by_autograd(score: Score, query: Tensor, key: Tensor, learned: Sequence[Ten
 
 
 def per_head(value: float | Tensor, query: Tensor) -> Tensor:
-    """Shape a scalar, or one for each head (H,), to multiply (..., H, T, D).
-
-    Raises:
-        ShapeError: the tensor is neither a scalar nor one value for each head.
-    """
+    """Shape a scalar, or one for each head (H,), to multiply (..., H, T, D)."""
     # As float64, a Python number keeps all its digits up to the product.
     wide = widest_dtype(query.device)
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=wide, device=query.device)
@@ -258,11 +254,7 @@ def per_head(value: float | Tensor, query: Tensor) -> Tensor:
 
 
 def same_width(score: Score, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return query and key of equal width.
-
-    Raises:
-        ShapeError: their widths differ.
-    """
+    """Return query and key of equal width."""
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(f"{score} needs query and key of one width, got {query.shape[-1]} and {key.shape[-1]}")
     return query, key

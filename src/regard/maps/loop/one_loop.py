@@ -34,7 +34,7 @@ SMALL = 1 << 20
 SHARES = 4
 """The shares of a thread, if there are not as many flat_heads: rows see different numbers of keys."""
 MOST_RANKED = 64
-"""For more keys of each query, torch's selection is faster."""
+"""For more keys of each query, torch's selection and tiles are faster."""
 
 
 def _is_worth_it(dtype: torch.dtype, weights: int) -> bool:
@@ -62,7 +62,7 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
     weights = math.prod(source.shape)
     if not weights or weights < SMALL or not _is_worth_it(source.dtype, weights) or not is_installed():
         return None
-    wanted = _Wanted.of(statistics)
+    wanted = Wanted.of(statistics)
     if wanted is None or in_forward_mode():
         return None
     if is_recorded() and any(tensor.requires_grad for tensor in source.tensors()):
@@ -75,8 +75,8 @@ def in_one_loop(source: Source, statistics: Sequence[Statistic]) -> list[tuple[T
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The answers requested from the loop."""
+class Wanted:
+    """The answers requested from the loop, or from the kernel of a GPU."""
 
     ranked: int
     """k: how many of the largest weights of each query."""
@@ -88,7 +88,7 @@ class _Wanted:
     chosen: "tuple[SumsOfKeys, ...]"
 
     @classmethod
-    def of(cls, statistics: Sequence[Statistic]) -> "_Wanted | None":
+    def of(cls, statistics: Sequence[Statistic]) -> "Wanted | None":
         """The answers for these statistics; None if the loop lacks one of them."""
         from regard.maps.statistics.chosen_keys import SumsOfKeys
 
@@ -125,7 +125,7 @@ class _Wanted:
 class _Answered:
     """The memory for the answers of all flat_heads."""
 
-    def __init__(self, source: Source, wanted: _Wanted, pieces: int, width: int, chains: int) -> None:
+    def __init__(self, source: Source, wanted: Wanted, pieces: int, width: int, chains: int) -> None:
         from regard.tensors.reused_memory import reused_memory
 
         flat_heads, queries, grid = source.flat_heads, source.queries, wanted.grid
@@ -175,7 +175,7 @@ class _Answered:
 
 
 def _read(
-    source: Source, scores: Scores, wanted: _Wanted, statistics: Sequence[Statistic]
+    source: Source, scores: Scores, wanted: Wanted, statistics: Sequence[Statistic]
 ) -> list[tuple[Tensor, ...]] | None:
     from regard.maps.loop.row_loop import prepare, read_rows
     from regard.tensors.vector_code import PANEL

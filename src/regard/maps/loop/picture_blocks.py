@@ -23,46 +23,37 @@ def _combined(code: VectorCode, numbers: Any, width: int, combine: Callable[[Any
     return found[0]
 
 
-def _sum(width: int) -> Any:
-    def add(_typing: Any, _places: Any, _share: Any) -> Any:
-        """Add the sums of LANES blocks, times a share, to a picture.
+def _pooling(is_sum: bool) -> Any:
+    def pool(_typing: Any, _numbers: Any, _width: Any, _count: Any, _share: Any, _picture: Any) -> Any:
+        """Pool blocks, a whole number of vectors of them; return their count, or 0 for another width than WIDTHS.
 
-        Arguments are addresses:
-            numbers: (LANES * width,), those of the blocks.
-            picture: (LANES,), the sums so far.
+        Addresses of (count * width,) elements, those of the blocks, and of (count,), the sums or maxima so far. A sum
+        is multiplied by a share.
         """
 
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            code, (places, share) = VectorCode(builder), arguments
-            numbers, picture = cgutils.unpack_tuple(builder, places)
-            found = _combined(code, numbers, width, builder.fadd)
-            code.update(picture, builder.fadd, builder.fmul(found, code.splat(share)))
-            return context.get_dummy_value()
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            code, (numbers, width, count, share, picture) = VectorCode(builder), arguments
+            combine = builder.fadd if is_sum else code.larger
+            vectors, done = builder.sdiv(count, code.long(LANES)), cgutils.alloca_once_value(builder, code.long(0))
+            has_any = builder.icmp_signed(">", vectors, code.long(0))
+            for size in WIDTHS:
 
-        return types.void(types.UniTuple(types.int64, 2), types.float32), generate
+                def body(place: Any, size: int = size) -> tuple[()]:
+                    at = code.at(numbers, builder.mul(place, code.long(size * LANES)))
+                    found = _combined(code, at, size, combine)
+                    found = builder.fmul(found, code.splat(share)) if is_sum else found
+                    code.update(code.at(picture, builder.mul(place, code.long(LANES))), combine, found)
+                    return ()
 
-    return intrinsic(add)
+                is_size = builder.icmp_signed("==", width, code.long(size))
+                with builder.if_then(builder.and_(is_size, has_any)):
+                    code.loop(vectors, [], body)
+                    builder.store(count, done)
+            return builder.load(done)
 
+        return types.int64(types.int64, types.int64, types.int64, types.float32, types.int64), generate
 
-def _max(width: int) -> Any:
-    def let_stand(_typing: Any, _places: Any) -> Any:
-        """Update a picture by the maxima of LANES blocks.
-
-        Arguments are addresses:
-            numbers: (LANES * width,), those of the blocks.
-            picture: (LANES,), the largest so far.
-        """
-
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            code = VectorCode(builder)
-            numbers, picture = cgutils.unpack_tuple(builder, arguments[0])
-            code.update(picture, code.larger, _combined(code, numbers, width, code.larger))
-            return context.get_dummy_value()
-
-        return types.void(types.UniTuple(types.int64, 2)), generate
-
-    return intrinsic(let_stand)
+    return intrinsic(pool)
 
 
-sum_1, sum_2, sum_4, sum_8, sum_16, sum_32 = map(_sum, WIDTHS)
-max_1, max_2, max_4, max_8, max_16, max_32 = map(_max, WIDTHS)
+sum_blocks, max_blocks = _pooling(True), _pooling(False)

@@ -14,23 +14,9 @@ import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
 
-from regard.maps.loop import picture_blocks, row_ranks, row_sums, row_tiles, weights_block
-from regard.maps.loop.picture_blocks import (
-    max_1,
-    max_2,
-    max_4,
-    max_8,
-    max_16,
-    max_32,
-    sum_1,
-    sum_2,
-    sum_4,
-    sum_8,
-    sum_16,
-    sum_32,
-)
+from regard.maps.loop import picture_blocks, row_ranks, row_tiles, weights_block
+from regard.maps.loop.picture_blocks import max_blocks, sum_blocks
 from regard.maps.loop.row_ranks import rank, room_for
-from regard.maps.loop.row_sums import FAST, add_chosen, distance_of
 from regard.maps.loop.row_tiles import TILE, WORK
 from regard.maps.loop.weights_block import weigh_1, weigh_1_1_1_1, weigh_2, weigh_2_2, weigh_3, weigh_4
 from regard.maps.sources import dot_scores
@@ -43,6 +29,8 @@ TOGETHER = 4
 """The most queries in one block of weights."""
 FLUSHED = 64
 """Sums by key are float32 for so many rows, and only then added to those in float64."""
+# Sums may be reordered, for vectorization. Values are finite: `regard.maps.loop.one_loop` checks first.
+FAST = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 
 _floats, _doubles, _longs = (pointers_to(kind) for kind in (types.float32, types.float64, types.int64))
@@ -84,53 +72,12 @@ def _pool(
 
 @numba.njit(nogil=True)
 def _sum_vectors(numbers: int, width: int, count: int, share: Any, picture: int) -> int:
-    """Add whole vectors of blocks, given by addresses; return the number of blocks, 0 for a width without a kernel."""
-    if width == 1:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_1((numbers + place, picture + place), share)
-    elif width == 2:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_2((numbers + 2 * place, picture + place), share)
-    elif width == 4:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_4((numbers + 4 * place, picture + place), share)
-    elif width == 8:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_8((numbers + 8 * place, picture + place), share)
-    elif width == 16:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_16((numbers + 16 * place, picture + place), share)
-    elif width == 32:
-        for place in range(0, 4 * count, 4 * LANES):
-            sum_32((numbers + 32 * place, picture + place), share)
-    else:
-        return 0
-    return count
+    return sum_blocks(numbers, width, count, share, picture)  # (Apart from `_pool`, whose sums may be reordered.)
 
 
 @numba.njit(nogil=True)
 def _max_vectors(numbers: int, width: int, count: int, picture: int) -> int:
-    if width == 1:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_1((numbers + place, picture + place))
-    elif width == 2:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_2((numbers + 2 * place, picture + place))
-    elif width == 4:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_4((numbers + 4 * place, picture + place))
-    elif width == 8:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_8((numbers + 8 * place, picture + place))
-    elif width == 16:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_16((numbers + 16 * place, picture + place))
-    elif width == 32:
-        for place in range(0, 4 * count, 4 * LANES):
-            max_32((numbers + 32 * place, picture + place))
-    else:
-        return 0
-    return count
+    return max_blocks(numbers, width, count, ZERO, picture)
 
 
 @numba.njit(fastmath=FAST, nogil=True)
@@ -284,9 +231,9 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
             for i in range(together):
                 entropy[row + i], row_weights = _entropy(spread[i]), weights_at + 4 * i * width
                 if work.has_distance:
-                    distance[row + i] = distance_of(row_weights, seen, row + i + work.offset - first_key)
+                    distance[row + i] = _distance(row_weights, seen, row + i + work.offset - first_key)
                 if work.chains:
-                    add_chosen(work, flat_head, row + i, row_weights, first_key, seen)
+                    _add_chosen(work, flat_head, row + i, row_weights, first_key, seen)
                 if ranked:
                     row_at = (flat_head * work.queries + row + i) * ranked
                     rank(
@@ -314,6 +261,32 @@ def _read_share(work: Any, flat_head: int, piece: int, memory: int, room_at: int
                 flushed = row
             if is_bin_done:
                 bin_of += bins_together
+
+
+@numba.njit(fastmath=FAST, nogil=True)
+def _distance(weights: int, count: int, position: int) -> Any:
+    """sum_j w_j |position - j|."""
+    row, total = carray(_floats(weights), count), np.float32(0)
+    for j in range(count):
+        total += row[j] * np.float32(abs(np.int32(position) - np.int32(j)))
+    return total
+
+
+@numba.njit(nogil=True)
+def _add_chosen(work: Any, flat_head: int, query: int, weights: int, first_key: int, count: int) -> None:
+    """Write the sums of the weights of a query on its chosen keys."""
+    row = carray(_floats(weights), count)
+    sequence = flat_head * work.sequences // (work.batch * work.heads)
+    for chain in range(work.chains):
+        of = chain * work.sequences + sequence
+        following = carray(_longs(work.chain_following + 8 * of * work.keys), work.keys)
+        key, total = carray(_longs(work.chain_first + 8 * of * work.queries), work.queries)[query], 0.0
+        while key >= first_key:
+            if key < first_key + count:
+                total += row[key - first_key]
+            key = following[key]
+        chosen = work.chosen + 4 * (flat_head * work.chains + chain) * work.queries
+        carray(_floats(chosen), work.queries)[query] = np.float32(total)
 
 
 @numba.njit(nogil=True)
@@ -410,5 +383,5 @@ def _compiled(version: int) -> tuple[Any, Any]:
     return prepare, read_rows
 
 
-_PARTS = (weights_block, picture_blocks, row_ranks, row_sums, vector_code, row_tiles)
+_PARTS = (weights_block, picture_blocks, row_ranks, vector_code, row_tiles)
 prepare, read_rows = _compiled(crc32("".join(map(inspect.getsource, _PARTS)).encode()))

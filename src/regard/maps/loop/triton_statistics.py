@@ -15,9 +15,9 @@ from torch import Tensor
 from regard.call.masks.row_ranges import RowRanges
 from regard.call.normalizations import Softmax
 from regard.kernels.base import Call
+from regard.maps.loop.one_loop import Wanted
 from regard.maps.sources.source import SoftmaxCall, Source, Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, in_forward_mode, in_transform, is_recorded
 from regard.tensors.readable import row_contiguous
 from regard.tensors.triton_use import or_else, runs_triton
@@ -26,8 +26,6 @@ NAME = "statistics"
 FEWEST_QUERIES = 16
 """A block of the program has at least so many rows: for fewer queries tiles are faster."""
 WIDEST = 256
-MOST_RANKED_HERE = 64
-"""For more keys of each query, tiles are faster."""
 ENOUGH_PROGRAMS, SHORTEST_PART = 1024, 2048
 """The programs that fill a GPU, and the fewest keys worth a program."""
 KEY_BITS, LAST_KEY = 32, 2**32 - 1
@@ -51,7 +49,7 @@ def in_one_kernel(source: Source, statistics: Sequence[Statistic]) -> list[tuple
     """
     if not runs_triton(source.device, NAME) or in_forward_mode() or in_transform("Vmap", "Jvp", "Grad"):
         return None
-    asked = Asked.of(statistics)
+    asked = _wanted(statistics)
     made = None if asked is None else source.softmax_call()
     if asked is None or made is None or not source.flat_heads or not all(map(has_values, source.tensors())):
         return None
@@ -83,36 +81,16 @@ def _why_tiles(call: Call) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The answers requested from the kernel."""
-
-    ranked: int
-    """k: how many of the largest weights of each query."""
-    grid: Grid | None
-
-    @classmethod
-    def of(cls, statistics: Sequence[Statistic]) -> "Asked | None":
-        """The answers for these statistics; None if the kernel lacks one of them."""
-        ranked, grids = 0, set[Grid]()
-        for statistic in statistics:
-            match statistic:
-                case st.Received() | st.Entropy():
-                    pass
-                case st.Largest() | st.ArgLargest(names_zeros=False):
-                    ranked = max(ranked, 1)
-                case st.TopWeights(k, names_zeros=False):
-                    ranked = max(ranked, k)
-                case st.Pooled(grid):
-                    grids.add(grid)
-                case _:
-                    return None
-        if ranked > MOST_RANKED_HERE or len(grids) > 1:
-            return None
-        return cls(ranked, next(iter(grids), None))
+def _wanted(statistics: Sequence[Statistic]) -> Wanted | None:
+    """The answers for these statistics; None if the kernel lacks one of them."""
+    wanted = Wanted.of(statistics)
+    if wanted is None or wanted.offset is not None or wanted.chosen:
+        return None
+    names_zeros = any(isinstance(one, st.ArgLargest | st.TopWeights) and one.names_zeros for one in statistics)
+    return None if names_zeros else wanted
 
 
-def _read(made: SoftmaxCall, asked: Asked, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
+def _read(made: SoftmaxCall, asked: Wanted, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]] | None:
     from regard.maps.loop import triton_rows
 
     call, grid = made.call, asked.grid

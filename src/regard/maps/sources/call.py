@@ -246,23 +246,14 @@ class CallSource(NamedSource):
         return CallSource(factors, self.layout, backend, self.beside.mapped(change), self.name, self.names)
 
     def with_value(self, value: Tensor) -> "CallSource":
-        """The call with values (batch..., G or H, S, E).
-
-        Raises:
-            ShapeError: the leading dimensions of the values do not fit.
-        """
+        """The call with values (batch..., G or H, S, E)."""
         call = self.call
         _, value = call.for_values(value, self.layout)
         return replace(self, may_be_beside=self.beside.with_value(of_heads(value, call.sizes.heads)))
 
 
 def source_of_call(source: Source, asked: str) -> CallSource:
-    """The source as that of one call.
-
-    Raises:
-        NotKeptError: it has statistics only.
-        ArgumentError: it is made of other maps.
-    """
+    """The source as that of one call."""
     return source if isinstance(source, CallSource) else source.refuse(asked)
 
 

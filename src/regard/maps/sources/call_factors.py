@@ -79,11 +79,7 @@ class Unwritten:
         self._marks = () if is_compiling() else (*map(_mark, tensors),)
 
     def check(self) -> None:
-        """Check that the tensors are unchanged since then.
-
-        Raises:
-            OverwrittenError: one was written to.
-        """
+        """Check that the tensors are unchanged since then."""
         marked = [*zip(NAMES, self._tensors, self._marks, strict=False)]
         changed = [n for n, tensor, mark in marked if isinstance(mark, int) and version_counter(tensor) != mark]
         if not changed:
@@ -149,11 +145,7 @@ class GivenFactors:
 
     @property
     def call(self) -> Call:
-        """The call.
-
-        Raises:
-            OverwrittenError: one of its tensors was written to.
-        """
+        """The call."""
         self._unwritten.check()
         self._call.require_same("a map", self._state)
         return self._call
@@ -178,11 +170,7 @@ class GivenFactors:
         return self._state
 
     def _needs_graph(self) -> bool:
-        """Whether a tensor takes a gradient that took none when the call ran.
-
-        Raises:
-            GradientError: it is the base of a view of that time, which has no graph.
-        """
+        """Whether a tensor takes a gradient that took none when the call ran."""
         if not is_recorded():
             return False
         for name, tensor in zip(NAMES, (self._call.query, self._call.key), strict=True):

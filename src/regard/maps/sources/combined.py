@@ -1,11 +1,11 @@
 """Lazy maps: joined, added, and multiplied by factors."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, Source
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask
+from regard.tensors.tile_sizes import union
 
 Answer = tuple[Tensor, ...]
 
@@ -24,6 +25,20 @@ class SeveralSource(Source):
     """A source made from several others of equal size."""
 
     parts: tuple[Source, ...]
+
+    def _of_others(self, parts: Iterable[Source]) -> Source:
+        several: Any = self
+        made: Source = replace(several, parts=tuple(parts))
+        return made
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        return self._of_others(part.choose(flat_heads, leading) for part in self.parts)
+
+    def told(self, dimensions: Dimensions) -> Source:
+        return self._of_others(part.told(dimensions) for part in self.parts)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Source:
+        return self._of_others(part.mapped(change) for part in self.parts)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,8 +74,7 @@ class SeveralSource(Source):
     def columns(self, rows: range) -> range:
         if self.has_signs:
             return range(self.keys)
-        found = [columns for part in self.parts if (columns := part.columns(rows))]
-        return range(min(c.start for c in found), max(c.stop for c in found)) if found else range(0)
+        return union(part.columns(rows) for part in self.parts)
 
     def refuse(self, asked: str) -> NoReturn:
         for part in self.parts:
@@ -131,9 +145,6 @@ class JoinedSource(NamedSource, SeveralSource):
             return runs[0].choose(None, leading)
         return JoinedSource(tuple(runs), leading, names) if runs else self.parts[0].choose(flat_heads, leading)
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "JoinedSource":
-        return replace(self, parts=tuple(part.mapped(change) for part in self.parts))
-
     def _found(self, flat_heads: range) -> Iterator[tuple[int, range]]:
         first = 0
         for number, end in enumerate(self.ends):
@@ -176,15 +187,6 @@ class SumSource(SeveralSource):
         answers = [part.at_once(statistic) for part in self.parts]
         known = [answer[0] for answer in answers if answer is not None]
         return (torch.stack(known).sum(0),) if len(known) == len(answers) else None
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "SumSource":
-        return SumSource(tuple(part.choose(flat_heads, leading) for part in self.parts))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "SumSource":
-        return SumSource(tuple(part.mapped(change) for part in self.parts))
-
-    def told(self, dimensions: Dimensions) -> "SumSource":
-        return SumSource(tuple(part.told(dimensions) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False)

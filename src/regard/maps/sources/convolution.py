@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.call.masks.base import Mask
 from regard.call.masks.patterns import Window
-from regard.call.shapes import UNNAMED, Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.maps.sources.linear import LinearSource
 from regard.maps.sources.source import Part, Piece, Scratch, Statistic
 from regard.maps.statistics import definitions as st
@@ -88,10 +88,6 @@ class Convolution(LinearSource):
             start = count - 1 - place if is_transposed else place
             total = total + filters[:, place, None, None] * x[:, start : start + length]
         return total if is_transposed else total[:, earlier:]
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Convolution":
-        filters = self.filters if flat_heads is None else self.filters[flat_heads]
-        return replace(self, filters=filters, layout=leading, names=Dimensions.unknown(len(leading), UNNAMED))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Convolution":
         return replace(self, filters=change(self.filters))

@@ -319,23 +319,13 @@ def mean_of_positive(source: Source, grad_output: Tensor | None) -> Source:
 
 
 def sum_over(of: Source, dim: int) -> AverageSource:
-    """The sum over a leading dimension.
-
-    Raises:
-        ArgumentError: the dimension is not one of those before queries and keys.
-    """
+    """The sum over a leading dimension."""
     place = _leading_place(of, dim)
     return _over(of, place, torch.ones(of.leading[place], dtype=of.dtype, device=of.device))
 
 
 def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float] | None = None) -> AverageSource:
-    """The mean over the heads, or over another leading dimension. See `AttentionMap.average`.
-
-    Raises:
-        ShapeError: the mean is over the heads, and the source has none, or they are not known.
-        ArgumentError: the dimension is not one of those before queries and keys, or not as many weights, or their sum
-            is 0 or not finite.
-    """
+    """The mean over the heads, or over another leading dimension. See `AttentionMap.average`."""
     place = _head_place(of) if dim is None else _leading_place(of, dim)
     shares = None
     if weights is not None:
@@ -350,11 +340,7 @@ def average(of: Source, dim: int | None = None, weights: Tensor | Sequence[float
 
 
 def heads_last(of: Source) -> Source:
-    """The source with its heads before the queries. See `AttentionMap.with_heads`.
-
-    Raises:
-        ShapeError: it is not known which dimension has the heads.
-    """
+    """The source with its heads before the queries. See `AttentionMap.with_heads`."""
     names = of.dimensions
     of.require_heads("with_heads()")
     if names.head is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.call.shapes import UNNAMED, Dimensions, Rows
+from regard.call.shapes import Dimensions, Rows
 from regard.errors import ShapeError
 from regard.maps.sources.source import NamedSource, Part, Piece, Scratch, take_rows
 
@@ -76,20 +76,12 @@ class GivenSource(TensorSource):
     def __str__(self) -> str:
         return "given weights"
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "GivenSource":
-        names = Dimensions.unknown(len(leading), UNNAMED)
-        return GivenSource(self.given if flat_heads is None else self.given[flat_heads], leading, names)
-
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "GivenSource":
         return replace(self, given=change(self.given))
 
 
 def given_weights(weights: Tensor) -> GivenSource:
-    """The source of given weights (batch..., H, T, S).
-
-    Raises:
-        ShapeError: the tensor has fewer than two dimensions, or is not of floating point.
-    """
+    """The source of given weights (batch..., H, T, S)."""
     if weights.dim() < 2 or not weights.is_floating_point():
         raise ShapeError(
             f"weights are floating-point numbers of shape (..., T, S), got {tuple(weights.shape)} of {weights.dtype}"

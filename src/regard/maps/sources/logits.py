@@ -16,11 +16,7 @@ from regard.maps.statistics.tiles import ask
 
 
 def log_sum_exp(source: Source) -> Tensor:
-    """The row state of a softmax, (batch..., H, T). See `AttentionMap.lse`.
-
-    Raises:
-        ArgumentError: the map is not from one call, or its normalization is no softmax.
-    """
+    """The row state of a softmax, (batch..., H, T). See `AttentionMap.lse`."""
     call = source_of_call(source, "lse")
     if not isinstance(call.call.normalization.base, Softmax):
         raise ArgumentError(f"lse is the log-sum-exp of a softmax, and this map is {source}: it has none")
@@ -28,11 +24,7 @@ def log_sum_exp(source: Source) -> Tensor:
 
 
 def largest_score(source: Source) -> Tensor:
-    """The largest score of each query, (batch..., H, T). See `AttentionMap.max_logit`.
-
-    Raises:
-        ArgumentError: the map is not from one call.
-    """
+    """The largest score of each query, (batch..., H, T). See `AttentionMap.max_logit`."""
     made = source_of_call(source, "max_logit()")
     with torch.no_grad():
         # Under a softmax the largest weight is at least 1 / S, so its logarithm is exact to rounding.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions, Rows
+from regard.call.shapes import UNNAMED, Dimensions, Rows
 from regard.errors import ArgumentError
 from regard.kernels.base import Call
 from regard.kernels.tiled import Tile
@@ -324,6 +324,12 @@ class NamedSource(Source):
     def told(self, dimensions: Dimensions) -> Source:
         this: Any = self
         made: Source = replace(this, names=dimensions)
+        return made
+
+    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> Source:
+        """For sources with a `layout` whose tensors count flat_heads first."""
+        chosen: Any = self if flat_heads is None else self.mapped(lambda tensor: tensor[flat_heads])
+        made: Source = replace(chosen, layout=leading, names=Dimensions.unknown(len(leading), UNNAMED))
         return made
 
 

@@ -1,7 +1,7 @@
 """The concatenated rows of several maps: the steps of a generation."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -9,12 +9,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.call.shapes import Dimensions, Rows
+from regard.call.shapes import Rows
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.sources.combined import SeveralSource
 from regard.maps.sources.source import Part, Piece, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
 from regard.maps.statistics.tiles import ask
+from regard.tensors.tile_sizes import union
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +50,7 @@ class StackSource(SeveralSource):
         if self.has_signs:
             return range(self.keys)
         found = ((self.parts[n].columns(inner), self.starts[n]) for n, inner in self._found(rows))
-        ranges = [range(r.start + start, r.stop + start) for r, start in found if r]
-        return range(min(r.start for r in ranges), max(r.stop for r in ranges)) if ranges else range(0)
+        return union(range(r.start + start, r.stop + start) for r, start in found)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
         parts = [step.part(flat_heads) for step in self.parts]
@@ -72,15 +72,6 @@ class StackSource(SeveralSource):
         found = [ask(step, statistic) for step in self.parts]
         return tuple(torch.cat(answers, dim=1) for answers in zip(*found, strict=True))
 
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "StackSource":
-        return StackSource(tuple(step.choose(flat_heads, leading) for step in self.parts), self.starts)
-
-    def told(self, dimensions: Dimensions) -> "StackSource":
-        return StackSource(tuple(step.told(dimensions) for step in self.parts), self.starts)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackSource":
-        return StackSource(tuple(step.mapped(change) for step in self.parts), self.starts)
-
     def _found(self, rows: range) -> list[tuple[int, range]]:
         found, at = [], rows.start
         while at < rows.stop:
@@ -92,12 +83,7 @@ class StackSource(SeveralSource):
 
 
 def starts_of(sources: Sequence[Source], starts: Sequence[int] | None) -> tuple[int, ...]:
-    """Check that sources can be the steps of one map; return the index of each one's first key.
-
-    Raises:
-        ArgumentError: there are no sources, or the starts are not one integer of at least 0 for each.
-        ShapeError: the sources are of several leading dimensions, dtypes or devices.
-    """
+    """Check that sources can be the steps of one map; return the index of each one's first key."""
     if not sources:
         raise ArgumentError("stack() needs at least one map")
     starts = (0,) * len(sources) if starts is None else tuple(starts)

@@ -189,11 +189,7 @@ class SummarySource(NamedSource):
         return replace(self, layout=layout, names=names, answers=answers)
 
     def of_rows(self, rows: range) -> "SummarySource":
-        """The statistics by query, for some queries; sums over all and pictures are left out.
-
-        Raises:
-            NotKeptError: there are no statistics by query.
-        """
+        """The statistics by query, for some queries; sums over all and pictures are left out."""
         named = {name: s for name, s in self.named.items() if isinstance(s, st.PerQuery | st.TopWeights)}
         if not named:
             self.refuse("some rows of the map")
@@ -209,9 +205,6 @@ def joined_steps(steps: Sequence[SummarySource], starts: Sequence[int]) -> Summa
     """Join the steps of a generation: statistics by query are concatenated, those by key are summed.
 
     `starts` has the index of each step's first key among all keys. Pictures cannot be joined and are left out.
-
-    Raises:
-        NotKeptError: none of the kept statistics can be joined.
     """
     first, keys = steps[0], max(start + step.keys for start, step in zip(starts, steps, strict=True))
     named: dict[str, Statistic] = {}

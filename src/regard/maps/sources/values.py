@@ -53,11 +53,7 @@ class CallValues:
         return CallValues(Made(value), self.grad_output, self.held)
 
     def values_for(self, asked: str) -> Tensor:
-        """The values (flat_heads, S, E).
-
-        Raises:
-            ArgumentError: they were not kept.
-        """
+        """The values (flat_heads, S, E)."""
         if self.value is None:
             raise ArgumentError(
                 f"{asked} needs the values, which this map does not keep: map.with_values(value), "
@@ -66,12 +62,7 @@ class CallValues:
         return self.value()
 
     def gradient_for(self, asked: str) -> Tensor:
-        """The gradient of the output, (flat_heads, T, E).
-
-        Raises:
-            ArgumentError: it was not kept.
-            GradientError: there was no backward pass.
-        """
+        """The gradient of the output, (flat_heads, T, E)."""
         if self.grad_output is None:
             raise ArgumentError(
                 f"{asked} needs the gradient of the output, dL/dO, which this map does not keep: hand it over, or "

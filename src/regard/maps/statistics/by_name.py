@@ -26,11 +26,7 @@ USUAL = ("received", "entropy", "top_keys", "pooled")
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Check the names of statistics.
-
-    Raises:
-        ArgumentError: a name is unknown.
-    """
+    """Check the names of statistics."""
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ArgumentError(f"{where} knows {', '.join(STATISTICS)}; got {', '.join(map(repr, unknown))}")
 
@@ -38,11 +34,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 def by_name(
     names: Sequence[str], queries: int, keys: int, *, k: int, p: float, rows: int, columns: int, how: How
 ) -> dict[str, Statistic]:
-    """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`.
-
-    Raises:
-        ArgumentError: a name is unknown, or a statistic refuses an argument.
-    """
+    """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`."""
 
     def picture(kind: str) -> Statistic:
         return pooled(rows, columns, queries, keys, kind)
@@ -64,11 +56,7 @@ def by_name(
 
 
 def is_by_value(of: str) -> bool:
-    """Whether weights are read as they are, and not by their sizes.
-
-    Raises:
-        ArgumentError: `of` is neither "value" nor "size".
-    """
+    """Whether weights are read as they are, and not by their sizes."""
     if of not in ("value", "size"):
         raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
     return of == "value"
@@ -88,33 +76,21 @@ def finished(source: Source, statistic: Statistic, answers: tuple[Tensor, ...]) 
 
 
 def top_weights(k: int, keys: int) -> Statistic:
-    """The k largest of each row.
-
-    Raises:
-        ArgumentError: k is not in [1, S].
-    """
+    """The k largest of each row."""
     if not is_integer(k) or not 1 <= k <= keys:
         raise ArgumentError(f"top_keys needs k in [1, {keys}], the number of keys; got {k!r}")
     return st.TopWeights(int(k))
 
 
 def top_p_count(p: float) -> Statistic:
-    """The fewest keys with the share p.
-
-    Raises:
-        ArgumentError: p is not in (0, 1].
-    """
+    """The fewest keys with the share p."""
     if not isinstance(p, Real | Tensor) or not 0 < p <= 1:
         raise ArgumentError(f"top_p_count needs a share p in (0, 1], got {p!r}")
     return st.TopPCount(float(p))
 
 
 def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:
-    """A picture of at most rows x columns blocks.
-
-    Raises:
-        ArgumentError: fewer than 1 row or column is asked, or `how` is unknown.
-    """
+    """A picture of at most rows x columns blocks."""
     if how not in ("mean", "sum", "max"):
         raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")
     return st.Pooled(Grid.at_most(rows, columns, queries, keys), how)

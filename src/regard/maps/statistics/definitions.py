@@ -396,11 +396,7 @@ def joined(pieces: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def key_values(f: Tensor | Callable[[Tensor], Tensor], keys: int, device: torch.device) -> Tensor:
-    """The values of a function of the key, or given values.
-
-    Raises:
-        ShapeError: they are not numeric.
-    """
+    """The values of a function of the key, or given values."""
     values = f(torch.arange(keys, device=device)) if callable(f) else f
     try:
         return torch.as_tensor(values)

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -12,17 +12,18 @@ from torch import Tensor
 from regard.call.masks.base import Mask
 from regard.call.masks.basic import Causal
 from regard.call.normalizations import Softmax
-from regard.call.shapes import Dimensions
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels.tiled import Tile
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.call import CallSource
-from regard.maps.sources.derived import AverageSource, SameShapeSource
+from regard.maps.sources.combined import SeveralSource
+from regard.maps.sources.derived import AverageSource
 from regard.maps.sources.given import given_weights
 from regard.maps.sources.source import Part, Piece, Scratch, Source
 from regard.maps.statistics.definitions import LOWEST_LOG, Entropy, PerQuery
 from regard.maps.statistics.products import product
 from regard.maps.statistics.tiles import ask
+from regard.tensors.tile_sizes import union
 
 Divergence = Literal["kl", "js", "cross_entropy", "mse", "cosine"]
 
@@ -74,7 +75,7 @@ def _found(p: Source, q: Source, kind: Divergence) -> Tensor:
     """The computed divergence: slightly below 0 by rounding for almost equal rows."""
     at_once = _by_product(p, q) if kind in ("kl", "cross_entropy") else None
     if at_once is None:
-        return p.laid_out(ask(Together(p, q), OF_KIND[kind](q))[0])
+        return p.laid_out(ask(Together((p, q)), OF_KIND[kind](q))[0])
     return at_once if kind == "cross_entropy" else at_once - p.laid_out(ask(p, Entropy())[0])
 
 
@@ -98,13 +99,7 @@ def _sums_to_one(source: Source) -> bool:
 
 
 def _sources(p: AttentionMap | Tensor, q: AttentionMap | Tensor) -> tuple[Source, Source]:
-    """The sources of both sides.
-
-    Raises:
-        ArgumentError: neither is a map.
-        ShapeError: they differ in shape or device.
-        NotKeptError: one has statistics only.
-    """
+    """The sources of both sides."""
     maps = [side for side in (p, q) if isinstance(side, AttentionMap)]
     if not maps or not all(isinstance(side, AttentionMap | Tensor) for side in (p, q)):
         raise ArgumentError(
@@ -160,43 +155,28 @@ def _same_causal(one: Mask, other: Mask) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Together(SameShapeSource):
-    """The weights of one source, on tiles with all keys of it and another source."""
+@dataclass(frozen=True, eq=False)
+class Together(SeveralSource):
+    """The weights of the first of two sources, on tiles with all keys of both."""
 
-    of: Source
-    other: Source
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.of.dtype, self.other.dtype)
+    parts: tuple[Source, ...]
 
     @property
-    def has_signs(self) -> bool:
-        return self.of.has_signs or self.other.has_signs
+    def shape(self) -> torch.Size:
+        return self.parts[0].shape
 
     @property
     def width(self) -> int:
-        return self.of.width + self.other.width
+        return sum(part.width for part in self.parts)
 
     def __str__(self) -> str:
-        return f"{self.of} beside {self.other}"
+        return f"{self.parts[0]} beside {self.parts[1]}"
 
     def columns(self, rows: range) -> range:
-        found = [r for r in (self.of.columns(rows), self.other.columns(rows)) if r]
-        return range(min(r.start for r in found), max(r.stop for r in found)) if found else range(0)
+        return union(part.columns(rows) for part in self.parts)
 
     def part(self, flat_heads: range, scratch: Scratch | None = None) -> Part:
-        return self.of.part(flat_heads)
-
-    def choose(self, flat_heads: Tensor | None, leading: tuple[int, ...]) -> "Together":
-        return Together(self.of.choose(flat_heads, leading), self.other.choose(flat_heads, leading))
-
-    def told(self, dimensions: Dimensions) -> "Together":
-        return Together(self.of.told(dimensions), self.other.told(dimensions))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Together":
-        return Together(self.of.mapped(change), self.other.mapped(change))
+        return self.parts[0].part(flat_heads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

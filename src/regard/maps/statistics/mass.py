@@ -21,12 +21,7 @@ from regard.maps.statistics.tiles import ask
 
 
 def kept_mass(source: Source, mask: Mask | Tensor) -> Tensor:
-    """The sum of the weights within a mask, (batch..., H, T). See `AttentionMap.mass`.
-
-    Raises:
-        ArgumentError: there is no mask.
-        ShapeError: the mask does not fit the map.
-    """
+    """The sum of the weights within a mask, (batch..., H, T). See `AttentionMap.mass`."""
     chosen = as_mask(mask)
     if chosen is None:
         raise ArgumentError("mass() needs a mask, such as regard.window(8) or a bool tensor; got None")

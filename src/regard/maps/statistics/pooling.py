@@ -24,22 +24,14 @@ class Bins:
 
     @classmethod
     def at_most(cls, count: int, length: int, name: str) -> "Bins":
-        """As many bins as asked, or one for each place if there are fewer.
-
-        Raises:
-            ArgumentError: the count is below 1.
-        """
+        """As many bins as asked, or one for each place if there are fewer."""
         if not is_integer(count) or count < 1:
             raise ArgumentError(f"pooled() needs at least 1 bin of {name}, a whole number, got {count!r}")
         return cls(length, min(int(count), length))
 
     @classmethod
     def of_size(cls, size: int, length: int, name: str) -> "Bins":
-        """Bins of `size` places; `length` is rounded up to the full end of the last one.
-
-        Raises:
-            ArgumentError: the size is no integer, or below 1.
-        """
+        """Bins of `size` places; `length` is rounded up to the full end of the last one."""
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ArgumentError(f"a block needs at least 1 of the {name}, a whole number, got {size!r}")
         count = -(-length // size)

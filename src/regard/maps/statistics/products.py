@@ -9,11 +9,7 @@ from regard.maps.statistics.tiles import ask
 
 
 def product(source: Source, x: Tensor) -> Tensor:
-    """P x for x (S, N) or (batch..., H, S, N), laid out as the map.
-
-    Raises:
-        ShapeError: x does not fit the map.
-    """
+    """P x for x (S, N) or (batch..., H, S, N), laid out as the map."""
     if x.dim() < 2 or x.shape[-2] != source.keys:
         raise ShapeError(
             f"map @ x needs x of shape (..., {source.keys}, N) for a map {tuple(source.shape)}, got {tuple(x.shape)}"
@@ -23,11 +19,7 @@ def product(source: Source, x: Tensor) -> Tensor:
 
 
 def transposed_product(source: Source, x: Tensor) -> Tensor:
-    """P^T x for x (T, N) or (batch..., H, T, N), laid out as the map.
-
-    Raises:
-        ShapeError: x does not fit the map.
-    """
+    """P^T x for x (T, N) or (batch..., H, T, N), laid out as the map."""
     if x.dim() < 2 or x.shape[-2] != source.queries:
         raise ShapeError(
             f"map.mT @ x needs x of shape (..., {source.queries}, N) for a map {tuple(source.shape)}, "

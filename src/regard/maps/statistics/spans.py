@@ -20,21 +20,13 @@ Spans = Sequence[tuple[int, int]] | Tensor
 
 
 def by_spans(source: Source, keys: Spans | None, queries: Spans | None) -> Tensor:
-    """(batch..., H, spans of queries, spans of keys). See `AttentionMap.spans`.
-
-    Raises:
-        ShapeError: a span is empty or outside the map.
-    """
+    """(batch..., H, spans of queries, spans of keys). See `AttentionMap.spans`."""
     rows, columns = _checked(queries, source.queries, "query"), _checked(keys, source.keys, "key")
     return source.laid_out(ask(source, Spanned(Cut(rows, source.device), Cut(columns, source.device)))[0])
 
 
 def _checked(spans: Spans | None, length: int, name: str) -> tuple[tuple[int, int], ...]:
-    """The spans as pairs of integers; by default one for each position.
-
-    Raises:
-        ShapeError: a span is empty or outside.
-    """
+    """The spans as pairs of integers; by default one for each position."""
     if spans is None:
         return tuple((i, i + 1) for i in range(length))
     pairs: list[tuple[int, int]] = []

@@ -20,22 +20,12 @@ from regard.tensors.guards import is_recorded
 
 
 def ask(source: Source, statistic: Statistic) -> tuple[Tensor, ...]:
-    """The answers (flat_heads, ...) of a statistic, without tiles if possible.
-
-    Raises:
-        NotKeptError: neither the answers nor the weights were kept.
-        ArgumentError: weights are below 0, and the statistic reads them as shares of a whole.
-    """
+    """The answers (flat_heads, ...) of a statistic, without tiles if possible."""
     return ask_all(source, [statistic])[0]
 
 
 def ask_all(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    """The answers of several statistics, in one pass if one of them always needs tiles.
-
-    Raises:
-        NotKeptError: the weights were not kept, nor the answers of one of the statistics.
-        ArgumentError: weights are below 0, and one of the statistics reads them as shares of a whole.
-    """
+    """The answers of several statistics, in one pass if one of them always needs tiles."""
     return [one.without_rounding(answer) for one, answer in zip(statistics, _answers(source, statistics), strict=True)]
 
 
@@ -65,14 +55,10 @@ def _answers(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tens
         return list(answers.values())
     if not has_blocks:
         source.refuse(", ".join(map(str, missing)))
-    found = _read_weights(source, missing)
+    found = in_one_loop(source, missing) or one_pass(source, missing)
     for place, answer in answers.items():
         found.insert(place, answer)
     return found
-
-
-def _read_weights(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:
-    return in_one_loop(source, statistics) or one_pass(source, statistics)
 
 
 def one_pass(source: Source, statistics: Sequence[Statistic]) -> list[tuple[Tensor, ...]]:

@@ -38,11 +38,7 @@ class NoHead(nn.Module):
     """A stand-in for a head absent from the folder."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Refuse to run.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Refuse to run."""
         raise ArgumentError("this model came without a head: it answers encode(), not logits")
 
 

@@ -124,10 +124,6 @@ def read_tensors(folder: Path, tell: TellRead = lambda *_: None) -> dict[str, Te
 
     A warning says so where they come from a pickle, which `torch.load(weights_only=True)` reads without running code.
 
-    Args:
-        folder: has the files.
-        tell: is called with the bytes read so far.
-
     Raises:
         RunFolderError: a file is absent, truncated or foreign, or a pickle names code.
         MissingExtraError: safetensors is not installed.

@@ -26,7 +26,8 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
     weights.drop("h.*.attn.bias", "h.*.attn.masked_bias")  # these are causal masks, not weights
     tied = _move(settings, weights)
     dim = settings.get("n_embd", int)
-    dropout, norm = settings.get("resid_pdrop", float, 0.1), partial(nn.LayerNorm, eps=_eps(settings))
+    dropout = settings.get("resid_pdrop", float, 0.1)
+    norm = partial(nn.LayerNorm, eps=settings.get("layer_norm_epsilon", float, 1e-5))
     stack = StackParts(
         attention=[
             partial(
@@ -55,10 +56,6 @@ def gpt2(settings: Settings, weights: Weights) -> DecoderOnly:
         dim=dim, stack=stack, embedding_scale=1.0, dropout=settings.get("embd_pdrop", float, 0.1), tied_output=tied
     )
     return weights.build(lambda: DecoderOnly(parts, vocab_size=settings.get("vocab_size", int)))
-
-
-def _eps(settings: Settings) -> float:
-    return settings.get("layer_norm_epsilon", float, 1e-5)
 
 
 def _move(settings: Settings, weights: Weights) -> bool:

@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 # Python compiles a file when it first imports it, and most of these 20,000 never are: compiling all takes over a minute.
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 
+# Not compiled on installation, a file is compiled by its first import: where nothing may be written, by each process
+# anew, five seconds for torch, and the tests start a hundred.
+export PYTHONDONTWRITEBYTECODE :=
+
 ONLY ?=
 
 .DEFAULT_GOAL := help

@@ -81,7 +81,8 @@ def pytest_collection() -> Generator[None, object, object]:
     """Leave what the tests themselves are made of to no garbage collection, now or later.
 
     Eight thousand tests, torch and transformers are millions of objects that live to the end. Whoever asks for a
-    collection, as the tests of what a watch holds do, waits for those that a test has made, and not for all.
+    collection, as the tests of what a watch holds do, waits for those that a test has made, and not for all. By
+    itself Python collects after each 700 objects, and its oldest generation is large: here after 10,000.
     """
     gc.disable()
     try:
@@ -89,6 +90,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
         gc.enable()
 
 

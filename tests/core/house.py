@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
@@ -36,6 +36,12 @@ def python_files(package: Path) -> dict[str, ast.Module]:
     return trees
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, walked once for all questions."""
+    return tuple(ast.walk(tree))
+
+
 def imports(files: Mapping[str, ast.Module]) -> Graph:
     """The files of the package that each file imports, anywhere in it: in functions, for type checkers and by name."""
     return {name: frozenset(_imported(tree, files) - {name}) for name, tree in files.items()}
@@ -43,7 +49,7 @@ def imports(files: Mapping[str, ast.Module]) -> Graph:
 
 def _imported(tree: ast.Module, files: Mapping[str, ast.Module]) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             modules = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in files else node.module for name in modules}
@@ -69,7 +75,7 @@ def _parses(tree: ast.Module) -> bool:
     reading = {"load", "loads", "JSONDecoder", "safe_open", "load_file"}
     modules = {"json", "safetensors", "safetensors.torch"}
     called = {"json"}  # what the module json and what reads are called in this file
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             called |= {alias.asname for alias in node.names if alias.name == "json" and alias.asname}
             if any(alias.name == "tomllib" for alias in node.names):
@@ -78,7 +84,7 @@ def _parses(tree: ast.Module) -> bool:
             return True
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
             called |= {alias.asname or alias.name for alias in node.names if alias.name in reading}
-    used = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    used = (node.func for node in nodes(tree) if isinstance(node, ast.Call))
     return any(
         function.id in called
         if isinstance(function, ast.Name)
@@ -140,8 +146,8 @@ def foreign_private_reads(files: Mapping[str, ast.Module]) -> list[str]:
 
 def _foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
     """Attributes, names that are imported, and names in getattr, hasattr, setattr and delattr."""
-    of_torch = {id(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _root(node) in TORCHS_NAMES}
-    for node in ast.walk(tree):
+    of_torch = {id(node) for node in nodes(tree) if isinstance(node, ast.Attribute) and _root(node) in TORCHS_NAMES}
+    for node in nodes(tree):
         match node:
             case ast.Attribute(attr=name) if name not in own or id(node) in of_torch:
                 found = [name]
@@ -192,11 +198,11 @@ def _asked(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     modules = {
         (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Attribute(attr=name) if _root(node) in modules:
                 found = {name} & (STATE_QUESTIONS | PRIVATE_STATE_QUESTIONS)
@@ -221,7 +227,7 @@ def names_that_decide(files: Mapping[str, ast.Module]) -> list[str]:
 
 def _deciding_in_functions(tree: ast.Module) -> Iterator[str]:
     """The same for variables that hold such a name."""
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+    for function in (node for node in nodes(tree) if isinstance(node, ast.FunctionDef)):
         made = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and _is_a_name(node.value)]
         yield from _deciding(function, {one.id for node in made for one in node.targets if isinstance(one, ast.Name)})
 
@@ -241,7 +247,7 @@ def _reads_a_name(part: ast.AST, variables: Set[str]) -> bool:
 
 
 def _deciding(tree: ast.AST, variables: Set[str]) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and "re" in {alias.name for alias in node.names}:
             yield "import re"
         inside: list[ast.AST] = []
@@ -256,7 +262,7 @@ def _deciding(tree: ast.AST, variables: Set[str]) -> Iterator[str]:
 
 
 def _private_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
         elif isinstance(node, ast.Import):
@@ -273,7 +279,7 @@ def _is_private(name: str) -> bool:
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -282,7 +288,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _read(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute):
             names = [node.attr]
         elif isinstance(node, ast.ImportFrom):

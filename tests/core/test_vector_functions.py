@@ -7,16 +7,14 @@ one with them.
 
 import ast
 import json
-from pathlib import Path
 
 import pytest
 
-import regard
 from regard.tensors.vector_functions import ROUTED
 from tests import forked
 from tests.core import house
+from tests.core.test_structure import FILES, IMPORTS
 
-SOURCE = Path(regard.__file__).parent
 FIRST_CALLS = """
 import json, sys, threading
 import torch
@@ -84,8 +82,7 @@ print(len(names))
 
 
 def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> None:
-    files = house.python_files(SOURCE)
-    graph = house.imports(files)
+    files, graph = FILES, IMPORTS
     callers = {name for name, tree in files.items() if _calls_one(tree)}
     assert "regard.maps.sources.call" in callers
     assert len(callers) > 20
@@ -98,9 +95,10 @@ def test_every_file_that_calls_one_imports_a_package_that_begins_with_them() -> 
 
 def _calls_one(tree: ast.Module) -> bool:
     """Whether a file that has torch calls a method or a function among these."""
-    if not any(isinstance(node, ast.Import) and any(a.name == "torch" for a in node.names) for node in ast.walk(tree)):
+    every = house.nodes(tree)
+    if not any(isinstance(node, ast.Import) and any(a.name == "torch" for a in node.names) for node in every):
         return False
-    for node in ast.walk(tree):
+    for node in every:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.strip("_") in ROUTED:
             owner = node.func.value
             if not (isinstance(owner, ast.Name) and owner.id in ("math", "np", "numpy")):

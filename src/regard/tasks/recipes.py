@@ -143,9 +143,6 @@ def recipes_told() -> str:
 def recipe_of(name: str) -> TrainingRecipe:
     """The recipe of that name.
 
-    Raises:
-        ArgumentError: there is none.
-
     >>> recipe_of("characters").settings["block_length"]
     64
     """

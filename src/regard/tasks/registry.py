@@ -108,11 +108,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_name_of(folder: Path) -> str:
-    """Find the name of the task of a run folder, or of a folder in Hugging Face's format.
-
-    Raises:
-        RunFolderError: there is no run in it, or its task is one that this version does not have.
-    """
+    """Find the name of the task of a run folder, or of a folder in Hugging Face's format."""
     if is_huggingface(folder):
         if (family := family_of(folder)) in READERS:
             raise RunFolderError(
@@ -127,9 +123,5 @@ def task_name_of(folder: Path) -> str:
 
 
 def task_of(folder: Path) -> Task:
-    """Find the task of a run folder, or of a folder in Hugging Face's format.
-
-    Raises:
-        RunFolderError: there is no run in it, or its task is one that this version does not have.
-    """
+    """Find the task of a run folder, or of a folder in Hugging Face's format."""
     return TASKS[task_name_of(folder)]

@@ -15,13 +15,7 @@ from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenize
 
 
 def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
-    """Write model.bin, config.json, the vocabularies and the tokenizers.
-
-    Raises:
-        ArgumentError: the engine cannot express the model; the message says why.
-        MissingExtraError: ctranslate2 is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write model.bin, config.json, the vocabularies and the tokenizers."""
     refuse_for_ctranslate2(trained.config)
     specs = library().specs
     spec = _spec(trained, specs)
@@ -39,20 +33,12 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
 
 
 def refuse_for_ctranslate2(config: TransformerConfig) -> None:
-    """Check that CTranslate2 can express a model of this configuration.
-
-    Raises:
-        ArgumentError: it cannot; the message says why.
-    """
+    """Check that CTranslate2 can express a model of this configuration."""
     refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
 
 
 def library() -> ModuleType:
-    """The package `ctranslate2`.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """The package `ctranslate2`."""
     try:
         import ctranslate2
     except ImportError:

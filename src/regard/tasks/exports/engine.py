@@ -25,12 +25,7 @@ IMPOSSIBLE = -1e9
 
 
 def refuse_run(run: Path) -> None:
-    """Check that CTranslate2 can search for a run, before its model is loaded.
-
-    Raises:
-        MissingExtraError: ctranslate2 is not installed.
-        ArgumentError: the run's model is none it can express, or the folder is not a run.
-    """
+    """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
     if is_huggingface(run):
         raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
@@ -51,9 +46,6 @@ class CTranslate2Engine:
         device: where the engine computes; a GPU needs a build of CTranslate2 for it.
         precision: of the matrix products, the embeddings and the output layer.
         threads: how many batches are searched at a time, with one thread each.
-
-    Raises:
-        ArgumentError: CTranslate2 does not have the device or the precision on this machine.
     """
 
     def __init__(
@@ -78,12 +70,7 @@ class CTranslate2Engine:
         return f"CTranslate2 {library().__version__}: {kind} on {place}, batches at a time: {self._threads}"
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each job's sentences, in the order of the jobs.
-
-        Raises:
-            ArgumentError: CTranslate2 cannot do a job.
-            EngineError: CTranslate2 failed.
-        """
+        """The hypotheses of each job's sentences, in the order of the jobs."""
         given = list(jobs)
         for job in given:
             if reason := self.why_not(job):

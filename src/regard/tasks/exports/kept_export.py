@@ -79,11 +79,6 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
 
     A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
 
-    Args:
-        export: the model of the run.
-        run: the run folder.
-        use: reads the export; no other process changes it meanwhile.
-
     Raises:
         RunFolderError: there is a link, or a file, in the place of the export.
         ArgumentError: CTranslate2 cannot express the model.

@@ -26,13 +26,7 @@ SEEDS = 2**32
 
 
 def refuse_text_run(run: Path) -> None:
-    """Check that CTranslate2 can write for a run, before its model is loaded.
-
-    Raises:
-        MissingExtraError: ctranslate2 is not installed.
-        ArgumentError: the folder is in Hugging Face's format.
-        RunFolderError: it is not a run of a language model.
-    """
+    """Check that CTranslate2 can write for a run, before its model is loaded."""
     library()
     text_config_of(run)
 
@@ -46,9 +40,6 @@ class CTranslate2Writer:
         plain: the exported model.
         device: where CTranslate2 computes.
         precision: of the matrix products, the embeddings and the output layer.
-
-    Raises:
-        ArgumentError: CTranslate2 does not have the device or the precision on this machine.
     """
 
     def __init__(
@@ -88,12 +79,7 @@ class CTranslate2Writer:
     def write(
         self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
     ) -> Generator[tuple[int, int], None, None]:
-        """See `Writer`.
-
-        Raises:
-            ArgumentError: CTranslate2 lacks a filter, or has them in another order; or the model has changed since.
-            EngineError: CTranslate2 failed.
-        """
+        """See `Writer`."""
         if self._plain and (reason := self._plain.why_changed()):
             raise ArgumentError(f"CTranslate2 {reason}: write with regard")
         prompts = [[self._pieces[number] for number in ids] for ids in contexts]
@@ -112,9 +98,6 @@ class CTranslate2Writer:
 
 def sampling_of(filters: Sequence[Filter]) -> dict[str, Any]:
     """CTranslate2's options for some filters.
-
-    Raises:
-        ArgumentError: it lacks one, or applies them in another order.
 
     >>> sampling_of([Temperature(0.5), TopP(0.9)])
     {'sampling_topk': 0, 'sampling_temperature': 0.5, 'sampling_topp': 0.9}

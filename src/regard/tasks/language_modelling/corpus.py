@@ -41,10 +41,6 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     """Read the text, train the tokenizer, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
-
-    Raises:
-        DataError: a line or file cannot be read, or there is too little text.
-        OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
     read, *held_out = (_text(paths, config) for paths in (config.data, config.valid) if paths)
@@ -74,22 +70,14 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
 
 
 def open_text(folder: RunFolder) -> TextCorpus:
-    """Open the tokenizer and the tokens that `prepare_text` stored.
-
-    Raises:
-        RunFolderError: a part is absent, cut short, or belongs to another run.
-    """
+    """Open the tokenizer and the tokens that `prepare_text` stored."""
     tokenizer = load_tokenizer(folder)
     train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
 
 
 def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    """Read the tokenizer of a run.
-
-    Raises:
-        RunFolderError: it is absent, cut short, or belongs to another run.
-    """
+    """Read the tokenizer of a run."""
     prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
     check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)

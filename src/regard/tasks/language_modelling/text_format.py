@@ -57,12 +57,7 @@ class TextFormat(Protocol):
 
 
 class TrainedFormat:
-    """The format of a model trained here.
-
-    Args:
-        tokenizer: the tokenizer of the run.
-        documents: the unit of a document in training; for "file", texts have no end mark.
-    """
+    """The format of a model trained here."""
 
     begin_id = BOS
     mark_id: int | None = BOS

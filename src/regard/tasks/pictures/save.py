@@ -59,9 +59,6 @@ class PictureFiles(NamedTuple):
     def at(cls, out: Path) -> "PictureFiles":
         """The files that a path means: one file if it ends as a picture or a page does, else both in a folder.
 
-        Raises:
-            ArgumentError: it ends as a picture does that is not written here.
-
         >>> PictureFiles.at(Path("out/v.svg"))
         PictureFiles(picture=PosixPath('out/v.svg'), page=None, numbers=None)
         """
@@ -94,10 +91,6 @@ def look_at(
         inputs: the sentences, or what is given in their place.
         skipped: is called with a line about each sentence that is empty or too long, if there are others.
         choice: the layers and heads to show.
-
-    Raises:
-        DataError: the model can look at none of them; the message is that of the first.
-        ArgumentError: the model does not take such an input, or has no such layer or head.
     """
     seen, problems = [], []
     for number, asked in enumerate(inputs, 1):
@@ -124,9 +117,6 @@ def save_pictures(
         files: where they go; a folder is made if it does not exist.
         title: the title of both files.
         scale: which colour a weight gets in the picture, as in `regard.views.heatmap`.
-
-    Returns:
-        The files written.
 
     Raises:
         RunFolderError: a file is a link.

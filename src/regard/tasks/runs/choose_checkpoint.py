@@ -61,13 +61,6 @@ def choose_checkpoint(
         device: "auto", "cpu", "cuda", ...
         tell: is called with the name of each model before it is scored, and how many are done of how many.
 
-    Returns:
-        Every candidate, the winner first.
-
-    Raises:
-        RunFolderError: the folder holds no run, or one cut short.
-        ArgumentError: BLEU is asked of a language model, or the beam is outside 1..10,000.
-
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """
     run = RunFolder(Path(folder))

@@ -16,11 +16,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def made_of(make: Callable[[], M]) -> M:
-    """The model of `make`.
-
-    Raises:
-        ArgumentError: its sizes are those of no model, such as 0 heads, or need more memory than there is.
-    """
+    """The model of `make`."""
     with _sizes_refused():
         return make()
 
@@ -29,15 +25,6 @@ def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, so
     """A model with the weights of a checkpoint.
 
     It is first made on the `meta` device, where it takes no memory.
-
-    Args:
-        make: makes the model.
-        config: the settings of the model.
-        tensors: the weights by name.
-        source: the folder of the checkpoint, for messages.
-
-    Raises:
-        RunFolderError: the checkpoint has weights of other names or shapes.
     """
     most = max((value for name, value in _integers(config) if name.endswith("layers")), default=0)
     if most > len(tensors):

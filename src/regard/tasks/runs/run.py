@@ -125,16 +125,6 @@ def train_run(
         overwrite: replace the run in the folder.
         progress: where progress is shown.
         callbacks: called with every event of the training loop, on rank 0.
-
-    Raises:
-        DataError: the text cannot be read, or there is too little of it.
-        RunFolderError: the folder holds something else, or cannot be resumed with these settings.
-        ArgumentError: some settings do not go together.
-        TorchVersionError: torch has no Muon, which the settings ask for.
-        NonFiniteError: the loss became NaN or infinite.
-        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
-        Interrupted: SIGTERM came while the data was prepared.
-        OSError: the disk is full or the folder read-only.
     """
     folder = RunFolder(config.out)
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
@@ -266,11 +256,7 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
-    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already.
-
-    Raises:
-        RunFolderError: that folder holds no run, or its model has weights of other names or shapes.
-    """
+    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already."""
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
@@ -298,11 +284,7 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
 
 
 def check_resumed(config: C, saved: C) -> None:
-    """Check that a run with the settings `saved` may go on with the settings `config`.
-
-    Raises:
-        RunFolderError: a setting differs on which checkpoints depend; the message names the first.
-    """
+    """Check that a run with the settings `saved` may go on with the settings `config`."""
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
             told = f"{name} {_told(theirs)}, not {_told(ours)}"

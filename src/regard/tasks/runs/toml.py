@@ -17,12 +17,7 @@ HEADER = """\
 
 
 def write_toml(path: Path, task: str, config: Any) -> None:
-    """Write a task and its settings; None is left out, because TOML has no such value.
-
-    Raises:
-        MissingExtraError: tomli-w is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write a task and its settings; None is left out, because TOML has no such value."""
     try:
         import tomli_w
     except ImportError:
@@ -31,11 +26,7 @@ def write_toml(path: Path, task: str, config: Any) -> None:
 
 
 def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Read the task of a file (None without one) and its settings, which are not checked yet.
-
-    Raises:
-        ArgumentError: there is no such file, or it is not TOML.
-    """
+    """Read the task of a file (None without one) and its settings, which are not checked yet."""
     try:
         settings = parse_toml(path.read_bytes())
     except OSError as error:

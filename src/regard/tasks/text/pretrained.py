@@ -24,15 +24,6 @@ class SentencePieces:
     """Marian's tokenizer: a SentencePiece model splits the text, and a separate vocabulary maps pieces to ids.
 
     A language code such as `>>fra<<` at the beginning of a text stays one token.
-
-    Args:
-        model: a .spm file.
-        vocabulary: a JSON object from piece to id.
-        marks: the special tokens around a text.
-
-    Raises:
-        RunFolderError: a file cannot be read, or the vocabulary has no unknown token.
-        MissingExtraError: sentencepiece is not installed.
     """
 
     def __init__(self, model: Path, vocabulary: Path, marks: Marks) -> None:
@@ -89,16 +80,7 @@ class SentencePieces:
 
 
 class TokenizerFile:
-    """A tokenizer.json, with its template's tokens before a text. The batch adds the end token.
-
-    Args:
-        path: the file.
-        marks: the special tokens around a text.
-
-    Raises:
-        RunFolderError: the file cannot be read, or is not a tokenizer.
-        MissingExtraError: tokenizers is not installed.
-    """
+    """A tokenizer.json, with its template's tokens before a text. The batch adds the end token."""
 
     def __init__(self, path: Path, marks: Marks) -> None:
         self.marks = marks
@@ -193,12 +175,7 @@ class TokenizerFile:
 
 
 def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
-    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files.
-
-    Raises:
-        RunFolderError: the folder has neither, or a file cannot be read.
-        MissingExtraError: the library that reads them is not installed.
-    """
+    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files."""
     one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
     if one.is_file():
         return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)

@@ -36,9 +36,6 @@ class TextPiece(NamedTuple):
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
     r"""The pieces of documents, from lines without their line feeds.
 
-    Raises:
-        ArgumentError: there is no such kind of document.
-
     >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
     [('a\n', True), ('b\n', True), ('c\n', False)]
     """
@@ -120,12 +117,6 @@ class TextStore(TokenFile[TextFooter]):
     @classmethod
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
         """Tokenise pieces into a file, chunk by chunk, and open it. An older file is replaced.
-
-        Args:
-            path: the name of the file.
-            pieces: the pieces in the order of the text.
-            tokenizer: tokenises them.
-            is_whole: True for whole documents, each followed by EOS.
 
         Raises:
             DataError: a piece cannot be read.

@@ -24,9 +24,6 @@ class Spool(AbstractContextManager["Spool"]):
         records: read once, immediately.
         folder: the file is on the disk of this folder; it needs about as much space as the text.
 
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
-
     >>> with Spool(["one", "two"], Path(".")) as spool:
     ...     len(spool), list(spool), list(spool)
     (2, ['one', 'two'], ['one', 'two'])

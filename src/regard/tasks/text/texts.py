@@ -34,22 +34,12 @@ TEXT_FORMS: Mapping[str, RecordForm[Line, str]] = MappingProxyType(
 def read_texts(
     paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[str]:
-    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None decides by the beginning.
-
-    Raises:
-        ArgumentError: the format is unknown.
-        DataError: while reading, if a line is bad, or a file cannot be read or is no text.
-    """
+    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None decides by the beginning."""
     return Reader(items_of(paths, format, TEXT_FORMS), bad_lines=bad_lines)
 
 
 class RunningText(Iterator[str]):
-    """The lines of several files as running text; a text of JSON lines has a blank line behind it.
-
-    Raises:
-        ArgumentError: the format is unknown.
-        DataError: while reading, as with `read_texts`; a line of more than 16 MiB is cut.
-    """
+    """The lines of several files as running text; a text of JSON lines has a blank line behind it."""
 
     def __init__(
         self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"

@@ -187,11 +187,7 @@ class _Run:
             epoch, start = epoch + 1, 0
 
     def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float | None]:
-        """Sum the gradients of a group of batches over all ranks, and make one step with their mean.
-
-        Returns:
-            The sums, and the gradient's length before clipping; the length is None if the batches were skipped.
-        """
+        """Sum the gradients of a group of batches over all ranks, and make one step with their mean."""
         sums = self.accumulate(group, wish)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]

@@ -21,9 +21,6 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
         references: one or more sets, each in the order of the hypotheses; None where a sentence has fewer.
         lowercase: whether case does not count.
 
-    Raises:
-        ArgumentError: hypotheses and references differ in number, or there are none.
-
     >>> exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"])
     75.0
     """
@@ -36,16 +33,6 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
 
 def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
-
-    Args:
-        hypotheses: one translation a sentence, as plain text.
-        references: one or more sets of reference translations, each in the order of the hypotheses; None where a
-            sentence has fewer.
-        lowercase: whether case does not count; the signature says so.
-
-    Raises:
-        ArgumentError: hypotheses and references differ in number, or there are none.
-        MissingExtraError: sacrebleu is not installed.
 
     Source: Popović 2015 (W15-3049).
 

@@ -23,9 +23,6 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     A matrix shared by an embedding and a linear layer counts as an embedding. Each group is a list of (name, parameter)
     pairs, which optimizers accept, so that a checkpoint can name its tensors.
 
-    Raises:
-        ArgumentError: the model has no trainable parameter.
-
     >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
     [['1.weight'], ['0.weight', '1.bias']]
@@ -45,9 +42,6 @@ def adamw(
     """AdamW over `parameter_groups`, in one fused pass if torch has one for the device.
 
     The learning rate comes from the schedule: the training loop sets it at every step.
-
-    Raises:
-        ArgumentError: the model has no trainable parameter.
 
     Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); betas and eps of Vaswani et al. 2017, section 5.3.
 
@@ -89,10 +83,6 @@ def muon(
         betas: as for `adamw`.
         eps: as for `adamw`.
 
-    Raises:
-        ArgumentError: the model has no trainable parameter, or no hidden matrix.
-        TorchVersionError: torch is older than 2.9, and has no Muon.
-
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
     al. 2025 (arXiv:2502.16982), section 2.2.
 
@@ -120,9 +110,6 @@ def muon(
 
 class Several(torch.optim.Optimizer):
     """Optimizers of different kinds as one: each updates its own groups of parameters.
-
-    Args:
-        parts: optimizers over different parameters. Their groups and states are this one's from now on.
 
     >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> parts = [torch.optim.SGD(first.parameters()), torch.optim.AdamW(second.parameters())]

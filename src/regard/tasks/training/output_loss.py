@@ -42,10 +42,6 @@ def output_cross_entropy(
         ignore_index: the padding index, which has no loss and no gradient.
         label_smoothing: the share e in 0..1 of the target's mass spread over all V.
 
-    Raises:
-        ArgumentError: `label_smoothing` is outside 0..1.
-        ShapeError: `hidden` without its last dimension and `targets` differ in shape.
-
     Source: the order of operations is from Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
 
     >>> hidden, output, targets = torch.randn(2, 3, 4), nn.Linear(4, 7), torch.tensor([[3, 4, 1], [5, 0, 0]])

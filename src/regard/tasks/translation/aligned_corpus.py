@@ -61,21 +61,13 @@ def _cut(pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> It
 
 
 def store_links(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> None:
-    """Write the linked tokens of each pair to a file, where they stand as the tokens do in that of the text.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the linked tokens of each pair to a file, where they stand as the tokens do in that of the text."""
     found = (token_links(one.pair, one.links) for one in _cut(pairs, codecs))
     TokenStore.of_numbers(path, found, *codecs, count=MOST_TOKENS)
 
 
 def write_aligned(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> None:
-    """Write the words of each token of pairs, and the links of these words, as JSON lines.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the words of each token of pairs, and the links of these words, as JSON lines."""
     with replacing(path) as file:
         for chunk in chunks(pairs, CHUNK_PAIRS):
             for pair, one in zip(chunk, _cut(chunk, codecs), strict=True):
@@ -84,11 +76,7 @@ def write_aligned(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokeniz
 
 
 def read_aligned(path: Path, store: TokenStore) -> list[AlignedPair]:
-    """Read the links that `write_aligned` wrote for the pairs of a store.
-
-    Raises:
-        RunFolderError: the file is absent, or does not belong to the store.
-    """
+    """Read the links that `write_aligned` wrote for the pairs of a store."""
     try:
         records = [parse_json(line.raw.decode()) for line in Lines(path)]
         found = [

@@ -63,10 +63,6 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     """Read the pairs, train the tokenizers, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
-
-    Raises:
-        DataError: a line or file cannot be read, or there is too little data.
-        OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
     files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
@@ -123,11 +119,7 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
-    """The corpus that `prepare_corpus` left.
-
-    Raises:
-        RunFolderError: a part is absent, cut short, or of another run.
-    """
+    """The corpus that `prepare_corpus` left."""
     tokenizers = load_tokenizers(config, folder)
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
@@ -138,11 +130,7 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
-    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout.
-
-    Raises:
-        ArgumentError: the tokenizers have no merges.
-    """
+    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout."""
     if not config.bpe_dropout:
         return None
     source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
@@ -152,11 +140,7 @@ def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
-    """The source and target tokenizers of a run.
-
-    Raises:
-        RunFolderError: one is absent, cut short, or of another run.
-    """
+    """The source and target tokenizers of a run."""
     prepared = read_prepared(folder)
     loaded = []
     for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):

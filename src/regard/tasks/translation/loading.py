@@ -42,11 +42,7 @@ def load_one(make: type[M], folder: Path, *, device: str, checkpoint: Literal["b
 
 
 def ensemble_of(make: type[M], places: Sequence[Path | str], found: Sequence[M]) -> M:
-    """An ensemble of models that were loaded from these places.
-
-    Raises:
-        ArgumentError: one has other tokenizers than the first.
-    """
+    """An ensemble of models that were loaded from these places."""
     first = found[0]
     for place, other in zip(places, found, strict=True):
         for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),

@@ -20,12 +20,7 @@ RunPart = Literal["train", "valid"]
 
 
 def own_corpus(run: Path, part: RunPart) -> Corpus:
-    """A run's own pairs; `part` says which of them are wanted.
-
-    Raises:
-        ArgumentError: it is a folder in Hugging Face's format, which has none.
-        RunFolderError: the run is cut short.
-    """
+    """A run's own pairs; `part` says which of them are wanted."""
     if is_huggingface(run):
         flag = "--data" if part == "train" else "--valid"
         raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")

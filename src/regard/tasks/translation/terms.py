@@ -41,11 +41,7 @@ class PlacedTerm(NamedTuple):
 
 
 def read_terms(path: StrPath) -> tuple[Term, ...]:
-    """Read a file with a term, a tab and its translation on each line.
-
-    Raises:
-        DataError: the file cannot be read or has no line; or a line is not so, or has a term that came before.
-    """
+    """Read a file with a term, a tab and its translation on each line."""
     found: dict[str, Term] = {}
     for number, line in enumerate(Lines(path), start=1):
         cells = [normalise(cell).strip() for cell in decoded(*line).split("\t")]

@@ -106,15 +106,7 @@ class TranslationModel:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, after: int = 0
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """The tokens of sources and of targets.
-
-        Args:
-            pairs: sources with their targets.
-            after: how many pairs came before; a message names a pair by its number.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
-        """
+        """The tokens of sources and of targets."""
         sources = self.source_tokenizer.encode_batch([source for source, _ in pairs])
         targets = self.target_tokenizer.encode_batch([target for _, target in pairs])
         limit = self.model.max_length
@@ -129,9 +121,6 @@ class TranslationModel:
         """Say how probable each target is, given its source: the sum over its tokens, end mark included, in nats.
 
         Pairs are read and scored one window after the other, and their likelihoods come in the order of the pairs.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
         """
         for number, window in enumerate(chunks(pairs, SCORED_TOGETHER)):
             sources, targets = self.encode_pairs(window, after=number * SCORED_TOGETHER)
@@ -145,11 +134,7 @@ class TranslationModel:
             yield from found
 
     def loss(self, pairs: Iterable[tuple[str, str]]) -> float:
-        """Mean cross-entropy of the targets' tokens and end marks given their sources, in nats.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
-        """
+        """Mean cross-entropy of the targets' tokens and end marks given their sources, in nats."""
         whole = together(self.score(pairs))
         return -whole.log_probability / whole.tokens
 

@@ -77,10 +77,6 @@ def tune(
     Returns:
         The best choice, the best without the reverse translator, and the choice of a search that is not told
         anything (a length penalty of 1, no reward), in the order of their BLEU.
-
-    Raises:
-        ArgumentError: the beam is too small.
-        DataError: there are no pairs, or a source is longer than the model's positions.
     """
     if beam_size < 2:
         raise ArgumentError(f"a choice among hypotheses needs a beam of 2 at least, got {beam_size}")

@@ -47,23 +47,12 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens around it.
-
-        Raises:
-            ArgumentError: the folder has no tokenizer.
-            DataError: the tokenizer refuses the text.
-        """
+        """The ids of a text, with the special tokens around it."""
         return self._tokens.encode(text)
 
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
-        """Use the model on an input, and look at all of its attention.
-
-        Raises:
-            DataError: the model cannot read the input.
-            ArgumentError: the input is of a kind that the model does not take.
-            NotSeenError: the model has no attention that can be read.
-        """
+        """Use the model on an input, and look at all of its attention."""
         inputs, places = self._inputs(asked)
         written: list[int] = []
         if self._is_pair:

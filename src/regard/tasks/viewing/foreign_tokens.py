@@ -21,12 +21,7 @@ class ForeignTokens:
         self._byte_level = fast is not None and is_byte_level(fast)
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """The ids of a text with the special tokens around it; of a target with `text_target=`.
-
-        Raises:
-            ArgumentError: the folder has no tokenizer.
-            DataError: the tokenizer refuses the text.
-        """
+        """The ids of a text with the special tokens around it; of a target with `text_target=`."""
         if self._own is None:
             raise ArgumentError(f"{self._folder} has no tokenizer: give ids of tokens by --tokens 5 17 or --ids FILE")
         try:

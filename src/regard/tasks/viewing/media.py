@@ -13,12 +13,7 @@ Wave = npt.NDArray[np.float32]
 
 
 def read_image(path: Path) -> Any:
-    """A picture in RGB.
-
-    Raises:
-        DataError: the file is absent or no picture.
-        MissingExtraError: Pillow is not installed.
-    """
+    """A picture in RGB."""
     try:
         from PIL import Image
     except ImportError:
@@ -31,11 +26,7 @@ def read_image(path: Path) -> Any:
 
 
 def read_audio(path: Path, rate: int) -> Wave:
-    """A sound in PCM as one channel, -1..1, at so many samples a second.
-
-    Raises:
-        DataError: the file is absent, damaged, or no such sound.
-    """
+    """A sound in PCM as one channel, -1..1, at so many samples a second."""
     try:
         with wave.open(str(path)) as file:
             own, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()

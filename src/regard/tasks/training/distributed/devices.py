@@ -14,14 +14,6 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     """A launched `lightning_fabric.Fabric` for this process, or for all processes of `torchrun`.
 
     Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
-
-    Args:
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
-        precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": see `choose_precision`.
-
-    Raises:
-        ArgumentError: the device is unknown or not on this machine.
-        MissingExtraError: lightning-fabric is not installed.
     """
     try:
         from lightning_fabric import Fabric
@@ -49,9 +41,6 @@ def join_ranks(device: torch.device) -> None:
 
 def find_device(name: str) -> torch.device:
     """The named device; "auto" takes a GPU if there is one.
-
-    Raises:
-        ArgumentError: the device is unknown or not on this machine.
 
     >>> find_device("cpu")
     device(type='cpu')

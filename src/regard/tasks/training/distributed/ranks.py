@@ -37,9 +37,6 @@ class Ranks:
 
         Every rank must call this method. It returns when all ranks have answered, so it is a barrier too.
 
-        Args:
-            work: returns a JSON value.
-
         Raises:
             OSError: `work` raised it on some rank. All ranks then raise one, so that none blocks.
         """

@@ -21,11 +21,7 @@ from regard.tasks.training.reporting.events import (
 
 @contextmanager
 def watching(file: IO[str]) -> Iterator[Callback]:
-    """A progress callback on `file`: live if it is a terminal, otherwise one line for each event.
-
-    Raises:
-        MissingExtraError: `file` is a terminal and rich is not installed.
-    """
+    """A progress callback on `file`: live if it is a terminal, otherwise one line for each event."""
     if not file.isatty():
         yield PlainLines(file)
         return
@@ -68,11 +64,7 @@ class PlainLines:
 
 
 class LiveProgress:
-    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them.
-
-    Raises:
-        MissingExtraError: rich is not installed.
-    """
+    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them."""
 
     def __init__(self, file: IO[str]) -> None:
         try:

@@ -75,15 +75,7 @@ Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
 
 
 class TensorBoard:
-    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation.
-
-    Args:
-        folder: the folder of the event files; a resumed run adds one file.
-        pictures: draws the pictures; None for none.
-
-    Raises:
-        MissingExtraError: tensorboard is not installed.
-    """
+    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation."""
 
     def __init__(self, folder: Path, pictures: Pictures | None = None) -> None:
         try:

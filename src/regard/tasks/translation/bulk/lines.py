@@ -29,19 +29,12 @@ class Answered(NamedTuple):
 
 
 def whole_line(line: Line, prefix: str = "", *, format: RunningTextFormat = "text") -> Request:
-    """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`.
-
-    Raises:
-        DataError: it is not UTF-8, or no such object.
-    """
+    """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`."""
     return Request(decoded(*line) if format == "text" else text_of_json(line, ("source", "text")), prefix)
 
 
 def sentence_and_prefix(line: Line) -> Request:
     r"""Read a sentence, a tab, and the beginning of its translation. The tab and the prefix may be left out.
-
-    Raises:
-        DataError: it is not UTF-8, or has more than one tab.
 
     >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))[:2]
     ('Good day.', 'Bonjour')
@@ -134,11 +127,7 @@ class BulkTranslation:
         return found._replace(content="".join(shown))
 
     def take(self, rendered: RenderedWindow) -> str:
-        """Add the notes of a window, and return its answers.
-
-        Raises:
-            DataError: a line is bad, and the work is to end there.
-        """
+        """Add the notes of a window, and return its answers."""
         if rendered.bad and self.bad_lines == "stop":
             raise DataError(rendered.bad[0])
         self.bad.add(rendered.bad)
@@ -186,11 +175,7 @@ def one_line(text: str) -> str:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, gzipped or not.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """How many lines a file has, gzipped or not."""
     return sum(1 for _ in Lines(path))
 
 

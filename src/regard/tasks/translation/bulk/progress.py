@@ -9,16 +9,7 @@ from regard.errors import MissingExtraError
 
 @contextmanager
 def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function that takes the number of lines done, and shows it on `file` if that is a terminal.
-
-    Args:
-        file: usually standard error, as results go to standard output.
-        total: how many lines there are; None if that is not known.
-        done: how many lines were done before.
-
-    Raises:
-        MissingExtraError: `file` is a terminal and rich is not installed.
-    """
+    """A function that takes the number of lines done, and shows it on `file` if that is a terminal."""
     if not file.isatty():
         yield lambda lines: None
         return

@@ -52,9 +52,6 @@ def evaluate_interpreter(
 
     Spaces part words, in sources, translations and references. Lengths of references count for AL and LAAL.
     If the translator writes lower case, case does not count.
-
-    Raises:
-        DataError: there are no pairs, or a source has more tokens than the model takes.
     """
     if not pairs:
         raise DataError("there are no pairs to evaluate on")
@@ -129,9 +126,6 @@ def try_heads(
 
     Returns:
         All choices, best first.
-
-    Raises:
-        DataError: there are no pairs.
     """
     some = list(pairs)[:TRIED_PAIRS]
     choices = list(_choices(translator))

@@ -44,12 +44,7 @@ class Beginning:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Find the task and the settings with which the arguments of `regard train` begin.
-
-        Raises:
-            ArgumentError: a file of settings cannot be read, or is for another task than the arguments name.
-            RunFolderError: there is no run to go on with, or its task is another.
-        """
+        """Find the task and the settings with which the arguments of `regard train` begin."""
         named = arguments[0] if arguments and arguments[0] in TASKS else None
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)

@@ -49,13 +49,7 @@ class OwnSearch:
 
     @contextmanager
     def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
-        """Search for a translator in the block, and give the name of the engine.
-
-        Args:
-            translator: the translator, loaded from `run`.
-            run: the run folder.
-            workers: batches of CTranslate2 at a time; unless given, one for each core.
-        """
+        """Search for a translator in the block, and give the name of the engine."""
         _say(self.reason)
         yield OWN
 
@@ -132,11 +126,7 @@ class EngineFlags:
         return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
 
     def refuse(self) -> None:
-        """Refuse flags in contradiction.
-
-        Raises:
-            ArgumentError: they do, or CTranslate2 is insisted on and lacks the work of another flag.
-        """
+        """Refuse flags in contradiction."""
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()
@@ -151,16 +141,7 @@ class EngineFlags:
         return "--precision int8 goes by CTranslate2, which" if self.precision == "int8" else None
 
     def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
-        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error.
-
-        Args:
-            device: where the model is to be.
-            check: raises an error if CTranslate2 is not installed or cannot express the model.
-
-        Raises:
-            ArgumentError: CTranslate2 is insisted on, and cannot express the model.
-            MissingExtraError: it is insisted on, and not installed.
-        """
+        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error."""
         if self.engine == "regard":
             return OwnSearch()
         by_ctranslate2 = CTranslate2Search(self.precision or "float32", self.insisting is not None)

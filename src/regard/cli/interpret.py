@@ -20,11 +20,7 @@ FRAMES = 2
 
 
 def refuse_policy(*, simultaneous: bool, frames: int | None, wait_k: int | None) -> None:
-    """Check the flags of a policy.
-
-    Raises:
-        ArgumentError: they do not go together, or a number is below 1.
-    """
+    """Check the flags of a policy."""
     refuse_first(
         (not simultaneous and frames is not None, "--frames goes with --simultaneous"),
         (not simultaneous and wait_k is not None, "--wait-k goes with --simultaneous"),
@@ -59,11 +55,7 @@ def _arrived() -> bytes:
 
 
 def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[str], *, bad_lines: BadLines) -> None:
-    """Print the translations of lines, each word as soon as it is written.
-
-    Raises:
-        DataError: a line cannot be read or is too long, and bad lines stop the work; the words so far are printed.
-    """
+    """Print the translations of lines, each word as soon as it is written."""
     from regard.tasks.translation.simultaneous.interpreter import Interpreted
 
     state, is_bad, skipped, first, cut_off = Interpreted(), False, 0, "", 0

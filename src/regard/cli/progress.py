@@ -15,12 +15,7 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 @contextmanager
 def telling(file: IO[str] | None = None, *, first: str = "") -> Iterator[Tell]:
-    """A function to show the progress of the block, on standard error unless another file is given.
-
-    Args:
-        file: gets the lines.
-        first: the live line at the beginning.
-    """
+    """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     width = get_terminal_size().columns - 1 if live else None
     shown = first[:width] if live else ""

@@ -31,12 +31,7 @@ class Ranking:
     reverse_weight: float | None
 
     def refuse(self, run: Path, size: int) -> None:
-        """Refuse impossible flags, for a run and a beam of the size.
-
-        Raises:
-            ArgumentError: a number is out of its range, or does not go with the others.
-            RunFolderError: --reverse is no translator.
-        """
+        """Refuse impossible flags, for a run and a beam of the size."""
         penalty, reward, weight = self.length_penalty, self.length_reward, self.reverse_weight
         refuse_first(
             (penalty is not None and not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
@@ -121,12 +116,7 @@ class SearchCommand(Command):
 
 
 def refuse_reverse(run: Path, reverse: Path) -> None:
-    """Refuse all but a translator of the other direction.
-
-    Raises:
-        ArgumentError: it is no translator, or the run itself.
-        RunFolderError: there is no run in the folder.
-    """
+    """Refuse all but a translator of the other direction."""
     require_task(reverse, TRANSLATION)
     if run.exists() and reverse.exists() and run.samefile(reverse):
         raise ArgumentError(f"--reverse: {reverse} is the run itself: name a translator of the other direction")

@@ -51,11 +51,7 @@ class Command(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse arguments before anything is read.
-
-        Raises:
-            RegardError: an argument is wrong, or does not go with another; the message is one line.
-        """
+        """Refuse arguments before anything is read."""
 
     @abstractmethod
     def work(self) -> None:
@@ -110,11 +106,7 @@ def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
-    """Check some conditions, each with its error message.
-
-    Raises:
-        ArgumentError: a condition holds; the first one has the message.
-    """
+    """Check some conditions, each with its error message."""
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
@@ -144,12 +136,7 @@ KINDS = {
 
 
 def require_task(run: Path, task: str) -> None:
-    """Refuse a run of another task.
-
-    Raises:
-        ArgumentError: it is one; the message says which, and which command uses it.
-        RunFolderError: there is no run.
-    """
+    """Refuse a run of another task."""
     found = task_name_of(run)
     if found != task:
         kind, use = KINDS[found]
@@ -157,11 +144,7 @@ def require_task(run: Path, task: str) -> None:
 
 
 def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
-    """Refuse a file where a folder is to be written to.
-
-    Raises:
-        ArgumentError: there is a file.
-    """
+    """Refuse a file where a folder is to be written to."""
     if out is not None and out.exists() and not out.is_dir():
         raise ArgumentError(f"{flag}: {out} is a file; name a folder")
 

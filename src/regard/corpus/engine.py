@@ -52,11 +52,7 @@ class WorkDone:
         self._begun, self._before = time.monotonic(), self.counts.documents
 
     def add(self, record: CorpusCounts) -> None:
-        """Count a finished shard.
-
-        Raises:
-            DataError: there are too many errors.
-        """
+        """Count a finished shard."""
         self.counts = so_far = self.counts.plus(record)
         if self.most_errors is not None and so_far.errors > self.most_errors:
             raise DataError(

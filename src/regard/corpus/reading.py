@@ -157,11 +157,7 @@ def _numbers(
 
 @lru_cache
 def own_function(words: str) -> Own:
-    """The function of "module:function", imported as by Python, from the working directory too.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The function of "module:function", imported as by Python, from the working directory too."""
     name, _, function = words.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -93,13 +93,7 @@ class CorpusJob:
                 raise ArgumentError(f"statistics: no other process has {name}: put the function into a file of its own")
 
     def check(self) -> None:
-        """Refuse the work before anything is read.
-
-        Raises:
-            MissingExtraError: pyarrow is not installed, or the engine.
-            ArgumentError: there are no such files, or `out` holds something.
-            RunFolderError: the model is none, or `out` is no folder.
-        """
+        """Refuse the work before anything is read."""
         model = Path(self.measure.model)
         if not is_huggingface(model):
             task_of(model)
@@ -118,11 +112,7 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
 
 
 def extra_package(name: str, *, extra: str) -> Any:
-    """A package of an extra.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """A package of an extra."""
     try:
         return import_module(name)
     except ImportError:

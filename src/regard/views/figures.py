@@ -49,11 +49,7 @@ def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figur
 
 
 def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
-    """A figure of the caller's size in inches with one plot, laid out when it is drawn.
-
-    Raises:
-        ArgumentError: the size is not two numbers above 0.
-    """
+    """A figure of the caller's size in inches with one plot, laid out when it is drawn."""
     from regard.views.shown import ShownAxes, ShownFigure
 
     try:

@@ -50,9 +50,6 @@ class Lettering(NamedTuple):
 def letter(labels: Sequence[str]) -> list[Lettering]:
     """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese.
 
-    Returns:
-        One lettering for each label.
-
     >>> [lettering.text for lettering in letter(["2026年", "月"])]
     ['2026年', '月']
     """

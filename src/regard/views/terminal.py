@@ -150,9 +150,6 @@ class HalfBlocks(Printing):
 def printing_of(stream: Any = None) -> Printing:
     """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
 
-    Args:
-        stream: the output; None means standard output.
-
     Source: https://no-color.org.
 
     >>> import io

@@ -52,12 +52,7 @@ class Example(NamedTuple):
 def contents(
     examples: Sequence[Example], arrays: Arrays, exact: Sequence[str] | None, factors: Sequence[str]
 ) -> tuple[dict[str, Any], list[Carried]]:
-    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`.
-
-    Raises:
-        TooLargeError: the labels and small pictures alone are above the budget.
-        RegardError: see `page`.
-    """
+    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`."""
     shown: list[dict[str, Any]] = []
     works: list[list[Work]] = []
     for example in examples:

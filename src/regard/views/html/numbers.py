@@ -109,10 +109,6 @@ def numbers(name: str, heads: AttentionMap, text: Sequence[str] | None) -> HeadN
         heads: the map.
         text: the labels of the keys, if the queries are the last of them; None for queries of another text. Patterns
             are for one text, and those of repeated tokens for labels that repeat.
-
-    Raises:
-        NonFiniteError: a weight is NaN or infinite.
-        NotKeptError: the recording holds only statistics of the map, without a picture.
     """
     queries, keys = heads.shape[-2:]
     wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)

@@ -33,12 +33,10 @@ DESCRIPTION = (
     "--version prints the version, and with --verbose those of the libraries and the folders of compiled code; "
     "--debug, with any command, shows the traceback of an error."
 )
-"""The help of `regard`."""
 TRAIN = (
     "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
     "`regard train translation --help` shows those of a translator that a first run needs, and --help-all shows all."
 )
-"""The help of `regard train`."""
 COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (

@@ -44,7 +44,6 @@ class Beginning:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Find the task and the settings with which the arguments of `regard train` begin."""
         named = arguments[0] if arguments and arguments[0] in TASKS else None
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
-"""The name of regard's own search."""
 LACKS: Mapping[str, str] = {
     "--simultaneous": "does not translate word by word",
     "--try-heads": "does not translate word by word",
@@ -44,7 +43,6 @@ class OwnSearch:
     """Why CTranslate2 does not search: a line on standard error says so once the search begins."""
 
     def settings(self) -> dict[str, str]:
-        """The settings behind the answers, for JSON."""
         return {"engine": OWN, "precision": "float32"}
 
     @contextmanager
@@ -69,7 +67,6 @@ class CTranslate2Search:
     """Whether an error is told; otherwise regard searches in its place, and a line says why."""
 
     def settings(self) -> dict[str, str]:
-        """The settings behind the answers, for JSON."""
         from regard.tasks.exports.ctranslate2 import library
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
@@ -105,7 +102,6 @@ class CTranslate2Search:
 
 
 SearchBy = OwnSearch | CTranslate2Search
-"""Who searches for a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,6 @@ class EngineFlags:
         return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
 
     def refuse(self) -> None:
-        """Refuse flags in contradiction."""
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()

@@ -92,7 +92,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "demo": ("regard demo --out demo",),
 }
-"""Commands to copy, by command."""
 
 
 def described(text: str, examples: Sequence[str]) -> str:

@@ -59,7 +59,6 @@ class Ranking:
             refuse_reverse(run, self.reverse)
 
     def beam(self, size: int, *, num_best: int = 1) -> Beam:
-        """The numbers of the search."""
         is_usual = self.length_penalty is None and self.length_reward is None
         reward = REWARD if is_usual and self.reverse is not None else self.length_reward or 0.0
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
@@ -87,31 +86,25 @@ class SearchCommand(Command):
 
     @property
     def size(self) -> int:
-        """The hypotheses of the search."""
         return Beam().size if self.beam is None else self.beam
 
     @property
     def ranking(self) -> Ranking:
-        """The flags to rank the translations of a sentence."""
         return self.part(Ranking)
 
     @property
     def search(self) -> Beam:
-        """The settings of the search."""
         return self.ranking.beam(self.size, num_best=self.nbest)
 
     @property
     def engine_flags(self) -> EngineFlags:
-        """The flags of the engine."""
         return EngineFlags.of(self, rewards=self.search.length_reward > 0)
 
     @property
     def names_alignment(self) -> bool:
-        """Whether a flag names a layer or a head."""
         return bool(self.given("--alignment-layer", "--alignment-head"))
 
     def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
-        """The attention of the flags."""
         return alignment_of(self.alignment_layer, self.alignment_head, usual)
 
 

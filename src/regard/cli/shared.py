@@ -45,7 +45,6 @@ class Command(ABC):
     __slots__ = ()
 
     def __call__(self) -> None:
-        """Check the arguments, and do the work."""
         self.check()
         self.work()
 
@@ -86,11 +85,9 @@ class ReadingCommand(Command):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The flags as arguments of the readers."""
         return {"format": self.data_format, "bad_lines": self.bad_lines}
 
     def pairs_in(self, paths: Sequence[StrPath]) -> Reader[Pair]:
-        """The pairs of files, one file after the other."""
         return read_pairs(paths, **self.reading)
 
     @staticmethod

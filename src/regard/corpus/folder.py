@@ -76,7 +76,6 @@ class StatisticsFolder:
     # -- shards --------------------------------------------------------------------------------------------
 
     def part(self, number: int) -> Path:
-        """The statistics of a shard."""
         return self.path / "heads" / f"part-{number:05d}.parquet"
 
     def beside(self, number: int, kind: str) -> Path:

@@ -76,14 +76,12 @@ class MeasuredFolder:
         return cls(folder, settings, heads, statistics, count, mean, np.sqrt(variance), histogram)
 
     def about(self) -> str:
-        """The documents and tokens of the folder, in words."""
         done = [read_sealed(path) for path in sorted((self.path / "_done").glob("*.json"))]
         documents, tokens, errors = (sum(one[name] for one in done) for name in ("documents", "tokens", "errors"))
         failed = f"; {errors:,} of the documents could not be measured" if errors else ""
         return f"{documents:,} documents, {tokens:,} tokens{failed}"
 
     def examples(self) -> Any:
-        """The table of examples."""
         from pyarrow import parquet
 
         with _read_whole(self.path):

@@ -39,11 +39,9 @@ class ReadsTokens(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        ...
 
     def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on an input, and return its attention maps."""
-        ...
 
 
 def measure_documents(

@@ -93,7 +93,6 @@ class CorpusJob:
                 raise ArgumentError(f"statistics: no other process has {name}: put the function into a file of its own")
 
     def check(self) -> None:
-        """Refuse the work before anything is read."""
         model = Path(self.measure.model)
         if not is_huggingface(model):
             task_of(model)

@@ -19,7 +19,6 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
-"""How many dates each part has."""
 SHOWN = 12
 """How many held-out dates are printed and drawn."""
 
@@ -30,7 +29,6 @@ class DemoResult(NamedTuple):
     exact_match: float
     """Percentage of held-out dates that came out right, 0..100."""
     held_out: int
-    """How many dates were held out."""
     shown: list[tuple[Pair, str]]
     """A dozen held-out pairs with the model's answers."""
     files: list[Path]

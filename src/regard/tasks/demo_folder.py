@@ -12,7 +12,6 @@ train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
 run/                             the trained model: try it with `regard translate`
 attention.png, attention.html    what the model looked at for a dozen held-out dates
 """
-"""The README.txt of the folder; by it a later demonstration knows the folder."""
 
 
 def refuse_others(folder: Path) -> None:

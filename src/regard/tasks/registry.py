@@ -33,7 +33,6 @@ class Task(ABC):
     """The values of that setting that have a name."""
 
     def sized(self, config: Any, size: Size) -> Any:
-        """Change settings to a model of a named size."""
         return replace(config, **{self.model_field: self.sizes[size]})
 
     @abstractmethod

@@ -68,7 +68,6 @@ class Drawn(NamedTuple):
     values: Numbers
     """The drawn values, (rows, columns)."""
     hidden: Cells
-    """The cells that a mask hides."""
     counted: Cells
     """The cells from which the limits are taken."""
     rows: list[AxisLabel]

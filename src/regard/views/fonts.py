@@ -39,7 +39,6 @@ class Lettering(NamedTuple):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The names under which matplotlib registered the fonts."""
         return tuple(face.family for face in self.faces)
 
     def inches(self, points: float) -> float:

@@ -85,7 +85,6 @@ class CTranslate2Engine:
             raise EngineError(f"CTranslate2 failed: {error}") from None
 
     def why_not(self, job: SearchJob) -> str | None:
-        """Why CTranslate2 cannot do a job; None if it can."""
         longest = max(job.max_steps, *map(len, job.sources))
         reasons = {
             "has no length reward": bool(job.beam.length_reward),
@@ -171,7 +170,6 @@ class EngineOrOwn:
         self._told: set[str] = set()
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each job's sentences, in the order of the jobs."""
         given = list(jobs)
         reasons = [self._engine.why_not(job) for job in given]
         for reason in dict.fromkeys(reasons):

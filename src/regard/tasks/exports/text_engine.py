@@ -20,7 +20,6 @@ from regard.tasks.language_modelling.text_format import TextFormat
 from regard.tasks.text.tokenizers import Tokenizer
 
 MODEL_FILES = ("model.bin", "config.json", "vocabulary.json")
-"""The files of an export for CTranslate2."""
 SEEDS = 2**32
 """CTranslate2 has so many seeds; larger ones count from 0 again."""
 
@@ -72,14 +71,12 @@ class CTranslate2Writer:
         return f"CTranslate2 {library().__version__}: {self._generator.compute_type} on {self._generator.device}"
 
     def begin(self, seed: int) -> None:
-        """Draw by the random numbers of a seed from now on."""
         library().set_random_seed(seed % SEEDS)
         self._generator = self._make()
 
     def write(
         self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
     ) -> Generator[tuple[int, int], None, None]:
-        """See `Writer`."""
         if self._plain and (reason := self._plain.why_changed()):
             raise ArgumentError(f"CTranslate2 {reason}: write with regard")
         prompts = [[self._pieces[number] for number in ids] for ids in contexts]

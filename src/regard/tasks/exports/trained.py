@@ -40,14 +40,12 @@ class ExportedRun(NamedTuple):
         return self.config.max_length if self.config.positions == "learned" else LONGEST
 
     def positions(self, module: nn.Module) -> Tensor:
-        """The table (max_length, D) of a module of positions."""
         if isinstance(module, LearnedPositions):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
 
     @property
     def has_one_tokenizer(self) -> bool:
-        """Whether source and target use the same tokenizer."""
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 

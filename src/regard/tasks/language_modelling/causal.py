@@ -38,7 +38,6 @@ WINDOW_LINES = 1_024
 BATCH_PLACES = 2_048
 """The most tokens of a batch, with the padding."""
 SAMPLES_TOGETHER = 32
-"""How many texts are drawn together."""
 
 
 @displayed
@@ -59,7 +58,6 @@ class TextEvaluation(NamedTuple):
 
     @classmethod
     def of(cls, likelihood: Likelihood, text_bytes: int) -> "TextEvaluation":
-        """Compute the figures from the likelihood of a text and its size."""
         loss = -likelihood.log_probability / max(likelihood.tokens, 1)
         bits, unknown = -likelihood.log_probability / math.log(2), likelihood.unknown / max(likelihood.tokens, 1)
         each = None if unknown > MOST_UNKNOWN else bits / max(text_bytes, 1)
@@ -262,7 +260,6 @@ class LanguageModel:
         filters: Sequence[Filter],
         generator: torch.Generator,
     ) -> Generator[tuple[int, int], None, None]:
-        """The tokens of the model itself after the last `kept` tokens of texts, as `_block` hands it out."""
         whole = torch.tensor(texts, device=self.device, dtype=torch.long)
         context = whole[:, whole.shape[1] - kept :]
         steps = sample_steps(

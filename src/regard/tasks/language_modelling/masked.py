@@ -45,7 +45,6 @@ class FilledSingly(NamedTuple):
     error: float
     """The standard error of that mean as an estimate for all tokens of the text, in nats; 0 if all were masked."""
     tokens: int
-    """How many tokens were masked."""
 
     @classmethod
     def of(cls, losses: Tensor, *, out_of: int) -> "FilledSingly":
@@ -241,6 +240,5 @@ class MaskedLanguageModel:
         return logits, targets
 
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
-        """The likelihood of the tokens masked, batch by batch."""
         for losses, _, is_unknown, _ in self._answers(windows):
             yield Likelihood(-float(losses.sum()), len(losses), int(is_unknown.sum()))

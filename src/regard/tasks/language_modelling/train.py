@@ -108,15 +108,12 @@ class TextBatches:
         self._plan, self._make = plan, make
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
-        """This rank's batches of an epoch, from batch `start` on."""
         return map(self._make, self._plan.epoch(epoch, start))
 
     def count(self) -> int:
-        """The batches of the first epoch."""
         return self._plan.count()
 
     def size(self, batch: TextBatch) -> BatchSize:
-        """Count the tokens of a batch; none is padding."""
         return BatchSize(batch.tokens.numel(), batch.tokens.numel())
 
 

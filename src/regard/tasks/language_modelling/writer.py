@@ -11,7 +11,6 @@ class Writer(Protocol):
 
     def begin(self, seed: int) -> None:
         """Begin to draw for some texts, by the random numbers of a seed."""
-        ...
 
     def write(
         self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
@@ -21,4 +20,3 @@ class Writer(Protocol):
         Yields:
             The number of a text and its next token; an end mark is the last of its text.
         """
-        ...

@@ -37,7 +37,6 @@ class Attends(Protocol):
 
     def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on an input, and return its attention maps."""
-        ...
 
 
 class SeenText(NamedTuple):
@@ -77,7 +76,6 @@ class PictureFiles(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """The files wanted."""
         return [path for path in self if path is not None]
 
 

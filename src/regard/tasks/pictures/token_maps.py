@@ -20,20 +20,16 @@ class TextMaps(Protocol):
     @property
     def maps(self) -> Mapping[str, AttentionMap | Tensor]:
         """The maps by name, each (H, T, S)."""
-        ...
 
     @property
     def shown(self) -> str:
         """The name of the map to show first."""
-        ...
 
     def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         """The labels of a map's rows (queries) and of its columns (keys); None for positions."""
-        ...
 
     def alternatives(self, name: str) -> "list[list[Alternative]] | None":
         """For each row of a map the tokens that were most probable in its place; None unless asked for."""
-        ...
 
 
 class Alternative(NamedTuple):
@@ -48,21 +44,17 @@ class TextAttention(NamedTuple):
     """The attention of the tokens of a text to each other."""
 
     texts: list[str]
-    """The labels of the tokens."""
     maps: dict[str, AttentionMap | Tensor]
     """The maps by name, each (H, T, T), first layer first."""
 
     @property
     def shown(self) -> str:
-        """The name of the last layer's map."""
         return list(self.maps)[-1]
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of the tokens, for rows and columns alike."""
         return self.texts, self.texts
 
     def alternatives(self, name: str) -> list[list[Alternative]] | None:
-        """None: the text was given."""
         return None
 
 
@@ -78,7 +70,6 @@ class LabelsEach(Protocol):
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
-        ...
 
 
 class HasLabels(LabelsEach, Protocol):
@@ -86,7 +77,6 @@ class HasLabels(LabelsEach, Protocol):
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """The labels to print along an axis for tokens, in order; tokens of one character share a label."""
-        ...
 
 
 def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:

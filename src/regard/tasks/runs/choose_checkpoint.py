@@ -33,7 +33,6 @@ class CandidateWeights(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name to print."""
         first, last = self.checkpoints[0], self.checkpoints[-1]
         return first if first == last else f"mean of {len(self.checkpoints)}: {first} to {last}"
 

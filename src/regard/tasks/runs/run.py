@@ -70,7 +70,6 @@ class CountedBatches(Batches[Any], Protocol):
 
     def count(self) -> int:
         """The batches of the first pass over the data."""
-        ...
 
 
 class TrainingJob(NamedTuple):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORMAT = 3
-"""The version of the format of config.json."""
 REPLACEMENT = ".new"
 """The folder for the preparation of a run, or an export, in place of this one."""
 ENGINE = "ctranslate2"
@@ -99,7 +98,6 @@ class RunFolder:
         return Checkpoints(self.path)
 
     def holds_a_run(self) -> bool:
-        """Whether training has begun here."""
         return self.config_file.is_file()
 
     def begin(self, task: str, config: Any) -> None:
@@ -173,7 +171,6 @@ class RunFolder:
         write_toml(self.path / "run.toml", task, config)
 
     def read_config(self, task: str, cls: type[T]) -> T:
-        """The configuration of the run."""
         record = self._read_record()
         if record.get("format") == FORMAT and record.get("task") != task and "config" in record:
             raise RunFolderError(f"{self.path} holds a run of {record.get('task')}, and this needs one of {task}")
@@ -185,7 +182,6 @@ class RunFolder:
         return from_plain(cls, record["config"], source=self.config_file)
 
     def task(self) -> str:
-        """The task of the run."""
         return str(self._read_record().get("task"))
 
     def _read_record(self) -> dict[str, Any]:

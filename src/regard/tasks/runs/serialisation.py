@@ -69,7 +69,6 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
 
 
 def _default(one: Field[Any]) -> Any:
-    """The default of a field; None if it has none."""
     if one.default_factory is not MISSING:
         return one.default_factory()
     return None if one.default is MISSING else one.default

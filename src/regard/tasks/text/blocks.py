@@ -33,7 +33,6 @@ class TextBatch(NamedTuple):
 
     @property
     def predicted(self) -> int:
-        """The number of predicted positions."""
         return int((self.targets != UNPREDICTED).sum())
 
 

@@ -58,7 +58,6 @@ class Packing(NamedTuple):
 
     name: str
     open: Callable[[Any], IO[bytes]]
-    """Opens the packed bytes of a stream."""
 
 
 def _zstd(stream: IO[bytes]) -> IO[bytes]:

@@ -15,7 +15,6 @@ from regard.tasks.text.unicode import normalise
 
 UNKNOWN = "<unk>"
 MOST_IDS = 2**31
-"""How many ids a vocabulary may have."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A byte in a vocabulary with byte fallback."""
 
@@ -36,7 +35,6 @@ class SentencePieces:
         return max(self._names) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text after NFC, without special tokens."""
         return [self._encode(normalise(text)) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
@@ -49,12 +47,10 @@ class SentencePieces:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for pieces outside the vocabulary."""
         return self._ids[UNKNOWN]
 
     @property
     def lowercases(self) -> bool:
-        """False: the pieces of these models have both cases."""
         return False
 
     def surfaces(self, text: str) -> list[str]:
@@ -64,18 +60,15 @@ class SentencePieces:
         return [*code, *(" " * one.piece.startswith(SPACE) + one.surface.lstrip() for one in found)]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without special tokens. An unknown token is U+FFFD, or its text in `unknown`."""
         words = iter(unknown)
         pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
         text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
         return text.replace(SPACE, " ").strip()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """One label for each token."""
         return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token."""
         return [piece_label(self._names.get(i, UNKNOWN)) for i in ids]
 
 
@@ -96,7 +89,6 @@ class TokenizerFile:
         return max(self._backend.get_vocab().values()) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text after NFC, without the end token."""
         batch = [normalise(text) for text in texts]
         with encoding():
             encoded = self._backend.encode_batch(batch)
@@ -105,7 +97,6 @@ class TokenizerFile:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for text outside the vocabulary; None with byte fallback."""
         if self._byte_level:
             return None
         model = parse_json(self._backend.to_str())["model"]
@@ -116,7 +107,6 @@ class TokenizerFile:
 
     @property
     def lowercases(self) -> bool:
-        """True if text is lowercased before it is tokenised, so that decoded text is in lower case too."""
         return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
@@ -131,7 +121,6 @@ class TokenizerFile:
         return found[::-1]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without the tokenizer's special tokens. `unknown` replaces its unknown tokens."""
         kept = [i for i in ids if i not in self.marks]
         if not unknown:
             return str(self._backend.decode(kept, skip_special_tokens=True)).strip()
@@ -166,7 +155,6 @@ class TokenizerFile:
         return byte_level_labels(pieces, special)
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token, also for a part of a character."""
         return label_of_each(*self._pieces(ids), byte_level=self._byte_level)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[list[str], list[bool]]:

@@ -151,15 +151,12 @@ class PieceBytes(Protocol):
     @property
     def unknown_id(self) -> int | None:
         """The token for text outside the vocabulary; None for tokenizers without gaps."""
-        ...
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in UTF-8; they may be only a part of a character."""
-        ...
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

@@ -12,7 +12,6 @@ from regard.files.atomic import naming
 BLOCK_CHARACTERS = 2**20
 """A block is written when it has so many characters. This limits the memory and the number of calls of JSON."""
 _SIZE_BYTES = 8
-"""The bytes of the size before each block."""
 
 
 class Spool(AbstractContextManager["Spool"]):

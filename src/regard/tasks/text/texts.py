@@ -28,13 +28,12 @@ def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
 TEXT_FORMS: Mapping[str, RecordForm[Line, str]] = MappingProxyType(
     {"text": RecordForm(in_a_row, lambda line: decoded(*line)), "jsonl": RecordForm(in_a_row, text_of_json)}
 )
-"""The forms of running text by their names."""
 
 
 def read_texts(
     paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[str]:
-    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None decides by the beginning."""
+    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None: the beginning tells."""
     return Reader(items_of(paths, format, TEXT_FORMS), bad_lines=bad_lines)
 
 
@@ -58,7 +57,6 @@ class RunningText(Iterator[str]):
 
     @property
     def told(self) -> list[str]:
-        """The lines so far that were left out or cut."""
         cut = [f"{len(self._cut):,} lines of more than 16 MiB cut (the first: {self._cut[0]})"] if self._cut else []
         return [*self._reader.told, *cut]
 

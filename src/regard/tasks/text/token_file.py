@@ -21,7 +21,6 @@ class TokenFooter(Footer, Protocol):
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of the file's tokenizers."""
-        ...
 
 
 F = TypeVar("F", bound=TokenFooter)

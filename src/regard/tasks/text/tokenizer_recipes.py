@@ -27,7 +27,6 @@ class Recipe(Protocol):
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Learn a vocabulary from texts, which are read once."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,6 @@ from regard.tasks.training.distributed.ranks import ALONE, Ranks
 from regard.tasks.training.tensor_files import Tensors, is_own_file, is_own_name, read_part, write_part
 
 FORMAT = 1
-"""The version of the manifest's format."""
 _KEPT_NAME = re.compile("step-[0-9]+")
 
 
@@ -44,7 +43,6 @@ class Position:
     best_value: float | None = None
     """The lowest validation loss so far."""
     best_step: int = 0
-    """The step of the best validation."""
     patience_used: int = 0
     """The number of validations since then."""
     loss_total: float = 0.0
@@ -52,7 +50,6 @@ class Position:
     loss_count: int = 0
     """The number of tokens in that sum."""
     skipped_batches: int = 0
-    """Batches skipped because of a NaN or infinite loss or gradient."""
 
 
 class TrainingState(NamedTuple):
@@ -63,7 +60,6 @@ class TrainingState(NamedTuple):
     random: Tensors
     position: Position
     average: Tensors | None = None
-    """The moving average of the weights, or None."""
 
 
 class Checkpoints:
@@ -102,7 +98,6 @@ class Checkpoints:
         return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
     def forget_kept(self, *, but: int) -> None:
-        """Remove the kept models except the latest `but`."""
         for name in self.kept()[: -but or None]:
             self.remove(name)
 
@@ -119,7 +114,6 @@ class Checkpoints:
         remove_empty(folder)
 
     def remove_all(self) -> None:
-        """Remove all checkpoints, as `remove` does."""
         for which in self._places():
             self.remove(which)
         remove_empty(self.folder / KEPT)

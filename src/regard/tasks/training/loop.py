@@ -389,8 +389,6 @@ class _Run:
 
 
 class _Group(NamedTuple):
-    """The batches of one update, and their position in the data."""
-
     epoch: int
     start: int
     batches: list[Any]

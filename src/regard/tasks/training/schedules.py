@@ -7,7 +7,6 @@ from collections.abc import Callable
 from regard.errors import ArgumentError
 
 Schedule = Callable[[int], float]
-"""The learning rate as a function of the step."""
 
 
 def constant(peak: float) -> Schedule:

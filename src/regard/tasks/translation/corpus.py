@@ -35,7 +35,6 @@ from regard.tasks.translation.token_batches import TokenBatches
 VALID_SHARE = 0.01
 """Share of the data split off for validation if no file for it is given."""
 MOST_VALID_PAIRS = 2_000
-"""The most pairs split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs split off, unless this is more than a fifth of the data."""
 MOST_OF_ONE_SOURCE = 0.25

@@ -19,7 +19,6 @@ from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
 FILE = "memory.safetensors"
 """The name of a run's own memory in its folder."""
 PARTS = ("keys", "tokens", "pairs", "texts")
-"""The tensors of a file."""
 LIST_PARTS = ("centres", "sizes")
 """Those that it has too if its keys stand in lists."""
 

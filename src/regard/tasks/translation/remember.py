@@ -20,9 +20,7 @@ from regard.tasks.translation.own_pairs import RunPart, own_corpus, texts_of
 from regard.tasks.translation.translator import Translator
 
 TOGETHER_PAIRS = 128
-"""So many pairs are read in one pass."""
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""The shares of a memory tried."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 1.0)
 """The temperatures tried, as parts of the mean squared distance of the keys that vote."""
 MOST_ASKED = 8_192

@@ -18,7 +18,6 @@ class TokenKinds(NamedTuple):
 
     @classmethod
     def of(cls, codec: Codec, size: int) -> "TokenKinds":
-        """Those of a tokenizer, for a model that knows `size` tokens."""
         (anchor,) = codec.encode_batch(["a"])
         base = len(codec.decode(anchor))
         pieces = [codec.decode([*anchor, token])[base:] for token in range(min(len(codec), size))]

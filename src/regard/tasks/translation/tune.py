@@ -30,7 +30,6 @@ class Tuned(NamedTuple):
     weight: float
     """Of the reverse translator; 0 leaves it out."""
     bleu: float
-    """BLEU of the chosen translations, 0..100."""
 
 
 class _Pool(NamedTuple):

@@ -62,7 +62,6 @@ class Validation:
 
     @property
     def signature(self) -> str:
-        """sacrebleu's signature of BLEU; empty if BLEU is not wanted."""
         return self._counts.signature if self._config.best_by == "bleu" else ""
 
     @cached_property

@@ -47,12 +47,10 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens around it."""
         return self._tokens.encode(text)
 
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
-        """Use the model on an input, and look at all of its attention."""
         inputs, places = self._inputs(asked)
         written: list[int] = []
         if self._is_pair:
@@ -237,7 +235,6 @@ class ForeignModel:
         return f" (it has {most} positions, and the text {ids.shape[-1]} tokens)"
 
     def _refuse_random(self, seen: Seen) -> None:
-        """Refuse maps of random weights."""
         if not self.absent:
             return
         stacks = {name.split(".0.")[0] for name in (call.name for call in seen.calls)}

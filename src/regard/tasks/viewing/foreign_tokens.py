@@ -42,7 +42,6 @@ class ForeignTokens:
             ) from None
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token."""
         if self._own is None:
             return [str(token) for token in ids]
         pieces = [piece or f"#{token}" for piece, token in zip(self._own.convert_ids_to_tokens(ids), ids, strict=True)]

@@ -105,7 +105,6 @@ class Work(NamedTuple):
         return sorted(range(self.carried.heads), key=lambda head: (head != best, head != len(self.heads)))
 
     def one(self, head: int) -> AttentionMap:
-        """The map (1, T, S) of a head; the mean follows the last head."""
         if head == len(self.heads):
             assert self.mean is not None
             return self.mean
@@ -120,7 +119,6 @@ class Work(NamedTuple):
         return Top(of.top.keys[one], of.top.weights[one], of.top.rest[one])
 
     def seen_pairs(self) -> int:
-        """How many pairs the mask allows."""
         if self.spans is None:
             return int(self.heads.shape[1] * self.heads.shape[2])
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())

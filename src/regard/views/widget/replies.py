@@ -125,7 +125,6 @@ class Replier:
     # -- the answers -----------------------------------------------------------------------------------
 
     def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
-        """Statistics of the asked head, and of as many others as are quickly read."""
         example, place = self._place(question)
         heads, name = self.maps[example][place], self._names[example][place]
         if question.get("head") == "mean":

@@ -29,7 +29,6 @@ class Ranks:
 
     @classmethod
     def of(cls, fabric: Any) -> "Ranks":
-        """The ranks of a launched `lightning_fabric.Fabric`."""
         return cls(fabric.global_rank, fabric.world_size, fabric.device)
 
     def gather(self, work: Callable[[], Any]) -> list[Any]:
@@ -97,4 +96,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""A single process."""

@@ -95,7 +95,6 @@ class LiveProgress:
                     self._live.console.print(line, highlight=False)
 
     def close(self) -> None:
-        """Leave the last lines where they are, and release the terminal."""
         self._live.stop()
 
 

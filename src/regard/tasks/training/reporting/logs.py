@@ -111,7 +111,6 @@ class TensorBoard:
                 self.close()
 
     def close(self) -> None:
-        """Flush, and end the writer thread; a second call does nothing."""
         if self._writer is not None:
             self._writer.close()
 

@@ -86,7 +86,6 @@ class Notes:
         self.first: str | None = None
 
     def add(self, notes: Sequence[str]) -> None:
-        """Count some lines."""
         self.lines += len(notes)
         self.first = self.first or next(iter(notes), None)
 

@@ -24,7 +24,6 @@ from regard.files.own_files import part_from_other_names, refuse_links
 from regard.tasks.text.lines import Line
 
 FORMAT = 1
-"""The version of the format of the record."""
 
 
 class Unfinished:
@@ -167,7 +166,6 @@ class Unfinished:
         self.record.unlink()
 
     def close(self) -> None:
-        """Close the file, finished or not."""
         if self._file is not None:
             self._file.close()
 

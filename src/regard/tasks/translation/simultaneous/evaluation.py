@@ -18,7 +18,6 @@ from regard.tasks.translation.simultaneous.policies import AlignAtt, WaitK
 from regard.tasks.translation.translator import Translator
 
 TOGETHER = 64
-"""How many sentences are translated together."""
 ANY_LENGTH = sys.maxsize
 """The limit for a test set: as for whole sentences, only the model's."""
 TRIED_PAIRS = 60

@@ -49,7 +49,7 @@ def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: 
     for text in texts:
         expected += [BOS, *encode_text(tokenizer, text), *([EOS] if whole else [])]
     assert tokens == expected
-    assert store.documents == tokens.count(BOS) == len(texts)
+    assert store.footer.documents == tokens.count(BOS) == len(texts)
     assert store.text_bytes == sum(len(text.encode()) + whole for text in texts)
     assert store.unknown == 0
     again = TextStore.open(tmp_path / "x.tokens", tokenizer)
@@ -59,7 +59,7 @@ def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: 
 def test_documents_over_several_chunks_and_unknown_tokens(tmp_path: Path) -> None:
     tokenizer, lines = Characters().train(["ab"]), ["ab", "xa"] * CHUNK_PIECES
     store = TextStore.build(tmp_path / "x.tokens", pieces(lines, "lines"), tokenizer, is_whole=True)
-    assert store.documents == len(lines)
+    assert store.footer.documents == len(lines)
     assert store.unknown == CHUNK_PIECES
     a, b = tokenizer.encode("ab")
     assert store.tokens.tolist() == [BOS, a, b, EOS, BOS, UNK, a, EOS] * CHUNK_PIECES

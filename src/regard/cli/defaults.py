@@ -76,11 +76,8 @@ class Beginning:
 
     def of_class(self, cls: type[TrainingConfig]) -> Defaults:
         """The settings of a class: these if it is the class of this task, and otherwise the defaults of its task."""
-        return self.defaults if cls is TASKS[self.task].config else _defaults(_task_of_class(cls), {}, Path())
-
-
-def _task_of_class(cls: type[TrainingConfig]) -> Task:
-    return next(task for task in TASKS.values() if task.config is cls)
+        task = next(task for task in TASKS.values() if task.config is cls)
+        return self.defaults if task is TASKS[self.task] else _defaults(task, {}, Path())
 
 
 def _known_task(name: Any) -> str:

@@ -115,13 +115,8 @@ def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "Alig
 
     if layer is None and head is None:
         return usual
-    chosen = usual.layer if layer is None else index_of(layer)
-    return AlignmentOf(layer=chosen, head=None if head is None else index_of(head))
-
-
-def index_of(chosen: int | Mean) -> int | None:
-    """The number of a layer or head; None for the mean."""
-    return None if chosen == "mean" else chosen
+    chosen = usual.layer if layer is None else layer
+    return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)
 
 
 KINDS = {
@@ -138,12 +133,6 @@ def require_task(run: Path, task: str) -> None:
     if found != task:
         kind, use = KINDS[found]
         raise ArgumentError(f"{run} is {kind}, not {KINDS[task][0]}: regard {use} {quote(str(run))}")
-
-
-def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
-    """Refuse a file where a folder is to be written to."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise ArgumentError(f"{flag}: {out} is a file; name a folder")
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

@@ -1,7 +1,7 @@
 """The demonstration: a model learns before your eyes to turn dates, written in many languages, into ISO 8601."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -65,7 +65,8 @@ def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / README_FILE, README)
     for split, count in PAIRS.items():
-        _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
+        lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.pairs(split, count, seed=seed))
+        write_atomically(folder / f"{split}.tsv", "".join(lines))
     translator = train_translation(config, overwrite=True, progress=progress)
     pairs = list(dates.pairs("test", PAIRS["test"], seed=seed))
     answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam=Beam(1))]
@@ -94,7 +95,3 @@ def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list
 def _scripts(text: str) -> frozenset[str]:
     """The scripts of the letters of a text, by the first words of their Unicode names."""
     return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
-
-
-def _write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    write_atomically(path, "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs))

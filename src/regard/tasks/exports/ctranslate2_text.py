@@ -11,8 +11,7 @@ from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.nn import LearnedPositions
-from regard.tasks.exports.ctranslate2 import library
-from regard.tasks.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
+from regard.tasks.exports.ctranslate2 import ACTIVATIONS, epsilon_of, fill_layer, fill_norm, library
 from regard.tasks.exports.plain import PlainModel
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig

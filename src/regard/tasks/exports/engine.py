@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -212,12 +211,10 @@ def searching_by_ctranslate2(
         return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
 
     engine = with_kept_export(Export.of_run(trained), run, load)
-    translator.searcher = engine if or_own is None else EngineOrOwn(engine, partial(_own_search, translator), or_own)
+    translator.searcher = (
+        engine if or_own is None else EngineOrOwn(engine, lambda job: search(translator.model, job), or_own)
+    )
     try:
         yield engine
     finally:
         translator.searcher = None
-
-
-def _own_search(translator: Translator, job: SearchJob) -> list[list[Hypothesis]]:
-    return search(translator.model, job)

@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
-from regard.tasks.language_modelling.writer import Writer
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.foreign_folders import is_huggingface
@@ -32,6 +31,23 @@ from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.pretrained import load_pretrained_text
+
+
+class Writer(Protocol):
+    """Another runtime with the same model."""
+
+    def begin(self, seed: int) -> None:
+        """Begin to draw for some texts, by the random numbers of a seed."""
+
+    def write(
+        self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
+    ) -> Generator[tuple[int, int], None, None]:
+        """Continue texts of one length by up to `most` tokens; the caller may stop at any of them.
+
+        Yields:
+            The number of a text and its next token; an end mark is the last of its text.
+        """
+
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""

@@ -47,7 +47,8 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     with Spool(read, folder.data) as lines:
         if not lines:
             raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
-        end = read.size_bytes if config.valid else read.size_bytes - _valid_bytes(config, read.size_bytes)
+        tail_bytes = 0 if config.valid else min(round(config.valid_share * read.size_bytes), MOST_VALID_BYTES)
+        end = read.size_bytes - tail_bytes
         if config.tokenizers_from is not None:
             tokenizer = load_tokenizer(RunFolder(config.tokenizers_from))
         else:
@@ -88,11 +89,6 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
 
 def _text(paths: tuple[Path, ...], config: TextConfig) -> RunningText:
     return RunningText(paths, format=config.data_format, bad_lines=config.bad_lines)
-
-
-def _valid_bytes(config: TextConfig, total: int) -> int:
-    """The bytes of the tail for validation."""
-    return min(round(config.valid_share * total), MOST_VALID_BYTES)
 
 
 def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:

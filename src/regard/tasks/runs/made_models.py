@@ -1,7 +1,6 @@
 """Models of a configuration, which is compared with the files before anything of its sizes is made."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +15,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def made_of(make: Callable[[], M]) -> M:
-    """The model of `make`."""
-    with _sizes_refused():
+    """The model of `make`; raises ArgumentError for sizes of no model, or of one for which there is no memory."""
+    try:
         return make()
+    except RegardError:
+        raise
+    except (RuntimeError, ArithmeticError, MemoryError, ValueError, TypeError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ArgumentError(f"no model of these sizes can be made: {said}") from None
 
 
 def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, source: Path) -> M:
@@ -37,17 +41,6 @@ def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, so
     model = made_of(make)
     fill_model(model, tensors, source=source)
     return model
-
-
-@contextmanager
-def _sizes_refused() -> Iterator[None]:
-    try:
-        yield
-    except RegardError:
-        raise
-    except (RuntimeError, ArithmeticError, MemoryError, ValueError, TypeError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ArgumentError(f"no model of these sizes can be made: {said}") from None
 
 
 def _integers(config: Any) -> Iterator[tuple[str, int]]:

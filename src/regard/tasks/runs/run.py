@@ -23,12 +23,12 @@ from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
-from regard.tasks.training.busy_machine import line_if_busy
 from regard.tasks.training.checkpoints import check_fit, fill_model
 from regard.tasks.training.distributed.devices import (
     agreed_precision,
     find_device,
     join_ranks,
+    line_if_busy,
     place_line,
     start_fabric,
 )

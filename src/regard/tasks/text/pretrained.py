@@ -35,15 +35,9 @@ class SentencePieces:
         return max(self._names) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        return [self._encode(normalise(text)) for text in texts]
-
-    def _encode(self, text: str) -> list[int]:
-        unknown = self._ids[UNKNOWN]
-        return [self._ids.get(piece, unknown) for piece in self._cut(text)]
-
-    def _cut(self, text: str) -> list[str]:
-        code, text = _language_code(text)
-        return [*code, *self._pieces.encode(text, out_type=str)]
+        parts = (_language_code(normalise(text)) for text in texts)
+        pieces = ([*code, *self._pieces.encode(rest, out_type=str)] for code, rest in parts)
+        return [[self._ids.get(piece, self._ids[UNKNOWN]) for piece in some] for some in pieces]
 
     @property
     def unknown_id(self) -> int | None:

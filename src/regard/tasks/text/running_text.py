@@ -107,10 +107,6 @@ class TextStore(TokenFile[TextFooter]):
         return self.footer.text_bytes
 
     @property
-    def documents(self) -> int:
-        return self.footer.documents
-
-    @property
     def unknown(self) -> int:
         return self.footer.unknown
 

@@ -44,7 +44,8 @@ class RunningText(Iterator[str]):
         self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
     ) -> None:
         self._cut: list[str] = []
-        forms = {**TEXT_FORMS, "jsonl": RecordForm(in_a_row, _paragraph_of_json)}
+        paragraphs = RecordForm(in_a_row, lambda line: text_of_json(line).removesuffix("\n") + "\n")
+        forms = {**TEXT_FORMS, "jsonl": paragraphs}
         self._reader = Reader(items_of(paths, format, forms, too_long=self._cut.append), bad_lines=bad_lines)
         self._lines = (line for text in self._reader for line in text.split("\n"))
         self.size_bytes = 0
@@ -59,7 +60,3 @@ class RunningText(Iterator[str]):
     def told(self) -> list[str]:
         cut = [f"{len(self._cut):,} lines of more than 16 MiB cut (the first: {self._cut[0]})"] if self._cut else []
         return [*self._reader.told, *cut]
-
-
-def _paragraph_of_json(line: Line) -> str:
-    return text_of_json(line).removesuffix("\n") + "\n"

@@ -127,7 +127,7 @@ class Checkpoints:
             if named or (which.startswith(KEPT) and not self.has(which)):
                 _remove_leftovers(folder, but=named)
             else:  # a damaged or absent manifest: any tensor file may be needed
-                _remove_leftovers(folder, but=map(_name, folder.glob("*.safetensors")))
+                _remove_leftovers(folder, but={path.name for path in folder.glob("*.safetensors")})
             if not self.has(which):
                 remove_empty(folder)
 
@@ -278,10 +278,6 @@ def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Containe
 
 def _is_own_name(name: str) -> bool:
     return name == "checkpoint.json" or is_own_name(name)
-
-
-def _name(path: Path) -> str:
-    return path.name
 
 
 def _names_in_manifest(folder: Path) -> set[str]:

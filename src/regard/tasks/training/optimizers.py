@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
@@ -144,7 +144,8 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float)
 
 def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
     """The trainable parameters by name: matrices except embeddings, and all others."""
-    embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
+    embeddings = (part for part in model.modules() if isinstance(part, EMBEDDINGS))
+    embedded = {id(weight) for part in embeddings for weight in part.parameters(recurse=False)}
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if not named:
         raise ArgumentError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
@@ -154,7 +155,3 @@ def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple
     grouped = sum(value.numel() for group in (matrices, others) for _, value in group)
     assert grouped == sum(value.numel() for value in model.parameters() if value.requires_grad)
     return matrices, others
-
-
-def _embedding_weights(module: nn.Module) -> list[Tensor]:
-    return list(module.parameters(recurse=False)) if isinstance(module, EMBEDDINGS) else []

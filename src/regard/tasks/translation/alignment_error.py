@@ -10,8 +10,8 @@ from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.links import GoldLinks, Links, check_links
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.translation.aligned_corpus import CutPair, cut_pairs
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 

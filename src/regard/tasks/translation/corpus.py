@@ -32,6 +32,7 @@ from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, s
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
 
+TEXTS, LINKS, ALIGNED = "valid.jsonl", "train.links", "valid.aligned.jsonl"
 VALID_SHARE = 0.01
 """Share of the data split off for validation if no file for it is given."""
 MOST_VALID_PAIRS = 2_000
@@ -67,22 +68,22 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
     read, *given = (_read(paths, links, config) for paths, links in files if paths)
     with Spool(read, folder.data) as pairs:
-        is_held_out = _never if config.valid else _held_out(pairs)
+        is_held_out = (lambda _pair: False) if config.valid else _held_out(pairs)
         of_training = partial(_those, pairs, is_held_out, wanted=False)
         tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
         train = _store(folder, "train", of_training(), tokenizers, config)
         held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
         with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
-            with replacing(_texts_file(folder)) as file:
+            with replacing(folder.data / TEXTS) as file:
                 for source, target, _ in held:
                     record = {"source": source, "target": target}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
             if config.alignment_data is not None:
-                store_links(_links_file(folder), of_training(), tokenizers)
+                store_links(folder.data / LINKS, of_training(), tokenizers)
             if _has_valid_links(config):
-                write_aligned(_aligned_file(folder), map(LinkedPair._make, held), tokenizers)
+                write_aligned(folder.data / ALIGNED, map(LinkedPair._make, held), tokenizers)
     too_long = [_too_long(config, part, store) for part, store in (("train", train), ("valid", valid))]
     told = [f"{len(train):,} pairs to train on, {len(valid):,} {'' if config.valid else 'held out '}for validation"]
     told += [
@@ -121,9 +122,9 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     """The corpus that `prepare_corpus` left."""
     tokenizers = load_tokenizers(config, folder)
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
-    links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
-    aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
-    path = _texts_file(folder)  # a run of an earlier version has none
+    links = None if config.alignment_data is None else TokenStore.open(folder.data / LINKS, *tokenizers)
+    aligned = read_aligned(folder.data / ALIGNED, valid) if _has_valid_links(config) else []
+    path = folder.data / TEXTS  # a run of an earlier version has none
     texts = list(read_pairs(path, format="jsonl")) if path.exists() else []
     return Corpus(*tokenizers, train, valid, links, aligned, texts)
 
@@ -166,18 +167,6 @@ def _say_of_figures(
             say(caution)
 
 
-def _texts_file(folder: RunFolder) -> Path:
-    return folder.data / "valid.jsonl"
-
-
-def _links_file(folder: RunFolder) -> Path:
-    return folder.data / "train.links"
-
-
-def _aligned_file(folder: RunFolder) -> Path:
-    return folder.data / "valid.aligned.jsonl"
-
-
 def _has_valid_links(config: TranslationConfig) -> bool:
     return config.alignment_valid is not None or (config.alignment_data is not None and not config.valid)
 
@@ -191,7 +180,8 @@ def _store(
 ) -> TokenStore:
     first = next(pairs, None)
     if first is None:
-        raise DataError(f"{_names(config.data)}: too few pairs to keep some for validation; give others with --valid")
+        names = ", ".join(map(str, config.data))
+        raise DataError(f"{names}: too few pairs to keep some for validation; give others with --valid")
     return TokenStore.build(
         folder.data / f"{part}.tokens",
         ((pair.source, pair.target) for pair in chain([first], pairs)),
@@ -203,10 +193,6 @@ def _store(
 def _those(pairs: Spool, is_held_out: Callable[[LinkedPair], bool], *, wanted: bool) -> Iterator[LinkedPair]:
     """The pairs for validation, or the others."""
     return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair) == wanted)
-
-
-def _never(_pair: LinkedPair) -> bool:
-    return False
 
 
 def _held_out(pairs: Spool) -> Callable[[LinkedPair], bool]:
@@ -257,7 +243,3 @@ def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path
 
 def _read(paths: Iterable[Path], links: Path | None, config: TranslationConfig) -> Reader[LinkedPair]:
     return read_linked_pairs(list(paths), links, format=config.data_format, bad_lines=config.bad_lines)
-
-
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(map(str, paths))

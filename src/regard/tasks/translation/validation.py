@@ -1,6 +1,6 @@
 """How good a translator is on its run's validation pairs: the loss, and BLEU if it decides which model is best."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 
 from regard.errors import RunFolderError
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.batches import Batch
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
@@ -75,13 +74,10 @@ class Validation:
             tokenize=self._config.bleu_tokenize,
         )
 
-    def _share(self) -> Iterator[Batch]:
-        return map(self._fabric.to_device, Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)))
-
     def _mean_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in self._share():
-            part: LossSum = self._loss(self._model, batch)
+        for batch in Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)):
+            part: LossSum = self._loss(self._model, self._fabric.to_device(batch))
             sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(self._fabric).sum(sums).tolist()
         return total / max(count, 1.0)

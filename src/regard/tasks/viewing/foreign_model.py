@@ -1,7 +1,7 @@
 """Any model that transformers loads, watched while it reads a text, ids of tokens, an image or a sound."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
@@ -18,7 +19,6 @@ from regard.tasks.pictures.token_maps import AxisLabels
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
 from regard.tasks.viewing.foreign_tokens import ForeignTokens
-from regard.tasks.viewing.index_check import IndexCheck
 from regard.tasks.viewing.media import read_audio, read_image
 from regard.tasks.viewing.places import InputLabels, image_places, sound_places
 from regard.tasks.viewing.seen import ForeignAttention
@@ -94,11 +94,8 @@ class ForeignModel:
         if "input_ids" not in self._takes:
             raise ArgumentError(f"{type(self.model).__name__} reads {self.model.main_input_name}, and no text")
         rows = torch.tensor([ids])
-        return {"input_ids": rows} | ({"attention_mask": torch.ones_like(rows)} if self._takes_mask else {})
-
-    @property
-    def _takes_mask(self) -> bool:
-        return "attention_mask" in self._takes
+        mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
+        return {"input_ids": rows} | mask
 
     def _table(self) -> Any:
         try:
@@ -282,3 +279,21 @@ class ForeignModel:
         encoder = self.model.get_encoder()
         module = dict(self.model.named_modules())[path]
         return any(module is one for one in encoder.modules())
+
+
+class IndexCheck(TorchFunctionMode):
+    """Raise IndexError for an index outside a table of embeddings, as torch does on the CPU.
+
+    On CUDA torch raises nothing there: a device-side assertion makes every later call of the process fail.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Iterable[Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (torch.embedding, torch.nn.functional.embedding):
+            indices, weight = args[:2] if function is not torch.embedding else args[1::-1]
+            if indices.numel():
+                least, most = (int(one) for one in indices.aminmax())
+                if least < 0 or most >= len(weight):
+                    raise IndexError(f"index {most if least >= 0 else least} of a table of {len(weight)} embeddings")
+        return function(*args, **(kwargs or {}))

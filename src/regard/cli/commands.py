@@ -1,5 +1,6 @@
 """The commands, and how the arguments of the command line choose one of them."""
 
+import inspect
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
 from regard.cli.headings import FIRST, settings_as_flags
-from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
+from regard.cli.help import EXAMPLES, described, documented, printed_in_lines
 from regard.cli.measure import MeasureCommand
 from regard.cli.remember import RememberCommand
 from regard.cli.serve import ServeCommand
@@ -41,17 +42,8 @@ COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(
-            RememberCommand,
-            TuneCommand,
-            ViewCommand,
-            MeasureCommand,
-            AtlasCommand,
-            ServeCommand,
-            CheckCommand,
-            ExportCommand,
-            DemoCommand,
-        ),
+        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, AtlasCommand, ServeCommand, CheckCommand),
+        *(ExportCommand, DemoCommand),
     )
 }
 """The commands other than `regard train`, by name."""
@@ -88,10 +80,7 @@ def chosen_command(arguments: Sequence[str]) -> Command:
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
-    """The arguments by which tyro prints the help, and the settings of a run in it.
-
-    No other flag of `regard train` is read again: `Beginning` has read the flags with defaults.
-    """
+    """The arguments by which tyro prints the help, and the settings of a run in it."""
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
         return ["--help" if one == "--help-all" else one for one in arguments], None
@@ -110,7 +99,7 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
 def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
     """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
-    return documented(command, name) if asked else first_sentence(command)
+    return documented(command, name) if asked else (inspect.getdoc(command) or "").split("\n")[0]
 
 
 def _known(arguments: Sequence[str]) -> Known:

@@ -99,11 +99,6 @@ def described(text: str, examples: Sequence[str]) -> str:
     return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
 
 
-def first_sentence(command: type) -> str:
-    """The help of a command in a list of commands."""
-    return (inspect.getdoc(command) or "").split("\n")[0]
-
-
 def documented(command: type, name: str) -> str:
     """The docstring of a command with examples."""
     text = inspect.getdoc(command) or ""

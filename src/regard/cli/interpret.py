@@ -45,13 +45,8 @@ def words_of(sentence: str | None, input: Path | None) -> Iterator[HeardWord]:
     if input is not None:
         lines = (line.raw + b"\n" for line in Lines(input))
         return heard_words(lambda: next(lines, b""), str(input))
-    return heard_words(_arrived, "standard input")
-
-
-def _arrived() -> bytes:
-    """The bytes from standard input so far, at least one; none at its end."""
-    stream = cast(BufferedReader, sys.stdin.buffer)
-    return stream.read1(1 << 16)
+    # At least one byte of those that have arrived; none at the end.
+    return heard_words(lambda: cast(BufferedReader, sys.stdin.buffer).read1(1 << 16), "standard input")
 
 
 def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[str], *, bad_lines: BadLines) -> None:

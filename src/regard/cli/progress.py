@@ -10,7 +10,8 @@ from shutil import get_terminal_size
 from typing import IO
 
 from regard.errors import MissingExtraError
-from regard.tasks.runs.foreign_folders import check_weights, family_of, size_of_weights
+from regard.files.untrusted import check_tensors
+from regard.tasks.runs.foreign_folders import family_of
 from regard.tasks.telling import Tell
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
@@ -80,10 +81,11 @@ def reading(folder: Path | None) -> Iterator[Tell]:
     """
     line = ""
     if folder is not None:
-        size = size_of_weights(folder)
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
         line = f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB"
         if size >= LARGE and not sys.stderr.isatty():
-            check_weights(folder)
+            for path in folder.glob("*.safetensors"):
+                check_tensors(path)
             print(line, file=sys.stderr, flush=True)
     with telling(first=line) as tell, warnings.catch_warnings(record=True) as told:
         yield tell

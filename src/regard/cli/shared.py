@@ -57,10 +57,7 @@ class Command(ABC):
         """Do the work with checked arguments."""
 
     def given(self, *flags: str) -> list[str]:
-        """Those of the flags whose values are not the defaults, in the order of the call.
-
-        A flag of another command is passed over.
-        """
+        """Those of the command's flags whose values are not the defaults, in the order of the call."""
         defaults = {f"--{one.name.replace('_', '-')}": one for one in fields(cast(Any, self))}
         own = [flag for flag in flags if flag in defaults]
         return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]

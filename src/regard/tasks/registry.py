@@ -11,7 +11,7 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import READERS, family_of, is_huggingface, writes_text
+from regard.tasks.runs.foreign_folders import READERS, WRITERS, family_of, is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -114,7 +114,7 @@ def task_name_of(folder: Path) -> str:
                 f"{folder} holds a {family} model, which neither translates nor continues a text: `regard view` and "
                 "`regard check` take it, and in Python regard.models.convert"
             )
-        return LANGUAGE_MODEL if writes_text(folder) else TRANSLATION
+        return LANGUAGE_MODEL if family in WRITERS else TRANSLATION
     name = RunFolder(folder).task()
     if name not in TASKS:
         raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")

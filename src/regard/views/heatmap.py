@@ -223,14 +223,7 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
 
 
 def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
-    """Draw maps with common limits into prepared axes, and return the characters without a font.
-
-    Args:
-        axes: as many as maps.
-        maps: the maps.
-        look: how weights become colours.
-        figure: the figure for a colour bar at the foot, or None.
-    """
+    """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))

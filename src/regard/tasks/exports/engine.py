@@ -149,13 +149,7 @@ def _callback(job: SearchJob) -> Callable[[Any], bool] | None:
 
 
 class EngineOrOwn:
-    """CTranslate2 for each job it can do, and regard's own search for the others.
-
-    Args:
-        engine: CTranslate2 with a model.
-        own: regard's own search with the same model.
-        tell: is called once with each reason for which a job went to `own`.
-    """
+    """CTranslate2 for each job it can do, and regard's own search for the others."""
 
     longest: int | None = None
 

@@ -31,15 +31,7 @@ def refuse_text_run(run: Path) -> None:
 
 
 class CTranslate2Writer:
-    """A language model in CTranslate2.
-
-    Args:
-        folder: an export of `text_to_ctranslate2`; it may be removed once the writer is made.
-        language: says which tokens may be written, and which end a text.
-        plain: the exported model.
-        device: where CTranslate2 computes.
-        precision: of the matrix products, the embeddings and the output layer.
-    """
+    """A language model in CTranslate2."""
 
     def __init__(
         self,

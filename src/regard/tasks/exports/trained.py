@@ -49,12 +49,6 @@ class ExportedRun(NamedTuple):
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
-def load_run(folder: Path) -> ExportedRun:
-    """Load the best model of a run."""
-    config = transformer_of(folder)
-    return exported(Translator.load(folder, device="cpu"), config)
-
-
 def transformer_of(folder: Path) -> TransformerConfig:
     """The configuration of a run's Transformer."""
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)

@@ -85,12 +85,6 @@ class DownloadedFormat:
 
     The folder's template makes a prompt from a text: GPT-2's adds nothing, Llama's adds a begin mark. A text that is
     scored always has the begin mark before it, so that its first token can be predicted too.
-
-    Args:
-        tokenizer: the tokenizer of the folder.
-        begin_id: the token that a text begins with.
-        end_ids: the tokens that end a text.
-        banned_ids: tokens the model must never write.
     """
 
     mark_id: int | None = None

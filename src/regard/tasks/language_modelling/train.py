@@ -195,10 +195,7 @@ def _validation(
     *,
     text_bytes: int | None = None,
 ) -> Validate:
-    """Make a function that measures the mean loss on the validation text, which the ranks share out among themselves.
-
-    If the size of the text is given, it measures bits per byte too.
-    """
+    """Make a function that measures the mean loss on the validation text, and bits per byte if its size is given."""
     places = max(config.batch_tokens, config.block_length)
 
     def validate() -> dict[str, float]:

@@ -82,14 +82,7 @@ class PictureFiles(NamedTuple):
 def look_at(
     model: Attends, inputs: Sequence[ViewInput], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
 ) -> list[SeenText]:
-    """Use a model on inputs, and go on past those at which it cannot look.
-
-    Args:
-        model: the model whose attention is shown.
-        inputs: the sentences, or what is given in their place.
-        skipped: is called with a line about each sentence that is empty or too long, if there are others.
-        choice: the layers and heads to show.
-    """
+    """Use a model on inputs, and go on past those at which it cannot look."""
     seen, problems = [], []
     for number, asked in enumerate(inputs, 1):
         try:
@@ -109,12 +102,6 @@ def save_pictures(
     seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: str | ColourScale = "sqrt"
 ) -> list[Path]:
     """Write a picture (one map for each sentence) and a page (every layer and head).
-
-    Args:
-        seen: sentences and a model's attention to them; each becomes a panel of the picture and a choice on the page.
-        files: where they go; a folder is made if it does not exist.
-        title: the title of both files.
-        scale: which colour a weight gets in the picture, as in `regard.views.heatmap`.
 
     Raises:
         RunFolderError: a file is a link.

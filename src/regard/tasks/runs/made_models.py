@@ -26,10 +26,7 @@ def made_of(make: Callable[[], M]) -> M:
 
 
 def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, source: Path) -> M:
-    """A model with the weights of a checkpoint.
-
-    It is first made on the `meta` device, where it takes no memory.
-    """
+    """A model with the weights of a checkpoint."""
     most = max((value for name, value in _integers(config) if name.endswith("layers")), default=0)
     if most > len(tensors):
         raise RunFolderError(f"{source} does not fit the model: it has {len(tensors)} tensors, and {most} layers")

@@ -53,14 +53,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
-    "out",
-    "steps",
-    "epochs",
-    "patience",
-    "bad_batches",
-    "device",
-    "gradient_checkpointing",
-    "threads",
+    *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads"),
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
 
@@ -113,17 +106,6 @@ def train_run(
 
     Under `torchrun` every rank calls this; rank 0 alone writes to the folder. Wrong settings are told
     before anything is made or read. If the data turn out wrong before the first step, nothing is left behind.
-
-    Args:
-        task: its name.
-        config: the settings.
-        prepare: reads the data.
-        make_job: makes the parts of the training loop.
-        make_model: makes a model of the sizes in these settings, for a vocabulary of a few tokens.
-        resume: go on with the run in the folder, if there is one.
-        overwrite: replace the run in the folder.
-        progress: where progress is shown.
-        callbacks: called with every event of the training loop, on rank 0.
     """
     folder = RunFolder(config.out)
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
@@ -225,10 +207,7 @@ def _never_reached(config: TrainingConfig) -> str | None:
 
 
 def _refuse_unfit_weights(config: TrainingConfig, make_model: Callable[[Any], nn.Module]) -> None:
-    """Refuse a run to begin with whose model has weights of other names or shapes.
-
-    Both models are made without memory (on the `meta` device). The vocabulary is that of the other run in any case.
-    """
+    """Refuse a run to begin with whose model has weights of other names or shapes."""
     if config.warm_start is None:
         return
     before = RunFolder(config.warm_start)
@@ -365,10 +344,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 def _watchers(
     folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
 ) -> Iterator[tuple[list[Callback], Say]]:
-    """The files of a run's history, the display of its progress, and the function for a line to both.
-
-    There are none but on rank 0.
-    """
+    """On rank 0: the files of a run's history, the display of its progress, and the function for a line to both."""
     if not fabric.is_global_zero:
         yield [], lambda line: None
         return

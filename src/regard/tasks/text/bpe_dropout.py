@@ -198,14 +198,7 @@ class NewCuts:
     def __call__(
         self, sources: Sequence[Integers], targets: Sequence[Integers], *, numbers: Sequence[int], epoch: int
     ) -> tuple[list[Integers], list[Integers]]:
-        """The sources and targets as other tokens.
-
-        Args:
-            sources: the tokens of each source by its tokenizer, without special tokens.
-            targets: the same of each target.
-            numbers: the index of each pair in the corpus.
-            epoch: the number of the pass over the data.
-        """
+        """The sources and targets as other tokens."""
         fresh = list[list[Integers]]()
         for side, (cut, sentences) in enumerate(zip(self._sides, (sources, targets), strict=True)):
             state = np.random.SeedSequence([self._seed, epoch, side]).generate_state(1, np.uint64)

@@ -97,10 +97,6 @@ class Checkpoints:
         """The names of the kept models, oldest first."""
         return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
-    def forget_kept(self, *, but: int) -> None:
-        for name in self.kept()[: -but or None]:
-            self.remove(name)
-
     def remove(self, which: str) -> None:
         """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder. Raises RunFolderError
         for a link in its place, OSError if a file cannot be removed."""

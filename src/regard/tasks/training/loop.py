@@ -41,7 +41,7 @@ from regard.tasks.training.reporting.events import (
     Stepped,
     Validated,
 )
-from regard.tasks.training.reporting.memory import device_peak_bytes, resident_bytes
+from regard.tasks.training.reporting.memory import resident_bytes
 from regard.tasks.training.reporting.meter import Meter
 from regard.tasks.training.schedules import Schedule
 from regard.tensors.torch_private import multiply_each_
@@ -320,7 +320,8 @@ class _Run:
         if not has_better:
             checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)
         if self.fabric.is_global_zero:
-            self.checkpoints.forget_kept(but=self.config.keep)
+            for name in checkpoints.kept()[: -self.config.keep or None]:
+                checkpoints.remove(name)
         self.tell(Saved(step=self.position.step, which=which))
 
     def save_last(self) -> None:
@@ -364,7 +365,7 @@ class _Run:
     # -- telling ---------------------------------------------------------------------------------
 
     def report(self, norm: float) -> None:
-        speed, padding, seconds = self.meter.read()
+        (speed, padding, seconds), device = self.meter.read(), self.fabric.device
         self.tell(
             Stepped(
                 step=self.position.step,
@@ -377,7 +378,7 @@ class _Run:
                 seconds_left=seconds * (self.config.steps - self.position.step),
                 skipped_batches=self.position.skipped_batches,
                 memory_bytes=resident_bytes(),
-                device_memory_bytes=device_peak_bytes(self.fabric.device),
+                device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
             )
         )
         self.position = replace(self.position, loss_total=0.0, loss_count=0)

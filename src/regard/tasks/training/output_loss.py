@@ -35,13 +35,6 @@ def output_cross_entropy(
     This function can be passed to a model as its `loss`: the model calls it with the output of its last layer and
     with its output layer.
 
-    Args:
-        hidden: the input of the output layer.
-        output: the layer of the logits.
-        targets: indices in 0..V-1, or `ignore_index` for no prediction.
-        ignore_index: the padding index, which has no loss and no gradient.
-        label_smoothing: the share e in 0..1 of the target's mass spread over all V.
-
     Source: the order of operations is from Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
 
     >>> hidden, output, targets = torch.randn(2, 3, 4), nn.Linear(4, 7), torch.tensor([[3, 4, 1], [5, 0, 0]])

@@ -124,8 +124,7 @@ def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
     links = None if config.alignment_data is None else TokenStore.open(folder.data / LINKS, *tokenizers)
     aligned = read_aligned(folder.data / ALIGNED, valid) if _has_valid_links(config) else []
-    path = folder.data / TEXTS  # a run of an earlier version has none
-    texts = list(read_pairs(path, format="jsonl")) if path.exists() else []
+    texts = list(read_pairs(folder.data / TEXTS, format="jsonl"))
     return Corpus(*tokenizers, train, valid, links, aligned, texts)
 
 

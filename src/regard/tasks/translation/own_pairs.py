@@ -1,8 +1,7 @@
 """The pairs a run was trained on, and those that it was validated on."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.tasks.names import TRANSLATION
@@ -11,10 +10,6 @@ from regard.tasks.runs.prepared import check_prepared
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import Corpus, open_corpus
-
-if TYPE_CHECKING:
-    from regard.tasks.translation.translator import Translator
-
 
 RunPart = Literal["train", "valid"]
 
@@ -27,11 +22,3 @@ def own_corpus(run: Path, part: RunPart) -> Corpus:
     folder = RunFolder(run)
     check_prepared(folder)
     return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)
-
-
-def texts_of(
-    translator: "Translator", sources: Sequence[Sequence[Any]], targets: Sequence[Sequence[Any]]
-) -> list[tuple[str, str]]:
-    """The texts of some pairs of tokens."""
-    source, target = translator.source_tokenizer.decode, translator.target_tokenizer.decode
-    return [(source([*map(int, a)]), target([*map(int, b)])) for a, b in zip(sources, targets, strict=True)]

@@ -106,15 +106,7 @@ class TranslationModel:
         longest: int | None = None,
         most: int | None = None,
     ) -> str | None:
-        """Why a sentence cannot be translated; None if it can.
-
-        Args:
-            source: its tokens, without the end mark.
-            prefix: the tokens that its translation must begin with.
-            vocabulary: the tokens that its translation may contain.
-            longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
-            most: the most tokens of the translation, end mark counted.
-        """
+        """Why a sentence cannot be translated; None if it can."""
         limit, count = self.limit, len(source) + 1
         if limit is not None and count > limit:
             return f"{count} tokens, and the model takes {limit} at most"

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from regard.errors import RunFolderError
 from regard.tasks.generation.config import Beam
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pairs import Pair
@@ -24,18 +23,7 @@ from regard.tasks.translation.translator import Translator
 
 
 class Validation:
-    """Scores a model on pairs, which the ranks share out among themselves.
-
-    Args:
-        model: the model in training; each call scores its weights of that time.
-        loss: the loss of a model on a batch, without label smoothing.
-        batches: the validation pairs.
-        translator: the model with its tokenizers, which translates for BLEU as it does for `evaluate`.
-        texts: the validation pairs as they were read; references are text, as tokens lack the unknown words.
-        config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
-        fabric: a launched `lightning_fabric.Fabric`.
-        aligned: the validation pairs with links between their words, if there are any.
-    """
+    """Scores a model on pairs, which the ranks share out among themselves."""
 
     def __init__(
         self,
@@ -65,9 +53,6 @@ class Validation:
 
     @cached_property
     def _counts(self) -> BleuCounts:
-        if not self._texts:
-            out = self._config.out
-            raise RunFolderError(f"{out} was prepared by an earlier version, which kept no texts: begin anew")
         return BleuCounts(
             [pair.target for pair in self._texts],
             lowercase=self._translator.target_tokenizer.lowercases,

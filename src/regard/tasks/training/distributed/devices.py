@@ -112,12 +112,7 @@ BUSY = 2.0
 
 
 def line_if_busy(chosen: int | None, threads: int) -> str | None:
-    """The line for threads that wait for cores on which other programs run: each waits for the slowest.
-
-    Args:
-        chosen: the threads that the caller chose; nothing is said of those. None if torch chose.
-        threads: those that a step takes.
-    """
+    """The line for threads that wait for cores on which other programs run: each waits for the slowest."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if chosen is not None or threads == 1 or load + threads < BUSY * cores:

@@ -117,12 +117,6 @@ def try_heads(
     A head that looks at the newest words waits longer, and so translates better. Heads are therefore ranked by
     their BLEU above that of wait-k at the same LAAL, where wait-k's BLEU is interpolated between values of k.
 
-    Args:
-        translator: a translator.
-        pairs: validation pairs, never those of a test; the first 60 are used.
-        frames: f of the policy.
-        tell: is called with the name of the work, the choices done, and all choices.
-
     Returns:
         All choices, best first.
     """

@@ -9,9 +9,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import IO
 
-from regard.errors import MissingExtraError
-from regard.files.untrusted import check_tensors
-from regard.tasks.runs.foreign_folders import family_of
+from regard.errors import needs
+from regard.tasks.runs.foreign_folders import check_weights, family_of
 from regard.tasks.telling import Tell
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
@@ -51,11 +50,9 @@ def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Cal
     if not file.isatty():
         yield lambda lines: None
         return
-    try:
+    with needs("rich", extra="train"):
         from rich import progress
         from rich.console import Console
-    except ImportError:
-        raise MissingExtraError("rich", extra="train") from None
     columns = progress.TextColumn("lines"), progress.MofNCompleteColumn(), progress.BarColumn()
     speed_and_end = progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn()
     with progress.Progress(*columns, *speed_and_end, console=Console(file=file)) as bar:
@@ -84,8 +81,7 @@ def reading(folder: Path | None) -> Iterator[Tell]:
         size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
         line = f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB"
         if size >= LARGE and not sys.stderr.isatty():
-            for path in folder.glob("*.safetensors"):
-                check_tensors(path)
+            check_weights(folder)
             print(line, file=sys.stderr, flush=True)
     with telling(first=line) as tell, warnings.catch_warnings(record=True) as told:
         yield tell

@@ -22,7 +22,7 @@ from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
 from regard.corpus.tables import write_parquet
 from regard.corpus.totals import merged_totals
-from regard.errors import ArgumentError, DataError, MissingExtraError
+from regard.errors import ArgumentError, DataError, needs
 from regard.files.atomic import file_errors, is_temporary, write_atomically
 from regard.files.locks import locked
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
@@ -122,10 +122,8 @@ class StatisticsFolder:
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    try:
+    with needs("tomli-w", extra="train"):
         import tomli_w
-    except ImportError:
-        raise MissingExtraError("tomli-w", extra="train") from None
     return tomli_w.dumps(settings)
 
 

@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.corpus.out_folder import refuse_out
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
@@ -112,7 +112,5 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
 
 def extra_package(name: str, *, extra: str) -> Any:
     """A package of an extra."""
-    try:
+    with needs(name, extra=extra):
         return import_module(name)
-    except ImportError:
-        raise MissingExtraError(name, extra=extra) from None

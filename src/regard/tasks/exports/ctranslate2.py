@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 from regard.models.config import TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
@@ -42,10 +42,8 @@ def refuse_for_ctranslate2(config: TransformerConfig) -> None:
 
 def library() -> ModuleType:
     """The package `ctranslate2`."""
-    try:
+    with needs("ctranslate2", extra="train"):
         import ctranslate2
-    except ImportError:
-        raise MissingExtraError("ctranslate2", extra="train") from None
     return ctranslate2
 
 

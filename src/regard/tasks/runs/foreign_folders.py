@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from regard.files.atomic import read_json
+from regard.files.untrusted import check_tensors
 
 READERS = (
     *("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
@@ -26,3 +27,9 @@ def is_huggingface(folder: Path) -> bool:
 def family_of(folder: Path) -> object:
     """The `model_type` of a Hugging Face folder."""
     return read_json(folder / "config.json").get("model_type")
+
+
+def check_weights(folder: Path) -> None:
+    """Check the headers of the safetensors files in a folder, without torch."""
+    for path in folder.glob("*.safetensors"):
+        check_tensors(path)

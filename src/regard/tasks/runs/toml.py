@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import parse_toml
 from regard.tasks.runs.serialisation import to_plain
@@ -18,10 +18,8 @@ HEADER = """\
 
 def write_toml(path: Path, task: str, config: Any) -> None:
     """Write a task and its settings; None is left out, because TOML has no such value."""
-    try:
+    with needs("tomli-w", extra="train"):
         import tomli_w
-    except ImportError:
-        raise MissingExtraError("tomli-w", extra="train") from None
     write_atomically(path, HEADER + tomli_w.dumps({"task": task, **_without_none(to_plain(config))}))
 
 

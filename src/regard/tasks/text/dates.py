@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from types import ModuleType
 from typing import Literal, get_args
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.tasks.text.pairs import Pair
 from regard.tasks.text.unicode import normalise
 
@@ -126,11 +126,9 @@ def _split(day: date) -> Split:
 
 
 def _babel() -> ModuleType:
-    try:
+    with needs("babel", extra="train"):
         import babel
         import babel.dates
-    except ImportError as error:
-        raise MissingExtraError("babel", extra="train") from error
     return babel
 
 

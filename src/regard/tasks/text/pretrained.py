@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import MissingExtraError, RunFolderError, needs
 from regard.files.untrusted import parse_json
 from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, piece_label
@@ -175,10 +175,8 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
 
 
 def _load_pieces(model: Path) -> Any:
-    try:
+    with needs("sentencepiece", extra="train"):
         import sentencepiece
-    except ImportError:
-        raise MissingExtraError("sentencepiece", extra="train") from None
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(model))
     except (OSError, RuntimeError) as error:

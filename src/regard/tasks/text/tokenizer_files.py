@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from regard.errors import DataError, MissingExtraError
+from regard.errors import DataError, needs
 from regard.files.untrusted import parse_json
 
 LONGEST_TEXT = 10_000
@@ -20,10 +20,8 @@ AFFIXES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 def tokenizers_library() -> ModuleType:
     """The `tokenizers` package; raises MissingExtraError if it is not installed."""
-    try:
+    with needs("tokenizers", extra="train"):
         import tokenizers
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", extra="train") from error
     return tokenizers
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 
 
 class CorpusScore(NamedTuple):
@@ -44,10 +44,8 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
 
 def sacrebleu_metric(name: str, **settings: Any) -> Any:
     """A metric of sacrebleu; raises MissingExtraError if it is not installed."""
-    try:
+    with needs("sacrebleu", extra="train"):
         from sacrebleu import metrics
-    except ImportError:
-        raise MissingExtraError("sacrebleu", extra="train") from None
     return getattr(metrics, name)(**settings)
 
 

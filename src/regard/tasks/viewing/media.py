@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import DataError, MissingExtraError
+from regard.errors import DataError, needs
 
 Wave = npt.NDArray[np.float32]
 
 
 def read_image(path: Path) -> Any:
     """A picture in RGB."""
-    try:
+    with needs("pillow", extra="view"):
         from PIL import Image
-    except ImportError:
-        raise MissingExtraError("pillow", extra="view") from None
     try:
         with Image.open(path) as image:
             return image.convert("RGB")

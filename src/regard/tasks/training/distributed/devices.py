@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.tasks.training.fit_config import Precision
 from regard.tensors.torch_private import has_amx
 
@@ -15,10 +15,8 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
 
     Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
     """
-    try:
+    with needs("lightning-fabric", extra="train"):
         from lightning_fabric import Fabric
-    except ImportError:
-        raise MissingExtraError("lightning-fabric", extra="train") from None
     chosen = find_device(device)
     join_ranks(chosen)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 from regard.tasks.training.bad_batches import describe_bad
 from regard.tasks.training.reporting.events import (
     Callback,
@@ -67,13 +67,11 @@ class LiveProgress:
     """A callback that keeps two live lines at the foot of a terminal; validations scroll above them."""
 
     def __init__(self, file: IO[str]) -> None:
-        try:
+        with needs("rich", extra="train"):
             from rich.console import Console, Group
             from rich.live import Live
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.text import Text
-        except ImportError:
-            raise MissingExtraError("rich", extra="train") from None
         self._bar: Any = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 from regard.files.atomic import write_atomically
 from regard.files.own_files import appended_to
 from regard.files.untrusted import parse_json
@@ -78,10 +78,8 @@ class TensorBoard:
     """A callback that writes every value as a TensorBoard scalar, and pictures at every validation."""
 
     def __init__(self, folder: Path, pictures: Pictures | None = None) -> None:
-        try:
+        with needs("tensorboard", extra="train"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError("tensorboard", extra="train") from None
         self._make_writer = SummaryWriter
         self._folder = folder
         self._pictures = pictures

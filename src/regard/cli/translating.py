@@ -121,7 +121,8 @@ def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | 
     total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
     try:
         with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
-            work.finish(unfinished, tell)
+            for lines in work.written(unfinished):
+                tell(lines)
     except (KeyboardInterrupt, RegardError, OSError) as stop:
         stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
         raise

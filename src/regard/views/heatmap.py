@@ -159,14 +159,9 @@ def heatmap_grid(
             for `heatmap`.
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
-        scale: as in `heatmap`.
         limits: as in `heatmap`, one pair for all panels.
-        without_sink: as in `heatmap`.
-        colour_bar: as in `heatmap`.
-        theme: as in `heatmap`.
-        colour_map: as in `heatmap`.
+        scale, without_sink, colour_bar, theme, colour_map, pooling: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
-        pooling: as in `heatmap`.
 
     Returns:
         A new figure; `save_figure(figure, path)` writes it.

@@ -1,6 +1,6 @@
 """Translate the lines of a file in order, one window at a time; a bad line keeps its place among the answers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -63,21 +63,6 @@ def answered(
         yield found
 
 
-class RenderedWindow(NamedTuple):
-    """The answers to some lines as they are printed, and notes about the lines."""
-
-    content: str
-    """A line or more for each of them, each ended by a line feed."""
-    bad: list[str]
-    """Why lines could not be translated; each names its line."""
-    doubted: list[str]
-    """Source words that were perhaps left untranslated; each names its line."""
-    cut_off: list[str]
-    """The lines whose translations were cut off at the most tokens, or are the best because better ones were."""
-    left: list[str]
-    """The lines left as they are for the sake of their tags."""
-
-
 class Notes:
     """The count of lines with a note, and the first note."""
 
@@ -85,9 +70,9 @@ class Notes:
         self.lines = 0
         self.first: str | None = None
 
-    def add(self, notes: Sequence[str]) -> None:
-        self.lines += len(notes)
-        self.first = self.first or next(iter(notes), None)
+    def add(self, note: str) -> None:
+        self.lines += 1
+        self.first = self.first or note
 
     def __str__(self) -> str:
         return f"{self.lines:,}; the first: {self.first}"
@@ -108,32 +93,27 @@ class BulkTranslation:
     cut_off: Notes = field(default_factory=Notes)
     left: Notes = field(default_factory=Notes)
 
-    def render(self, window: Iterable[Answered], *, after: int) -> RenderedWindow:
-        """Show the answers to lines that follow on line number `after`."""
-        found = RenderedWindow("", [], [], [], [])
+    def take(self, window: Iterable[Answered], *, after: int) -> str:
+        """The answers to lines that follow on line number `after`, as they are printed; lines with a note are counted.
+
+        Raises:
+            DataError: a line is bad, and the work is to end there.
+        """
         shown = []
         for number, (_, translation) in enumerate(window, start=after + 1):
             shown.append(f"{self.show(number, translation)}\n")
             if translation.problem is not None:
-                found.bad.append(translation.problem)
+                if self.bad_lines == "stop":
+                    raise DataError(translation.problem)
+                self.bad.add(translation.problem)
             first = translation.candidates[0]
-            if first.limited or not first.finished:
-                found.cut_off.append(f"line {number}")
-            if any(one.left for one in translation.candidates):
-                found.left.append(f"line {number}")
+            if first.limited or not first.finished:  # it was cut off at the most tokens, or better ones were
+                self.cut_off.add(f"line {number}")
+            if any(one.left for one in translation.candidates):  # for the sake of its tags
+                self.left.add(f"line {number}")
             if first.confidence is not None and first.confidence.untranslated:
-                found.doubted.append(f"line {number}: {', '.join(first.confidence.untranslated)}")
-        return found._replace(content="".join(shown))
-
-    def take(self, rendered: RenderedWindow) -> str:
-        """Add the notes of a window, and return its answers."""
-        if rendered.bad and self.bad_lines == "stop":
-            raise DataError(rendered.bad[0])
-        self.bad.add(rendered.bad)
-        self.doubted.add(rendered.doubted)
-        self.cut_off.add(rendered.cut_off)
-        self.left.add(rendered.left)
-        return rendered.content
+                self.doubted.add(f"line {number}: {', '.join(first.confidence.untranslated)}")
+        return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:
         """Write the answers to a stream.
@@ -142,7 +122,7 @@ class BulkTranslation:
             DataError: a line is bad, and the work is to end there; the answers before it are written.
         """
         for number, one in enumerate(chain.from_iterable(self.windows)):
-            print(self.take(self.render([one], after=number)), file=file, end="", flush=flush)
+            print(self.take([one], after=number), file=file, end="", flush=flush)
 
     def written(self, unfinished: Unfinished) -> Iterator[int]:
         """Write all answers and finish the file; yields the number of lines answered so far, after each window.
@@ -152,15 +132,10 @@ class BulkTranslation:
             OSError: the disk is full; the answers so far are kept.
         """
         for window in self.windows:
-            content = self.take(self.render(window, after=unfinished.lines))
+            content = self.take(window, after=unfinished.lines)
             unfinished.add((one.line for one in window), content)
             yield unfinished.lines
         unfinished.finish()
-
-    def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
-        """Do the same at once; `tell` is called with each number. It raises the same errors."""
-        for lines in self.written(unfinished):
-            tell(lines)
 
 
 def as_plain_text(_number: int, translation: Translation) -> str:

@@ -121,8 +121,7 @@ def _known_of(command: type[Command], commands: Sequence[str] = ()) -> Known:
 
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
-    """tyro's flags of a command or of settings, each with the type of its value; `regard.cli.headings`
-    decides which have no prefix."""
+    """tyro's flags of a command or of settings, each with the type of its value; `headings` drops prefixes."""
     kinds, is_command = get_type_hints(described), issubclass(described, Command)
     for one in fields(described):
         flag, kind = prefix + one.name.replace("_", "-"), kinds[one.name]

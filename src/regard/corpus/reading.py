@@ -130,8 +130,7 @@ def _of_layers(
 def _numbers(
     measure: MeasureSettings, weights: AttentionMap, tokens: Tensor, most: int
 ) -> tuple[Any, Mapping[str, QueryValues], TopOfQueries | None, list[list[int]] | None]:
-    """Numbers (H, statistics) of a map (H, T, S), with the values by query and the `most` largest weights behind them,
-    and the keys that get most."""
+    """Numbers (H, statistics) of a map (H, T, S), values by query and the `most` largest weights, and the top keys."""
     names = [name for name in MEANS if name in measure.statistics]
     by_query, top = query_values_and_top(weights, tokens, names, most)
     means = {name: one.mean() for name, one in by_query.items()}

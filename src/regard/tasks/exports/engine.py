@@ -136,8 +136,7 @@ class CTranslate2Engine:
 
 
 def _callback(job: SearchJob) -> Callable[[Any], bool] | None:
-    """Ends the answers that are no longer wanted: CTranslate2 asks at each step of a greedy search, and never of a
-    beam."""
+    """Ends greedy answers that are no longer wanted; CTranslate2 asks at no step of a beam."""
     if not job.wanted or job.beam.size > 1:
         return None
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -27,6 +26,7 @@ from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
@@ -330,8 +330,7 @@ class LanguageModel:
         The end mark counts if documents were lines or paragraphs in training. Lines are read and scored one
         window after the other, and their likelihoods come in the order of the lines.
         """
-        iterator = iter(lines)
-        while chunk := list(islice(iterator, WINDOW_LINES)):
+        for chunk in chunks(lines, WINDOW_LINES):
             owners: list[int] = []
             windows: list[TextWindow] = []
             for owner, ids in enumerate(self.language.wholes(chunk)):

@@ -86,8 +86,7 @@ def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
 
 
 def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> AttentionMap | Tensor:
-    """Turn a map over tokens into one over labels: sum the weights over the tokens of a column's label, and average
-    them over the tokens of a row's label."""
+    """Turn a map over tokens into one over labels: the weights of a key's tokens are summed, a query's averaged."""
     if all(first == last for first, last in (*rows.spans, *columns.spans)):
         return weights  # each token has a label of its own, and the map stays lazy
     dense = weights.dense() if isinstance(weights, AttentionMap) else weights

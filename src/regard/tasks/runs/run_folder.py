@@ -40,27 +40,14 @@ REPLACEMENT = ".new"
 ENGINE = "ctranslate2"
 """The folder of the run's own export."""
 ENGINE_FILES = (
-    "engine.json",
-    "model.bin",
-    "config.json",
-    "vocabulary.json",
-    "shared_vocabulary.json",
-    "source_vocabulary.json",
-    "target_vocabulary.json",
-    "tokenizer.json",
-    "target_tokenizer.json",
-    "tokenizer_config.json",
+    *("engine.json", "model.bin", "config.json"),
+    *("vocabulary.json", "shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
+    *("tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"),
 )
 """All files of the export. The first names the others with their checksums, and is written last."""
 FILES = (
-    "config.json",
-    "run.toml",
-    "tokenizer.json",
-    "source_tokenizer.json",
-    "target_tokenizer.json",
-    "metrics.jsonl",
-    "train.log",
-    "prepared.json",
+    *("config.json", "run.toml", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json"),
+    *("metrics.jsonl", "train.log", "prepared.json"),
 )
 """All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
 FOLDERS: dict[str, tuple[str, ...]] = {

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -13,15 +13,13 @@ from regard.errors import ArgumentError
 from regard.files.atomic import replacing
 from regard.files.mapped import item_bytes, write_footer
 from regard.tasks.text.lines import StrPath
+from regard.tasks.text.pair_store import CHUNK_PAIRS, chunks
 from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
 """The unit of a document: the whole file, the text between blank lines, or each line."""
-
-CHUNK_PIECES = 4096
-"""Pieces tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
 
 
 class TextPiece(NamedTuple):
@@ -53,8 +51,7 @@ def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed, and a
-    long one in parts."""
+    """The tokens of a text as a store has them: each line, with its line feed, by itself, and a long one in parts."""
     *lines, last = text.split("\n")
     parts = chain.from_iterable(map(bounded, (*(line + "\n" for line in lines), last)))
     return list(chain.from_iterable(tokenizer.encode_batch(parts)))
@@ -120,9 +117,8 @@ class TextStore(TokenFile[TextFooter]):
         """
         dtype = dtype_below(len(tokenizer))
         tokens = text_bytes = documents = unknown = 0
-        iterator = iter(pieces)
         with replacing(path) as file:
-            while chunk := list(islice(iterator, CHUNK_PIECES)):
+            for chunk in chunks(pieces, CHUNK_PAIRS):
                 row: list[int] = []
                 for piece, ids in zip(chunk, tokenizer.encode_batch(piece.text for piece in chunk), strict=True):
                     if piece.begins:

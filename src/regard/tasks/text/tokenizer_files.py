@@ -65,8 +65,7 @@ def reads_lower_case(backend: Any) -> bool:
 
 @contextmanager
 def encoding() -> Iterator[None]:
-    """Turn a panic of the library, which is no `Exception`, into a DataError with the tokenizer's name: a pattern of a
-    tokenizer.json can need more steps for a text than the library's limit."""
+    """Turn a panic of the library (a pattern needs too many steps for a text), no `Exception`, into a DataError."""
     try:
         yield
     except BaseException as error:

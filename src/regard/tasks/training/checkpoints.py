@@ -98,8 +98,7 @@ class Checkpoints:
         return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
     def remove(self, which: str) -> None:
-        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder. Raises RunFolderError
-        for a link in its place, OSError if a file cannot be removed."""
+        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder."""
         folder = self._to_write(which)
         if not folder.is_dir():
             return
@@ -115,8 +114,7 @@ class Checkpoints:
         remove_empty(self.folder / KEPT)
 
     def sweep(self) -> None:
-        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests. Raises
-        like `remove`."""
+        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests."""
         for which in self._places():
             folder = self.folder / which
             named = _names_in_manifest(folder)
@@ -128,8 +126,7 @@ class Checkpoints:
                 remove_empty(folder)
 
     def refuse_strangers(self) -> None:
-        """Raise RunFolderError if a checkpoint's place holds a link, a file, or a folder with foreign content and no
-        checkpoint of ours: checked before one is written or removed."""
+        """Refuse links, files and foreign folders in the places of checkpoints, before one is written or removed."""
         for name in ("best", "last", TRAINED, KEPT):
             path = self.folder / name
             refuse_links_in(path)
@@ -174,8 +171,7 @@ class Checkpoints:
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
     def load_model(self, which: str) -> Tensors:
-        """Read the model of a checkpoint on the CPU, the moving average if it has one; raises RunFolderError as
-        `load_last`."""
+        """Read the model of a checkpoint on the CPU, the moving average if it has one."""
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
         model = read_part(folder, "model", files.get("model"))
@@ -214,8 +210,7 @@ def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
-    """The state of an optimizer without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity';
-    raises ArgumentError for a state other than tensors, or unnamed parameters."""
+    """An optimizer's state without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity'."""
     names = _parameter_names(state)
     flat = {f"{names[i]}:{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
     for key, value in flat.items():

@@ -49,8 +49,7 @@ def is_own_file(path: Path) -> bool:
 
 
 def read_part(folder: Path, part: str, entry: Any) -> Tensors:
-    """Read the tensors of a part; raises RunFolderError if the file is absent, cut short, altered or foreign, or its
-    entry in the manifest invalid."""
+    """Read the tensors of a part, checked against its entry in the manifest."""
     try:
         file = _open_checked(folder, entry)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)

@@ -165,8 +165,7 @@ def _strongest_of(top: Top, k: int) -> Top:
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
-    """Carry all weights of a head if they fit, else a pyramid of tiles as far as it fits; then the next head. Heads
-    with weights or tiles are skipped."""
+    """Carry all weights of each head if they fit, else a pyramid of tiles as far as it fits."""
     if work.is_whole or not work.heads.source.has_blocks:
         return
     for head in work.order:

@@ -65,8 +65,7 @@ class HeadNumbers:
 
 
 def as_heads(name: str, weights: Any) -> AttentionMap:
-    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S); raises ShapeError for other shapes and dtypes,
-    ArgumentError for negative weights."""
+    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S)."""
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) not in (2, 3) or 0 in shape:
         raise ShapeError(f"map {name!r} must have shape (heads, queries, keys), none of them 0; got {shape}")

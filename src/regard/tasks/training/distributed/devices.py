@@ -77,8 +77,7 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 
 def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision of all ranks of a training, by the choice of rank 0; every rank has to call this. Ranks without a
-    process group choose for themselves."""
+    """The precision of all ranks, by the choice of rank 0; all call this. Without a process group each chooses."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
     if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)

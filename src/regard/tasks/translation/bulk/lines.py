@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, decoded
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.texts import text_of_json
 from regard.tasks.translation.bulk.resumable_output import Unfinished
 from regard.tasks.translation.options import Request, TranslationOptions
@@ -51,8 +52,7 @@ def answered(
     translator: Translator, lines: Iterable[Line], options: TranslationOptions, *, parse: Parse, window_lines: int
 ) -> Iterator[list[Answered]]:
     """Translate windows of lines. The translation of a bad line is empty, and its `problem` names the place."""
-    iterator = iter(lines)
-    while window := list(islice(iterator, window_lines)):
+    for window in chunks(lines, window_lines):
         parsed = [_parsed(line, parse) for line in window]
         requests = [Request("") if isinstance(one, DataError) else one for one in parsed]
         found = []

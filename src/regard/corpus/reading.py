@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,16 +32,7 @@ OF_THE_MODEL = (ArgumentError, RunFolderError, NotSeenError, MissingExtraError)
 """Errors that another document would meet too."""
 
 
-class ReadsTokens(Protocol):
-    """A model that is looked at while it reads."""
-
-    model: Any
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-
-    def attend(self, asked: ViewInput) -> TextMaps:
-        """Use the model on an input, and return its attention maps."""
+ReadsTokens = ForeignModel | OwnModel
 
 
 def measure_documents(

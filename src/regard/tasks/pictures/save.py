@@ -1,17 +1,19 @@
 """Save the attention of a trained model, as a picture and as a page."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from regard.errors import ArgumentError, DataError
-from regard.files.atomic import file_errors
+from torch import Tensor
+
+from regard.errors import ArgumentError, DataError, TooLargeError
+from regard.files.atomic import file_errors, write_atomically
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.tasks.viewing.as_json import save_numbers
 from regard.tasks.viewing.choice import EVERYTHING, Choice
 from regard.tasks.viewing.seen import ForeignAttention, SeenImage
 from regard.tasks.viewing.view_input import ViewInput
@@ -159,3 +161,38 @@ def page_example(sentence: str, attention: TextMaps, image: SeenImage | None = N
             names[name], shown = f"{name} (shares of sizes)", AttentionMap(shares_of_sizes(weights.source))
         maps[names[name]] = Map(shown, *attention.labels(name), attention.alternatives(name))
     return Example(sentence, maps, show=names[attention.shown])
+
+
+MOST_WEIGHTS = 2**23
+"""About 80 MB of digits."""
+
+
+def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
+    """Write `[{"text": ..., "maps": [{"name": ..., "queries": [...], "keys": [...], "weights": [H][T][S]}]}]`.
+
+    AxisLabels are null where there are none; weights have five significant digits.
+
+    Raises:
+        TooLargeError: there are more than 2^23 weights.
+        FileError: the file cannot be written; an older one stays as it was.
+    """
+    count = sum(one.numel() for _, attention in seen for one in attention.maps.values())
+    if count > MOST_WEIGHTS:
+        raise TooLargeError(
+            f"{path} would have {count:,} weights, and {MOST_WEIGHTS:,} are the most: choose by --layers and --heads, "
+            "or write the page (.html)"
+        )
+    found = [
+        {"text": text, "shown": attention.shown, "maps": [_of_map(name, attention) for name in attention.maps]}
+        for text, attention in seen
+    ]
+    with file_errors(path):
+        write_atomically(path, json.dumps(found, ensure_ascii=False) + "\n")
+
+
+def _of_map(name: str, attention: TextMaps) -> dict[str, object]:
+    queries, keys = attention.labels(name)
+    weights = attention.maps[name]
+    dense: Tensor = weights.dense() if isinstance(weights, AttentionMap) else weights
+    numbers = [[[float(f"{one:.5g}") for one in row] for row in head] for head in dense.float().tolist()]
+    return {"name": name, "queries": queries, "keys": keys, "weights": numbers}

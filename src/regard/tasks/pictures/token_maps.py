@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.text.labels import Label
+from regard.tasks.text.codec import Codec
 
 AxisLabels = list[str] | None
 """One for each token, or None for positions."""
@@ -72,14 +72,7 @@ class LabelsEach(Protocol):
         """One label for each token."""
 
 
-class HasLabels(LabelsEach, Protocol):
-    """A tokenizer that labels tokens and whole characters."""
-
-    def labels(self, ids: Sequence[int]) -> list[Label]:
-        """The labels to print along an axis for tokens, in order; tokens of one character share a label."""
-
-
-def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
+def axis(tokenizer: Codec, ids: Sequence[int]) -> Axis:
     """The labels of tokens; tokens that share a character share a label."""
     labels = tokenizer.labels(ids)
     return Axis([label.text for label in labels], [label.pieces for label in labels])

@@ -87,7 +87,8 @@ class TokenizerFile:
         with encoding():
             encoded = self._backend.encode_batch(batch)
         # If there are only special tokens, the text is empty, and the result must be empty too.
-        return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
+        ids = ([] if all(one.special_tokens_mask) else one.ids for one in encoded)
+        return [one[:-1] if one[-1:] == [self.marks.end_id] else one for one in ids]
 
     @property
     def unknown_id(self) -> int | None:
@@ -203,7 +204,3 @@ def _language_code(text: str) -> tuple[list[str], str]:
     """
     end = text.find("<<")
     return ([text[: end + 2]], text[end + 2 :]) if text.startswith(">>") and end != -1 else ([], text)
-
-
-def _without_end(ids: list[int], end_id: int) -> list[int]:
-    return ids[:-1] if ids and ids[-1] == end_id else ids

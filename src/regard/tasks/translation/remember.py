@@ -15,8 +15,8 @@ from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.translation.corpus import RunPart, own_corpus
 from regard.tasks.translation.memory_file import Remembered
-from regard.tasks.translation.own_pairs import RunPart, own_corpus
 from regard.tasks.translation.translator import Translator
 
 TOGETHER_PAIRS = 128

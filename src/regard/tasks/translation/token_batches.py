@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +17,6 @@ FRESH_PAIRS = 2**16
 """The most pairs whose new cuts are held at once: a section of so many is hundreds of batches."""
 CUT_TOGETHER_PAIRS = 2**11
 """Pairs cut anew together: the array operations for one batch of them would take three times as long."""
-
-
-class Section(Protocol):
-    """Pairs of which batches are planned together."""
-
-    def lengths(self) -> tuple[Integers, Integers]:
-        """The tokens of each source and of each target, without special tokens."""
-
-    def batch(self, chosen: Indices) -> Batch:
-        """A batch of some of the pairs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +58,10 @@ class FreshPairs:
 
     def batch(self, chosen: Indices) -> Batch:
         return collate([self.sources[i] for i in chosen], [self.targets[i] for i in chosen])
+
+
+Section = StoredPairs | FreshPairs
+"""Pairs of which batches are planned together: the lengths are without special tokens."""
 
 
 class TokenBatches:

@@ -22,6 +22,8 @@ Each message has what was expected, the actual value and a remedy. The command l
 line and exits with status 2. In a program, catch `RegardError` for all of them, or the builtin class in brackets.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 LONGEST = 1_000
@@ -113,6 +115,15 @@ class MissingExtraError(RegardError, ImportError):
         super().__init__(
             f"{package} is not installed; it comes with the extra '{extra}': pip install 'regard[{extra}]'"
         )
+
+
+@contextmanager
+def needs(package: str, *, extra: str) -> Iterator[None]:
+    """Import a package of an extra in the block; raises MissingExtraError if it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(package, extra=extra) from error
 
 
 def require(given: object, kind: type | tuple[type, ...], name: str, words: str) -> None:

@@ -124,7 +124,7 @@ def test_an_index_outside_a_table_is_an_error_before_a_gpu_reads_it(
     gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch itself refuses it on the CPU, where the check is not needed: here it must be the first to speak."""
-    from regard.tasks.viewing.index_check import IndexCheck
+    from regard.tasks.viewing.foreign_model import IndexCheck
 
     table = torch.nn.Embedding(3, 2)
     with IndexCheck():

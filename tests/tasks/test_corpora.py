@@ -18,8 +18,7 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import open_text, prepare_text
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text import tokenizer_recipes
-from regard.tasks.text.background import in_background
-from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
+from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, in_background
 from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
 from regard.tasks.translation.train import run_translation
@@ -126,7 +125,7 @@ def test_the_texts_of_json_lines_are_the_text(tmp_path: Path) -> None:
     config = text_config(tmp_path, "".join(f"{json.dumps(one)}\n" for one in records), documents="paragraphs")
     folder, _ = prepared(prepare_text, config)
     corpus = open_text(folder)
-    assert corpus.train.documents + corpus.valid.documents in (100, 101)  # one is cut
+    assert corpus.train.footer.documents + corpus.valid.footer.documents in (100, 101)  # one is cut
     text = corpus.tokenizer.decode(corpus.train.tokens.tolist())
     assert "line one of 7\nline two\n" in text
     assert "url" not in text

@@ -23,8 +23,8 @@ from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.bleu import bleu, bleu_caution, fitting_tokenizer
 from regard.tasks.training.reporting.events import Event, Validated
 from regard.tasks.translation import remember
+from regard.tasks.translation.corpus import own_corpus
 from regard.tasks.translation.options import Request
-from regard.tasks.translation.own_pairs import own_corpus
 from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
 from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
 from regard.tasks.translation.simultaneous.policies import WaitK

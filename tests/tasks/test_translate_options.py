@@ -17,8 +17,8 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.metrics import exact_match
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.copy_unknown import copies
 from regard.tasks.translation.options import Request
+from regard.tasks.translation.presenting import copies
 from regard.tasks.translation.terms import Term, Terms
 from regard.tasks.translation.translator import Translator
 

@@ -92,12 +92,10 @@ def run(
         if unfinished is None:
             return
 
-        def tell(count: int) -> None:
+        unfinished.pass_over(lines)
+        for count in BulkTranslation(lines, windows, show, bad_lines, skipped or Notes()).written(unfinished):
             if stop_after is not None and count >= stop_after:
                 raise Killed
-
-        unfinished.pass_over(lines)
-        BulkTranslation(lines, windows, show, bad_lines, skipped or Notes()).finish(unfinished, tell)
 
 
 @pytest.fixture
@@ -293,7 +291,7 @@ def done(count):
     lines = Lines(path)
     windows = answered(translator, lines, TranslationOptions(beam=Beam(1)), parse=whole_line, window_lines=100)
     with opened(path.with_suffix(".out"), SETTINGS, resume=False, overwrite=False) as unfinished:
-        BulkTranslation(lines, windows, show, "stop").finish(unfinished)
+        list(BulkTranslation(lines, windows, show, "stop").written(unfinished))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 small = done(2_000)
 print(done(20_000) - small)
@@ -319,7 +317,8 @@ lines = Lines({source!r})
 windows = answered(tiny(), lines, TranslationOptions(beam=Beam(2)), parse=whole_line, window_lines=WINDOW)
 with opened(Path({target!r}), SETTINGS, resume=True, overwrite=False) as unfinished:
     unfinished.pass_over(lines)
-    BulkTranslation(lines, windows, show, "stop").finish(unfinished, lambda lines: time.sleep(0.05))
+    for _ in BulkTranslation(lines, windows, show, "stop").written(unfinished):
+        time.sleep(0.05)
 """
 
 

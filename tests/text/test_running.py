@@ -22,7 +22,8 @@ from regard.tasks.text.blocks import (
     window_batches,
 )
 from regard.tasks.text.codec import UNPREDICTED
-from regard.tasks.text.running_text import CHUNK_PIECES, TextStore, TextStream, encode_text, pieces
+from regard.tasks.text.pair_store import CHUNK_PAIRS
+from regard.tasks.text.running_text import TextStore, TextStream, encode_text, pieces
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
@@ -49,7 +50,7 @@ def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: 
     for text in texts:
         expected += [BOS, *encode_text(tokenizer, text), *([EOS] if whole else [])]
     assert tokens == expected
-    assert store.documents == tokens.count(BOS) == len(texts)
+    assert store.footer.documents == tokens.count(BOS) == len(texts)
     assert store.text_bytes == sum(len(text.encode()) + whole for text in texts)
     assert store.unknown == 0
     again = TextStore.open(tmp_path / "x.tokens", tokenizer)
@@ -57,12 +58,12 @@ def test_a_store_holds_the_text(tokenizer: Tokenizer, documents: Any, tmp_path: 
 
 
 def test_documents_over_several_chunks_and_unknown_tokens(tmp_path: Path) -> None:
-    tokenizer, lines = Characters().train(["ab"]), ["ab", "xa"] * CHUNK_PIECES
+    tokenizer, lines = Characters().train(["ab"]), ["ab", "xa"] * CHUNK_PAIRS
     store = TextStore.build(tmp_path / "x.tokens", pieces(lines, "lines"), tokenizer, is_whole=True)
-    assert store.documents == len(lines)
-    assert store.unknown == CHUNK_PIECES
+    assert store.footer.documents == len(lines)
+    assert store.unknown == CHUNK_PAIRS
     a, b = tokenizer.encode("ab")
-    assert store.tokens.tolist() == [BOS, a, b, EOS, BOS, UNK, a, EOS] * CHUNK_PIECES
+    assert store.tokens.tolist() == [BOS, a, b, EOS, BOS, UNK, a, EOS] * CHUNK_PAIRS
 
 
 def test_stores_that_are_not_ours(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from regard.tasks.text.bpe_dropout import BPEDropout
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer
 from regard.tasks.text.words import boundaries, is_spaced, is_word, lengthens, segments, units
-from regard.tasks.translation.token_kinds import TokenKinds
+from regard.tasks.translation.translation_model import TokenKinds
 
 HINDI = ["मैं हिन्दी पढ़ना चाहता हूँ।", "वह किताब ख़रीदना पसंद करता है।", "हम प्रतिदिन दूध देखते हैं।"] * 4
 CHINESE = ["我今天喜欢茶。", "他们明天喜欢鱼。", "今天我在北京。"] * 4

@@ -415,7 +415,7 @@ def test_a_log_has_a_line_for_large_weights_that_are_sound(
 ) -> None:  # fmt: skip
     name, more = begun
     assert call(name, str(folder("gpt2")), *more)[2] == "regard: imports begin\n"
-    monkeypatch.setattr("regard.cli.reading.LARGE", 0)
+    monkeypatch.setattr("regard.cli.progress.LARGE", 0)
     told = call(name, str(folder("gpt2")), *more)[2]
     assert told == f"reading {folder('gpt2')}: gpt2, 0 MB\nregard: imports begin\n"
     for path in folder("gpt2").iterdir():

@@ -28,14 +28,7 @@ AskKnown = Callable[[], Known]
 
 @contextmanager
 def told_in_one_line(known: AskKnown) -> Iterator[None]:
-    """Raise an error of one line for wrong arguments, instead of tyro's box of several lines.
-
-    Args:
-        known: returns the candidates for the meaning of an unknown argument.
-
-    Raises:
-        ArgumentError: tyro, called in the block, finds the arguments wrong.
-    """
+    """Raise an error of one line for wrong arguments, instead of tyro's box of several lines."""
 
     def tell(event: events.ParseErrorEvent) -> None:
         said = _told(event, known)
@@ -48,9 +41,6 @@ def told_in_one_line(known: AskKnown) -> Iterator[None]:
 
 def refuse_bare_lists(arguments: Sequence[str], known: Known) -> None:
     """Refuse a flag for one value or more without any: tyro would take it for an absent flag.
-
-    Raises:
-        ArgumentError: there is such a flag.
 
     >>> refuse_bare_lists(["--data", "--out", "x"], Known(flags=["--data", "--out"], lists=["--data"]))
     Traceback (most recent call last):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.reading import reading
+from regard.cli.progress import reading
 from regard.cli.shared import Command, Device
 from regard.errors import ArgumentError
 from regard.tasks.registry import task_of

@@ -1,5 +1,6 @@
 """The commands, and how the arguments of the command line choose one of them."""
 
+import inspect
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
 from regard.cli.headings import FIRST, settings_as_flags
-from regard.cli.help import EXAMPLES, described, documented, first_sentence, printed_in_lines
+from regard.cli.help import EXAMPLES, described, documented, printed_in_lines
 from regard.cli.measure import MeasureCommand
 from regard.cli.remember import RememberCommand
 from regard.cli.serve import ServeCommand
@@ -33,27 +34,16 @@ DESCRIPTION = (
     "--version prints the version, and with --verbose those of the libraries and the folders of compiled code; "
     "--debug, with any command, shows the traceback of an error."
 )
-"""The help of `regard`."""
 TRAIN = (
     "Train a model on your own text: a translator, unless another task is named. Each task has settings of its own: "
     "`regard train translation --help` shows those of a translator that a first run needs, and --help-all shows all."
 )
-"""The help of `regard train`."""
 COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(
-            RememberCommand,
-            TuneCommand,
-            ViewCommand,
-            MeasureCommand,
-            AtlasCommand,
-            ServeCommand,
-            CheckCommand,
-            ExportCommand,
-            DemoCommand,
-        ),
+        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, AtlasCommand, ServeCommand, CheckCommand),
+        *(ExportCommand, DemoCommand),
     )
 }
 """The commands other than `regard train`, by name."""
@@ -90,10 +80,7 @@ def chosen_command(arguments: Sequence[str]) -> Command:
 
 
 def _of_help(arguments: Sequence[str], task: str) -> tuple[Sequence[str], Container[str] | None]:
-    """The arguments by which tyro prints the help, and the settings of a run in it.
-
-    No other flag of `regard train` is read again: `Beginning` has read the flags with defaults.
-    """
+    """The arguments by which tyro prints the help, and the settings of a run in it."""
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     if not asked or arguments[:1] != ["train"]:
         return ["--help" if one == "--help-all" else one for one in arguments], None
@@ -112,7 +99,7 @@ def in_flags(message: str, arguments: Sequence[str]) -> str:
 def _help_of(command: type[Command], name: str, arguments: Sequence[str]) -> str:
     """The whole help of the command in the arguments, and a line about every other."""
     asked = list(arguments[: name.count(" ") + 1]) == name.split()
-    return documented(command, name) if asked else first_sentence(command)
+    return documented(command, name) if asked else (inspect.getdoc(command) or "").split("\n")[0]
 
 
 def _known(arguments: Sequence[str]) -> Known:
@@ -134,8 +121,7 @@ def _known_of(command: type[Command], commands: Sequence[str] = ()) -> Known:
 
 
 def _flags(described: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
-    """tyro's flags of a command or of settings, each with the type of its value; `regard.cli.headings`
-    decides which have no prefix."""
+    """tyro's flags of a command or of settings, each with the type of its value; `headings` drops prefixes."""
     kinds, is_command = get_type_hints(described), issubclass(described, Command)
     for one in fields(described):
         flag, kind = prefix + one.name.replace("_", "-"), kinds[one.name]

@@ -44,12 +44,6 @@ class Beginning:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Self:
-        """Find the task and the settings with which the arguments of `regard train` begin.
-
-        Raises:
-            ArgumentError: a file of settings cannot be read, or is for another task than the arguments name.
-            RunFolderError: there is no run to go on with, or its task is another.
-        """
         named = arguments[0] if arguments and arguments[0] in TASKS else None
         rest = arguments[1:] if named else arguments
         origin, _ = tyro.cli(Origin, prog="regard train", args=rest, add_help=False, return_unknown_args=True)
@@ -82,11 +76,8 @@ class Beginning:
 
     def of_class(self, cls: type[TrainingConfig]) -> Defaults:
         """The settings of a class: these if it is the class of this task, and otherwise the defaults of its task."""
-        return self.defaults if cls is TASKS[self.task].config else _defaults(_task_of_class(cls), {}, Path())
-
-
-def _task_of_class(cls: type[TrainingConfig]) -> Task:
-    return next(task for task in TASKS.values() if task.config is cls)
+        task = next(task for task in TASKS.values() if task.config is cls)
+        return self.defaults if task is TASKS[self.task] else _defaults(task, {}, Path())
 
 
 def _known_task(name: Any) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
-"""The name of regard's own search."""
 LACKS: Mapping[str, str] = {
     "--simultaneous": "does not translate word by word",
     "--try-heads": "does not translate word by word",
@@ -44,18 +43,11 @@ class OwnSearch:
     """Why CTranslate2 does not search: a line on standard error says so once the search begins."""
 
     def settings(self) -> dict[str, str]:
-        """The settings behind the answers, for JSON."""
         return {"engine": OWN, "precision": "float32"}
 
     @contextmanager
     def searching(self, translator: "Translator", run: Path, workers: int | None = None) -> Iterator[str]:
-        """Search for a translator in the block, and give the name of the engine.
-
-        Args:
-            translator: the translator, loaded from `run`.
-            run: the run folder.
-            workers: batches of CTranslate2 at a time; unless given, one for each core.
-        """
+        """Search for a translator in the block, and give the name of the engine."""
         _say(self.reason)
         yield OWN
 
@@ -75,7 +67,6 @@ class CTranslate2Search:
     """Whether an error is told; otherwise regard searches in its place, and a line says why."""
 
     def settings(self) -> dict[str, str]:
-        """The settings behind the answers, for JSON."""
         from regard.tasks.exports.ctranslate2 import library
 
         return {"engine": f"ctranslate2 {library().__version__}", "precision": self.precision}
@@ -111,7 +102,6 @@ class CTranslate2Search:
 
 
 SearchBy = OwnSearch | CTranslate2Search
-"""Who searches for a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +122,6 @@ class EngineFlags:
         return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
 
     def refuse(self) -> None:
-        """Refuse flags in contradiction.
-
-        Raises:
-            ArgumentError: they do, or CTranslate2 is insisted on and lacks the work of another flag.
-        """
         if self.engine == "regard" and self.precision == "int8":
             raise ArgumentError("--precision int8 is CTranslate2's, and --engine regard searches in float32")
         flag = self._lacked()
@@ -151,16 +136,7 @@ class EngineFlags:
         return "--precision int8 goes by CTranslate2, which" if self.precision == "int8" else None
 
     def chosen(self, device: "torch.device", check: Callable[[], None]) -> SearchBy:
-        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error.
-
-        Args:
-            device: where the model is to be.
-            check: raises an error if CTranslate2 is not installed or cannot express the model.
-
-        Raises:
-            ArgumentError: CTranslate2 is insisted on, and cannot express the model.
-            MissingExtraError: it is insisted on, and not installed.
-        """
+        """The one who searches; if it is regard, where CTranslate2 is installed, it says why on standard error."""
         if self.engine == "regard":
             return OwnSearch()
         by_ctranslate2 = CTranslate2Search(self.precision or "float32", self.insisting is not None)

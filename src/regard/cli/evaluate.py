@@ -100,12 +100,10 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
 
     @property
     def task(self) -> str:
-        """The task of the run."""
         return task_name_of(self.run)
 
     @property
     def interprets(self) -> bool:
-        """Whether sentences are translated word by word."""
         return self.simultaneous or self.try_heads
 
     def check(self) -> None:

@@ -4,7 +4,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from regard.cli.loading import loading
-from regard.cli.shared import Command, Run, refuse_taken_folder, require_task
+from regard.cli.shared import Command, Run, require_task
+from regard.errors import ArgumentError
 from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.names import TRANSLATION
 
@@ -22,7 +23,8 @@ class ExportCommand(Command):
 
     def check(self) -> None:
         require_task(self.run, TRANSLATION)
-        refuse_taken_folder(self.out)
+        if self.out.exists() and not self.out.is_dir():
+            raise ArgumentError(f"--out: {self.out} is a file; name a folder")
 
     def work(self) -> None:
         with loading():

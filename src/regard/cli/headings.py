@@ -119,7 +119,6 @@ def _group(heading: Heading, members: Iterable[_Flag]) -> StructFieldSpec:
 
 
 def _put_together(cls: type[TrainingConfig], groups: Mapping[str, object]) -> TrainingConfig:
-    """Make the settings of the values under the headings."""
     values = {name: value for group in groups.values() for name, value in vars(group).items()}
     fit = FitConfig(**{one.name: values.pop(one.name) for one in fields(FitConfig)})
     return cls(fit=fit, **values)

@@ -92,17 +92,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "demo": ("regard demo --out demo",),
 }
-"""Commands to copy, by command."""
 
 
 def described(text: str, examples: Sequence[str]) -> str:
     """A description with examples under it."""
     return "\n\n".join([text, "\n".join(["For example:", *(f"  {line}" for line in examples)])])
-
-
-def first_sentence(command: type) -> str:
-    """The help of a command in a list of commands."""
-    return (inspect.getdoc(command) or "").split("\n")[0]
 
 
 def documented(command: type, name: str) -> str:

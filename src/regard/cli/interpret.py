@@ -20,11 +20,7 @@ FRAMES = 2
 
 
 def refuse_policy(*, simultaneous: bool, frames: int | None, wait_k: int | None) -> None:
-    """Check the flags of a policy.
-
-    Raises:
-        ArgumentError: they do not go together, or a number is below 1.
-    """
+    """Check the flags of a policy."""
     refuse_first(
         (not simultaneous and frames is not None, "--frames goes with --simultaneous"),
         (not simultaneous and wait_k is not None, "--wait-k goes with --simultaneous"),
@@ -49,21 +45,12 @@ def words_of(sentence: str | None, input: Path | None) -> Iterator[HeardWord]:
     if input is not None:
         lines = (line.raw + b"\n" for line in Lines(input))
         return heard_words(lambda: next(lines, b""), str(input))
-    return heard_words(_arrived, "standard input")
-
-
-def _arrived() -> bytes:
-    """The bytes from standard input so far, at least one; none at its end."""
-    stream = cast(BufferedReader, sys.stdin.buffer)
-    return stream.read1(1 << 16)
+    # At least one byte of those that have arrived; none at the end.
+    return heard_words(lambda: cast(BufferedReader, sys.stdin.buffer).read1(1 << 16), "standard input")
 
 
 def interpret(interpreter: "Interpreter", words: Iterator[HeardWord], file: IO[str], *, bad_lines: BadLines) -> None:
-    """Print the translations of lines, each word as soon as it is written.
-
-    Raises:
-        DataError: a line cannot be read or is too long, and bad lines stop the work; the words so far are printed.
-    """
+    """Print the translations of lines, each word as soon as it is written."""
     from regard.tasks.translation.simultaneous.interpreter import Interpreted
 
     state, is_bad, skipped, first, cut_off = Interpreted(), False, 0, "", 0

@@ -22,11 +22,7 @@ def speaks() -> bool:
 
 @contextmanager
 def loading(*optional: str) -> Iterator[None]:
-    """End the process at once if SIGINT or SIGTERM comes during the imports of the block.
-
-    Args:
-        optional: packages for later imports of the work; they are imported here if installed.
-    """
+    """End the process at once if SIGINT or SIGTERM comes during the imports of the block."""
     with handled(_end, signal.SIGINT, signal.SIGTERM):
         yield
         for name in optional:

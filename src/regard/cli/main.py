@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from regard.cli.loading import loading, speaks
-from regard.errors import ArgumentError, MissingExtraError, RegardError
+from regard.errors import ArgumentError, RegardError, needs
 from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.version import __version__
 
@@ -84,10 +84,8 @@ def _run(arguments: list[str]) -> None:
         return
     with loading():
         _write_utf8()
-        try:
+        with needs("tyro", extra="train"):
             import tyro  # noqa: F401  (the commands need it)
-        except ImportError:
-            raise MissingExtraError("tyro", extra="train") from None
         from regard.cli.commands import chosen_command
 
         command = chosen_command(arguments)

@@ -71,12 +71,10 @@ class MeasureCommand(Command):
 
     @property
     def measure(self) -> MeasureSettings:
-        """The settings of a table of documents."""
         return self.part(MeasureSettings, model=str(self.model))
 
     @property
     def job(self) -> CorpusJob:
-        """The work."""
         return self.part(CorpusJob, measure=self.measure)
 
     def check(self) -> None:

@@ -2,11 +2,15 @@
 
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import IO
 
+from regard.errors import needs
+from regard.tasks.runs.foreign_folders import check_weights, family_of
 from regard.tasks.telling import Tell
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
@@ -15,12 +19,7 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 @contextmanager
 def telling(file: IO[str] | None = None, *, first: str = "") -> Iterator[Tell]:
-    """A function to show the progress of the block, on standard error unless another file is given.
-
-    Args:
-        file: gets the lines.
-        first: the live line at the beginning.
-    """
+    """A function to show the progress of the block, on standard error unless another file is given."""
     out, live = file or sys.stderr, (file or sys.stderr).isatty()
     width = get_terminal_size().columns - 1 if live else None
     shown = first[:width] if live else ""
@@ -43,3 +42,48 @@ def telling(file: IO[str] | None = None, *, first: str = "") -> Iterator[Tell]:
     finally:
         if live and shown:
             print(f"\r{'':<{len(shown)}}\r", end="", file=out, flush=True)
+
+
+@contextmanager
+def counting(file: IO[str], *, total: int | None, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """A function that takes the number of lines done, and shows it on `file` if that is a terminal."""
+    if not file.isatty():
+        yield lambda lines: None
+        return
+    with needs("rich", extra="train"):
+        from rich import progress
+        from rich.console import Console
+    columns = progress.TextColumn("lines"), progress.MofNCompleteColumn(), progress.BarColumn()
+    speed_and_end = progress.TextColumn("{task.fields[speed]}"), progress.TimeRemainingColumn()
+    with progress.Progress(*columns, *speed_and_end, console=Console(file=file)) as bar:
+        task = bar.add_task("", total=total, completed=done, speed="")
+
+        def tell(lines: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=lines, speed="" if speed is None else f"{speed:,.0f}/s")
+
+        yield tell
+
+
+LARGE = 50_000_000
+"""Bytes of weights from which on a log has a line of its own for their reading."""
+
+
+@contextmanager
+def reading(folder: Path | None) -> Iterator[Tell]:
+    """Show that a downloaded model is read, and how far, from before torch and transformers are imported.
+
+    A terminal has one line, gone at the end. Elsewhere, large weights have a line of their own once their headers are
+    found sound: of smaller ones, nothing but a refusal is said. Warnings of the block are said when it is done.
+    """
+    line = ""
+    if folder is not None:
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+        line = f"reading {folder}: {family_of(folder)}, {size / 1e6:,.0f} MB"
+        if size >= LARGE and not sys.stderr.isatty():
+            check_weights(folder)
+            print(line, file=sys.stderr, flush=True)
+    with telling(first=line) as tell, warnings.catch_warnings(record=True) as told:
+        yield tell
+    for one in told:
+        warnings.showwarning(one.message, one.category, one.filename, one.lineno)

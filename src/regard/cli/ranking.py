@@ -31,12 +31,7 @@ class Ranking:
     reverse_weight: float | None
 
     def refuse(self, run: Path, size: int) -> None:
-        """Refuse impossible flags, for a run and a beam of the size.
-
-        Raises:
-            ArgumentError: a number is out of its range, or does not go with the others.
-            RunFolderError: --reverse is no translator.
-        """
+        """Refuse impossible flags, for a run and a beam of the size."""
         penalty, reward, weight = self.length_penalty, self.length_reward, self.reverse_weight
         refuse_first(
             (penalty is not None and not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
@@ -64,7 +59,6 @@ class Ranking:
             refuse_reverse(run, self.reverse)
 
     def beam(self, size: int, *, num_best: int = 1) -> Beam:
-        """The numbers of the search."""
         is_usual = self.length_penalty is None and self.length_reward is None
         reward = REWARD if is_usual and self.reverse is not None else self.length_reward or 0.0
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
@@ -92,41 +86,30 @@ class SearchCommand(Command):
 
     @property
     def size(self) -> int:
-        """The hypotheses of the search."""
         return Beam().size if self.beam is None else self.beam
 
     @property
     def ranking(self) -> Ranking:
-        """The flags to rank the translations of a sentence."""
         return self.part(Ranking)
 
     @property
     def search(self) -> Beam:
-        """The settings of the search."""
         return self.ranking.beam(self.size, num_best=self.nbest)
 
     @property
     def engine_flags(self) -> EngineFlags:
-        """The flags of the engine."""
         return EngineFlags.of(self, rewards=self.search.length_reward > 0)
 
     @property
     def names_alignment(self) -> bool:
-        """Whether a flag names a layer or a head."""
         return bool(self.given("--alignment-layer", "--alignment-head"))
 
     def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
-        """The attention of the flags."""
         return alignment_of(self.alignment_layer, self.alignment_head, usual)
 
 
 def refuse_reverse(run: Path, reverse: Path) -> None:
-    """Refuse all but a translator of the other direction.
-
-    Raises:
-        ArgumentError: it is no translator, or the run itself.
-        RunFolderError: there is no run in the folder.
-    """
+    """Refuse all but a translator of the other direction."""
     require_task(reverse, TRANSLATION)
     if run.exists() and reverse.exists() and run.samefile(reverse):
         raise ArgumentError(f"--reverse: {reverse} is the run itself: name a translator of the other direction")

@@ -33,7 +33,6 @@ class RememberCommand(ReadingCommand):
 
     @property
     def target(self) -> Path:
-        """The file to write."""
         from regard.tasks.translation.memory_file import FILE
 
         return self.run / FILE if self.out is None else self.out

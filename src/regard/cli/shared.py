@@ -45,27 +45,19 @@ class Command(ABC):
     __slots__ = ()
 
     def __call__(self) -> None:
-        """Check the arguments, and do the work."""
         self.check()
         self.work()
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse arguments before anything is read.
-
-        Raises:
-            RegardError: an argument is wrong, or does not go with another; the message is one line.
-        """
+        """Refuse arguments before anything is read."""
 
     @abstractmethod
     def work(self) -> None:
         """Do the work with checked arguments."""
 
     def given(self, *flags: str) -> list[str]:
-        """Those of the flags whose values are not the defaults, in the order of the call.
-
-        A flag of another command is passed over.
-        """
+        """Those of the command's flags whose values are not the defaults, in the order of the call."""
         defaults = {f"--{one.name.replace('_', '-')}": one for one in fields(cast(Any, self))}
         own = [flag for flag in flags if flag in defaults]
         return [flag for flag in own if getattr(self, defaults[flag].name) != defaults[flag].default]
@@ -90,11 +82,9 @@ class ReadingCommand(Command):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The flags as arguments of the readers."""
         return {"format": self.data_format, "bad_lines": self.bad_lines}
 
     def pairs_in(self, paths: Sequence[StrPath]) -> Reader[Pair]:
-        """The pairs of files, one file after the other."""
         return read_pairs(paths, **self.reading)
 
     @staticmethod
@@ -110,11 +100,7 @@ def below(flag: str, value: int | None, least: int = 1) -> tuple[bool, str]:
 
 
 def refuse_first(*wrongs: tuple[bool, str]) -> None:
-    """Check some conditions, each with its error message.
-
-    Raises:
-        ArgumentError: a condition holds; the first one has the message.
-    """
+    """Check some conditions, each with its error message."""
     for is_wrong, message in wrongs:
         if is_wrong:
             raise ArgumentError(message)
@@ -126,13 +112,8 @@ def alignment_of(layer: int | Mean | None, head: int | Mean | None, usual: "Alig
 
     if layer is None and head is None:
         return usual
-    chosen = usual.layer if layer is None else index_of(layer)
-    return AlignmentOf(layer=chosen, head=None if head is None else index_of(head))
-
-
-def index_of(chosen: int | Mean) -> int | None:
-    """The number of a layer or head; None for the mean."""
-    return None if chosen == "mean" else chosen
+    chosen = usual.layer if layer is None else layer
+    return AlignmentOf(layer=None if chosen == "mean" else chosen, head=None if head == "mean" else head)
 
 
 KINDS = {
@@ -144,26 +125,11 @@ KINDS = {
 
 
 def require_task(run: Path, task: str) -> None:
-    """Refuse a run of another task.
-
-    Raises:
-        ArgumentError: it is one; the message says which, and which command uses it.
-        RunFolderError: there is no run.
-    """
+    """Refuse a run of another task."""
     found = task_name_of(run)
     if found != task:
         kind, use = KINDS[found]
         raise ArgumentError(f"{run} is {kind}, not {KINDS[task][0]}: regard {use} {quote(str(run))}")
-
-
-def refuse_taken_folder(out: Path | None, *, flag: str = "--out") -> None:
-    """Refuse a file where a folder is to be written to.
-
-    Raises:
-        ArgumentError: there is a file.
-    """
-    if out is not None and out.exists() and not out.is_dir():
-        raise ArgumentError(f"{flag}: {out} is a file; name a folder")
 
 
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:

@@ -101,7 +101,6 @@ class TrainMaskedLanguageModel(Train):
 TRAINERS: dict[str, type[Train]] = {
     one.task: one for one in (TrainTranslation, TrainLanguageModel, TrainMaskedLanguageModel)
 }
-"""The command of each task."""
 
 
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:

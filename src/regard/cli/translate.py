@@ -17,17 +17,8 @@ from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
 
 FOR_LINES = (
-    *(
-        "--data-format",
-        "--output",
-        "--resume",
-        "--overwrite",
-        "--beam",
-        "--nbest",
-        "--length-penalty",
-        "--length-reward",
-        "--reverse",
-    ),
+    *("--data-format", "--output", "--resume", "--overwrite", "--beam", "--nbest", "--length-penalty"),
+    *("--length-reward", "--reverse"),
     *("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--prefix", "--prefix-column"),
     *("--vocabulary", "--workers"),
 )

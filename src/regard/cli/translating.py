@@ -1,17 +1,18 @@
 """The work of `regard translate`."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard.cli.answers import as_json, as_table
 from regard.cli.engines import OWN, SearchBy
 from regard.cli.interpret import interpret, policy_of, words_of
+from regard.cli.progress import counting
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
 from regard.tasks.text.gate import RunningTextFormat, form_of_text
@@ -23,12 +24,13 @@ from regard.tasks.translation.bulk.lines import (
     answered,
     as_plain_text,
     count_lines,
+    one_line,
     sentence_and_prefix,
     whole_line,
 )
-from regard.tasks.translation.bulk.progress import counting
 from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
 from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.results import Candidate, Translation
 from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.terms import Terms, read_terms
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
@@ -119,7 +121,45 @@ def _finish(work: BulkTranslation, unfinished: Unfinished | None, input: Path | 
     total = count_lines(input) if input is not None and input.is_file() and sys.stderr.isatty() else None
     try:
         with counting(sys.stderr, total=total, done=unfinished.lines) as tell:
-            work.finish(unfinished, tell)
+            for lines in work.written(unfinished):
+                tell(lines)
     except (KeyboardInterrupt, RegardError, OSError) as stop:
         stop.add_note(f"{unfinished.lines:,} lines are kept: go on with the same command and --resume")
         raise
+
+
+def as_table(number: int, translation: Translation) -> str:
+    """A row for each translation: the number of its line, its score and its text."""
+    return "\n".join(
+        f"{number}\t{one.score:.4f}\t{one_line(one.text)}" + ("" if one.finished else "\tcut off")
+        for one in translation.candidates
+    )
+
+
+def as_json(_number: int, translation: Translation) -> str:
+    """One object for each line."""
+    candidates = [_candidate_as_json(one) for one in translation.candidates]
+    return json.dumps({"source": translation.source_labels, "translations": candidates}, ensure_ascii=False)
+
+
+def _candidate_as_json(one: Candidate) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "text": one.text,
+        "score": round(one.score, 4),
+        "finished": one.finished,
+        "tokens": one.labels,
+        "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
+    }
+    if one.terms is not None:
+        known["terms"] = [
+            {"source": term.source, "target": term.target, "tokens": [term.first, term.last]} for term in one.terms
+        ]
+    if one.confidence is not None:
+        probabilities, entropies, coverage, untranslated = one.confidence
+        known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}
+        known |= {"coverage": _rounded(coverage), "untranslated": untranslated}
+    return known
+
+
+def _rounded(numbers: Sequence[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]

@@ -54,7 +54,7 @@ class TuneCommand(ReadingCommand):
 
     def work(self) -> None:
         with loading("sacrebleu"):
-            from regard.tasks.translation.own_pairs import own_corpus
+            from regard.tasks.translation.corpus import own_corpus
             from regard.tasks.translation.translator import Translator
             from regard.tasks.translation.tune import tune
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from regard.cli.loading import loading
-from regard.cli.reading import reading
+from regard.cli.progress import reading
 from regard.cli.shared import Command, Device, PositionalPath, refuse_first
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.foreign_folders import family_of, is_huggingface

@@ -45,11 +45,7 @@ class Shard(NamedTuple):
 
 
 def input_files(data: Iterable[str | Path]) -> list[Path]:
-    """The files of names, folders and patterns such as `shards/*.parquet`, each of them once.
-
-    Raises:
-        ArgumentError: there is no such file, or a folder has none.
-    """
+    """The files of names, folders and patterns such as `shards/*.parquet`, each of them once."""
     found: dict[Path, None] = {}
     for one in map(str, data):
         path = Path(one)
@@ -84,10 +80,6 @@ def documents_in(path: Path, *, text: str, id: str) -> Iterator[Document]:
     """The documents of a file: rows of Parquet or Arrow, JSON lines, or lines that are not blank.
 
     Its first bytes say which. Without an id column, an id is the file's name and the number of the row or line.
-
-    Raises:
-        DataError: the file is damaged, or cut short.
-        ArgumentError: it has no text column, or one of another type.
     """
     with path.open("rb") as file:
         head = file.read(8)
@@ -135,11 +127,7 @@ def _file_faults(path: Path, kind: str) -> Iterator[None]:
 
 
 def documents_of(table: Any, *, text: str, id: str, source: str = "", first: int = 0) -> Iterator[Document]:
-    """The documents of a table, without a text where it is null; `first` is the number of its first row.
-
-    Raises:
-        ArgumentError: it has no text column, or the columns have other types.
-    """
+    """The documents of a table, without a text where it is null; `first` is the number of its first row."""
     place = f"{source}: " if source else ""
     if text not in table.column_names:
         raise ArgumentError(f"{place}there is no column {text!r} of texts, only {', '.join(table.column_names)}")
@@ -223,12 +211,7 @@ class CheckedCorpus(NamedTuple):
 
 
 def check_corpus(files: Sequence[Path], *, text: str, id: str, size: int) -> CheckedCorpus:
-    """Read all ids once, before the work, in eight bytes of memory each.
-
-    Raises:
-        ArgumentError: an id is there twice, a file has no text column, or columns have other types.
-        DataError: a file is damaged or cut short, or there is no document.
-    """
+    """Read all ids once, before the work, in eight bytes of memory each."""
     about: list[dict[str, Any]] = []
     hashes, count = array("Q"), 0
     for path in files:

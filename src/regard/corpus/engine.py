@@ -48,15 +48,9 @@ class WorkDone:
     _before: int = 0
 
     def begin(self) -> None:
-        """Count the time from now on."""
         self._begun, self._before = time.monotonic(), self.counts.documents
 
     def add(self, record: CorpusCounts) -> None:
-        """Count a finished shard.
-
-        Raises:
-            DataError: there are too many errors.
-        """
         self.counts = so_far = self.counts.plus(record)
         if self.most_errors is not None and so_far.errors > self.most_errors:
             raise DataError(

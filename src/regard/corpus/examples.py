@@ -83,7 +83,6 @@ class Examples:
         del kept[self.most :]
 
     def merge(self, table: Any) -> None:
-        """Take in the examples of a later shard."""
         # Rows become Python objects where they are stronger than those so far: of a long corpus few are.
         columns = (table.column(name).to_pylist() for name in ("layer", "head", "statistic", "value"))
         stronger = [n for n, (*place, value) in enumerate(zip(*columns, strict=True)) if self._enters(place, value)]
@@ -112,7 +111,6 @@ class QueryMeans:
 
     @classmethod
     def of(cls, by_query: QueryValues) -> "QueryMeans":
-        """From values (H, T)."""
         largest, places = by_query.values.where(by_query.counted, -torch.inf).max(-1)
         means = by_query.mean().float()
         return cls(means.tolist(), places.tolist(), largest.float().tolist())

@@ -22,7 +22,7 @@ from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
 from regard.corpus.tables import write_parquet
 from regard.corpus.totals import merged_totals
-from regard.errors import ArgumentError, DataError, MissingExtraError
+from regard.errors import ArgumentError, DataError, needs
 from regard.files.atomic import file_errors, is_temporary, write_atomically
 from regard.files.locks import locked
 from regard.files.sealed import checksum_of_file, read_sealed, write_sealed
@@ -44,13 +44,7 @@ class StatisticsFolder:
 
     @contextmanager
     def open(self, settings: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
-        """Hold the folder while the block runs; its settings are new, or the same as before.
-
-        Raises:
-            RunFolderError: another process has it.
-            ArgumentError: it was begun with other settings.
-            FileError: it cannot be written to.
-        """
+        """Hold the folder while the block runs; its settings are new, or the same as before."""
         with file_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path, refusal=f"another process measures into {self.path}: {ADVICE}"):
@@ -82,7 +76,6 @@ class StatisticsFolder:
     # -- shards --------------------------------------------------------------------------------------------
 
     def part(self, number: int) -> Path:
-        """The statistics of a shard."""
         return self.path / "heads" / f"part-{number:05d}.parquet"
 
     def beside(self, number: int, kind: str) -> Path:
@@ -90,22 +83,14 @@ class StatisticsFolder:
         return self.path / "_parts" / f"{number:05d}.{kind}.parquet"
 
     def finish_shard(self, number: int, record: CorpusCounts) -> None:
-        """Say that the files of a shard are whole; the last of its steps.
-
-        Raises:
-            FileError: the disk is full.
-        """
+        """Say that the files of a shard are whole; the last of its steps."""
         path = self.path / "_done" / f"{number:05d}.json"
         about: dict[str, Any] = {**record._asdict(), "heads": checksum_of_file(self.part(number))}
         with file_errors(path):
             write_sealed(path, about)
 
     def done(self, number: int) -> CorpusCounts | None:
-        """The record of a shard; None if it is not finished.
-
-        Raises:
-            RunFolderError: the record was altered.
-        """
+        """The record of a shard; None if it is not finished."""
         path = self.path / "_done" / f"{number:05d}.json"
         if not path.exists():
             return None
@@ -115,12 +100,7 @@ class StatisticsFolder:
     # -- the end -------------------------------------------------------------------------------------------
 
     def merge(self, shards: int, *, statistics: Mapping[str, Any], most: int) -> None:
-        """Add the totals of all shards and choose among their examples, in the order of the shards.
-
-        Raises:
-            FileError: the disk is full.
-            DataError: a file of a shard was altered.
-        """
+        """Add the totals of all shards and choose among their examples, in the order of the shards."""
         if not self.success.exists():
             write_parquet(self.path / "totals" / MERGED, merged_totals(self._beside(shards, "totals")), statistics)
             examples = Examples(most)
@@ -142,10 +122,8 @@ class StatisticsFolder:
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    try:
+    with needs("tomli-w", extra="train"):
         import tomli_w
-    except ImportError:
-        raise MissingExtraError("tomli-w", extra="train") from None
     return tomli_w.dumps(settings)
 
 

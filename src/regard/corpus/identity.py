@@ -23,12 +23,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
 def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents: int, examples: int) -> dict[str, Any]:
-    """The settings of a folder of statistics, for run.toml; without `files` they are in each Parquet file too.
-
-    Raises:
-        ArgumentError: this machine does not have the device.
-        OSError: a file of the model cannot be read.
-    """
+    """The settings of a folder of statistics, for run.toml; without `files` they are in each Parquet file too."""
     device, settings = find_device(measure.device), {name: getattr(measure, name) for name in SETTINGS}
     capability = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
     return {

@@ -38,13 +38,7 @@ class MeasuredFolder:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "MeasuredFolder":
-        """Read the totals of a folder.
-
-        Raises:
-            ArgumentError: it is absent or holds no statistics, or they are not finished.
-            DataError: a file is damaged.
-            MissingExtraError: pyarrow is not installed.
-        """
+        """Read the totals of a folder."""
         extra_package("pyarrow", extra="measure")
         from pyarrow import parquet
 
@@ -82,29 +76,19 @@ class MeasuredFolder:
         return cls(folder, settings, heads, statistics, count, mean, np.sqrt(variance), histogram)
 
     def about(self) -> str:
-        """The documents and tokens of the folder, in words."""
         done = [read_sealed(path) for path in sorted((self.path / "_done").glob("*.json"))]
         documents, tokens, errors = (sum(one[name] for one in done) for name in ("documents", "tokens", "errors"))
         failed = f"; {errors:,} of the documents could not be measured" if errors else ""
         return f"{documents:,} documents, {tokens:,} tokens{failed}"
 
     def examples(self) -> Any:
-        """The table of examples.
-
-        Raises:
-            DataError: the file is damaged.
-        """
         from pyarrow import parquet
 
         with _read_whole(self.path):
             return parquet.read_table(self.path / "examples")
 
     def rows(self, statistics: list[str]) -> Iterator[Any]:
-        """The rows of heads that were measured, in batches and in the order of the shards.
-
-        Raises:
-            DataError: a file is damaged.
-        """
+        """The rows of heads that were measured, in batches and in the order of the shards."""
         from pyarrow import parquet
 
         columns = ["id", "layer", "head", *statistics]

@@ -17,13 +17,7 @@ RETRIES = 5
 
 
 def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[CorpusCounts]:
-    """Measure shards in tasks of Ray, with as many at a time as the cluster has room for.
-
-    Raises:
-        RegardError: that of a shard.
-        EngineError: a shard's process died more than `RETRIES` times.
-        MissingExtraError: ray is not installed.
-    """
+    """Measure shards in tasks of Ray, with as many at a time as the cluster has room for."""
     ray = extra_package("ray", extra="ray")
     begins = not ray.is_initialized()
     if begins:

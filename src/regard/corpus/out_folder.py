@@ -11,12 +11,7 @@ FOLDERS = ("heads", "totals", "examples", "_parts", "_done")
 
 
 def refuse_out(path: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds something else, or statistics that are not to be gone on with.
-
-    Raises:
-        ArgumentError: it holds statistics and `resume` was not given, or holds none and is not empty.
-        RunFolderError: it is a file, or a link stands in it.
-    """
+    """Refuse a folder that holds something else, or statistics that are not to be gone on with."""
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"{path} is a file; name a folder (--out)")
     if holds_statistics(path):

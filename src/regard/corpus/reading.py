@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +32,7 @@ OF_THE_MODEL = (ArgumentError, RunFolderError, NotSeenError, MissingExtraError)
 """Errors that another document would meet too."""
 
 
-class ReadsTokens(Protocol):
-    """A model that is looked at while it reads."""
-
-    model: Any
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-        ...
-
-    def attend(self, asked: ViewInput) -> TextMaps:
-        """Use the model on an input, and return its attention maps."""
-        ...
+ReadsTokens = ForeignModel | OwnModel
 
 
 def measure_documents(
@@ -132,8 +121,7 @@ def _of_layers(
 def _numbers(
     measure: MeasureSettings, weights: AttentionMap, tokens: Tensor, most: int
 ) -> tuple[Any, Mapping[str, QueryValues], TopOfQueries | None, list[list[int]] | None]:
-    """Numbers (H, statistics) of a map (H, T, S), with the values by query and the `most` largest weights behind them,
-    and the keys that get most."""
+    """Numbers (H, statistics) of a map (H, T, S), values by query and the `most` largest weights, and the top keys."""
     names = [name for name in MEANS if name in measure.statistics]
     by_query, top = query_values_and_top(weights, tokens, names, most)
     means = {name: one.mean() for name, one in by_query.items()}
@@ -157,11 +145,7 @@ def _numbers(
 
 @lru_cache
 def own_function(words: str) -> Own:
-    """The function of "module:function", imported as by Python, from the working directory too.
-
-    Raises:
-        ArgumentError: there is none.
-    """
+    """The function of "module:function", imported as by Python, from the working directory too."""
     name, _, function = words.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

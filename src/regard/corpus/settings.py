@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any, Literal, get_args
 
 from regard.corpus.out_folder import refuse_out
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.tasks.registry import task_of
 from regard.tasks.runs.foreign_folders import is_huggingface
 
@@ -93,13 +93,6 @@ class CorpusJob:
                 raise ArgumentError(f"statistics: no other process has {name}: put the function into a file of its own")
 
     def check(self) -> None:
-        """Refuse the work before anything is read.
-
-        Raises:
-            MissingExtraError: pyarrow is not installed, or the engine.
-            ArgumentError: there are no such files, or `out` holds something.
-            RunFolderError: the model is none, or `out` is no folder.
-        """
         model = Path(self.measure.model)
         if not is_huggingface(model):
             task_of(model)
@@ -118,12 +111,6 @@ def _refuse_below(name: str, value: int | None, least: int) -> None:
 
 
 def extra_package(name: str, *, extra: str) -> Any:
-    """A package of an extra.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    try:
+    """A package of an extra."""
+    with needs(name, extra=extra):
         return import_module(name)
-    except ImportError:
-        raise MissingExtraError(name, extra=extra) from None

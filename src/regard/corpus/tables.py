@@ -62,11 +62,7 @@ def heads_table(measure: MeasureSettings, documents: Sequence[MeasuredDocument])
 
 
 def write_parquet(path: Path, table: Any, settings: Mapping[str, Any]) -> None:
-    """Write a table with zstd, whole and in one step, with the settings in its metadata.
-
-    Raises:
-        FileError: the disk is full, or the folder cannot be written to.
-    """
+    """Write a table with zstd, whole and in one step, with the settings in its metadata."""
     table = table.replace_schema_metadata({METADATA: json.dumps(settings, sort_keys=True)})
     rows = max(1, int(ROW_GROUP_BYTES * table.num_rows / max(table.nbytes, 1)))
     with file_errors(path), replacing(path) as file:

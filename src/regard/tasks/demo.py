@@ -1,7 +1,7 @@
 """The demonstration: a model learns before your eyes to turn dates, written in many languages, into ISO 8601."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -19,7 +19,6 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 
 PAIRS: dict[dates.Split, int] = {"train": 50_000, "valid": 1_000, "test": 2_000}
-"""How many dates each part has."""
 SHOWN = 12
 """How many held-out dates are printed and drawn."""
 
@@ -30,7 +29,6 @@ class DemoResult(NamedTuple):
     exact_match: float
     """Percentage of held-out dates that came out right, 0..100."""
     held_out: int
-    """How many dates were held out."""
     shown: list[tuple[Pair, str]]
     """A dozen held-out pairs with the model's answers."""
     files: list[Path]
@@ -60,20 +58,15 @@ def demo_config(folder: Path, *, seed: int, device: str) -> TranslationConfig:
 
 
 def run_demo(folder: Path, *, seed: int = 0, device: str = "auto", progress: IO[str] | None = None) -> DemoResult:
-    """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to.
-
-    Raises:
-        RunFolderError: the folder holds something that is not an earlier demonstration, or links.
-        TrainingInterrupted: Ctrl-C came.
-        OSError: the disk is full or the folder read-only.
-    """
+    """Make the data, train, measure on held-out dates, and draw what a dozen of them attended to."""
     config = demo_config(folder, seed=seed, device=device)
     refuse_others(folder)
     refuse_links(folder / README_FILE, *(folder / f"{split}.tsv" for split in PAIRS))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / README_FILE, README)
     for split, count in PAIRS.items():
-        _write_pairs(folder / f"{split}.tsv", dates.pairs(split, count, seed=seed))
+        lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.pairs(split, count, seed=seed))
+        write_atomically(folder / f"{split}.tsv", "".join(lines))
     translator = train_translation(config, overwrite=True, progress=progress)
     pairs = list(dates.pairs("test", PAIRS["test"], seed=seed))
     answers = [found.text for found in translator.translate((pair.source for pair in pairs), beam=Beam(1))]
@@ -102,7 +95,3 @@ def one_of_each_script(answered: Sequence[tuple[Pair, str]], count: int) -> list
 def _scripts(text: str) -> frozenset[str]:
     """The scripts of the letters of a text, by the first words of their Unicode names."""
     return frozenset(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
-
-
-def _write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    write_atomically(path, "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs))

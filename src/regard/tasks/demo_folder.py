@@ -12,15 +12,10 @@ train.tsv, valid.tsv, test.tsv   dates in many languages and their ISO 8601 form
 run/                             the trained model: try it with `regard translate`
 attention.png, attention.html    what the model looked at for a dozen held-out dates
 """
-"""The README.txt of the folder; by it a later demonstration knows the folder."""
 
 
 def refuse_others(folder: Path) -> None:
-    """Refuse a folder that no demonstration made.
-
-    Raises:
-        RunFolderError: it holds something else.
-    """
+    """Refuse a folder that no demonstration made."""
     readme = folder / README_FILE
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken and not (readme.is_file() and readme.read_text(encoding="utf-8") == README):

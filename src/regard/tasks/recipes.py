@@ -16,9 +16,7 @@ class TrainingRecipe:
     """Settings that are good for some data, and what they reached there."""
 
     task: str
-    """The task that they are for."""
     purpose: str
-    """The data that they are for."""
     measured: str
     """What was reached, on which data; `benchmarks/RESULTS.md` has the commands."""
     settings: Mapping[str, Any]
@@ -128,7 +126,6 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
         ),
     }
 )
-"""The recipes by name."""
 
 
 def recipes_told() -> str:
@@ -142,9 +139,6 @@ def recipes_told() -> str:
 
 def recipe_of(name: str) -> TrainingRecipe:
     """The recipe of that name.
-
-    Raises:
-        ArgumentError: there is none.
 
     >>> recipe_of("characters").settings["block_length"]
     64

@@ -11,7 +11,7 @@ from regard.models.sizes import DECODER_ONLY_SIZES, ENCODER_ONLY_SIZES, TRANSFOR
 from regard.tasks.config import TrainingConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL, TRANSLATION
-from regard.tasks.runs.foreign_folders import READERS, family_of, is_huggingface, writes_text
+from regard.tasks.runs.foreign_folders import READERS, WRITERS, family_of, is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.translation.config import TranslationConfig
 
@@ -33,7 +33,6 @@ class Task(ABC):
     """The values of that setting that have a name."""
 
     def sized(self, config: Any, size: Size) -> Any:
-        """Change settings to a model of a named size."""
         return replace(config, **{self.model_field: self.sizes[size]})
 
     @abstractmethod
@@ -108,18 +107,14 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_name_of(folder: Path) -> str:
-    """Find the name of the task of a run folder, or of a folder in Hugging Face's format.
-
-    Raises:
-        RunFolderError: there is no run in it, or its task is one that this version does not have.
-    """
+    """Find the name of the task of a run folder, or of a folder in Hugging Face's format."""
     if is_huggingface(folder):
         if (family := family_of(folder)) in READERS:
             raise RunFolderError(
                 f"{folder} holds a {family} model, which neither translates nor continues a text: `regard view` and "
                 "`regard check` take it, and in Python regard.models.convert"
             )
-        return LANGUAGE_MODEL if writes_text(folder) else TRANSLATION
+        return LANGUAGE_MODEL if family in WRITERS else TRANSLATION
     name = RunFolder(folder).task()
     if name not in TASKS:
         raise RunFolderError(f"{folder} is a run of the task {name!r}; this version has {', '.join(TASKS)}")
@@ -127,9 +122,5 @@ def task_name_of(folder: Path) -> str:
 
 
 def task_of(folder: Path) -> Task:
-    """Find the task of a run folder, or of a folder in Hugging Face's format.
-
-    Raises:
-        RunFolderError: there is no run in it, or its task is one that this version does not have.
-    """
+    """Find the task of a run folder, or of a folder in Hugging Face's format."""
     return TASKS[task_name_of(folder)]

@@ -52,7 +52,8 @@ class AxisLabel(NamedTuple):
 def measured(labels: Sequence[str], *, space: str = "␣") -> list[AxisLabel]:
     """The labels of one axis with their fonts, as they will be printed; `space` stands for a space."""
     found = letter([printable(label, limit=LABEL_COLUMNS).replace("␣", space) for label in labels])
-    return [AxisLabel(one, one.inches(FONT_POINTS), _is_stackable(one.text)) for one in found]
+    stackable = (len(s) <= _MOST_STACKED and all(unicodedata.east_asian_width(c) in "WF" for c in s) for s, *_ in found)
+    return [AxisLabel(one, one.inches(FONT_POINTS), fits) for one, fits in zip(found, stackable, strict=True)]
 
 
 def widest(labels: Sequence[AxisLabel]) -> float:
@@ -78,7 +79,3 @@ def room(count: int, side: float) -> float:
 def room_above(labels: Sequence[AxisLabel], side: float) -> float:
     """Inches of the column labels over a map of that width."""
     return max(label.height(room(len(labels), side)) for _, label in shown(labels, side))
-
-
-def _is_stackable(text: str) -> bool:
-    return len(text) <= _MOST_STACKED and all(unicodedata.east_asian_width(char) in "WF" for char in text)

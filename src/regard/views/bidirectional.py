@@ -33,10 +33,6 @@ _OPEN_AT_MOST = 63
 def levels(text: str, base: int) -> list[int]:
     """The level of each character: even runs left to right, odd runs right to left.
 
-    Args:
-        text: one line.
-        base: the level of the line, 0 (left to right) or 1 (right to left).
-
     >>> levels("אב 12", 1), levels("אב 12", 0)
     ([1, 1, 1, 2, 2], [1, 1, 1, 2, 2])
     """

@@ -65,7 +65,8 @@ def _colour(share: float, first: Colour, last: Colour) -> Colour:
     chroma += 0.11 * sin(pi * share)
     while max(_rgb(lightness, chroma, hue)) > 1 or min(_rgb(lightness, chroma, hue)) < 0:
         chroma *= 0.995
-    red, green, blue = (_gamma(channel) for channel in _rgb(lightness, chroma, hue))
+    linear = _rgb(lightness, chroma, hue)
+    red, green, blue = (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055 for c in linear)
     return red, green, blue
 
 
@@ -80,7 +81,3 @@ def _rgb(lightness: float, chroma: float, hue: float) -> Colour:
         -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
         -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
     )
-
-
-def _gamma(channel: float) -> float:
-    return 12.92 * channel if channel <= 0.0031308 else 1.055 * channel ** (1 / 2.4) - 0.055

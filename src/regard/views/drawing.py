@@ -68,7 +68,6 @@ class Drawn(NamedTuple):
     values: Numbers
     """The drawn values, (rows, columns)."""
     hidden: Cells
-    """The cells that a mask hides."""
     counted: Cells
     """The cells from which the limits are taken."""
     rows: list[AxisLabel]
@@ -106,10 +105,6 @@ def drawn(panel: Panel, look: Colouring, *, max_cells: int, pooling: Pooling) ->
 def one_matrix(panel: Panel) -> Panel:
     """A panel with its weights as one matrix: a mask as zeros and ones, lists as an array, batches of one removed, and
     the only map of a watch, of a model with its inputs or of several maps.
-
-    Raises:
-        ArgumentError: there are several maps.
-        ShapeError: lists are no matrix.
     """
     weights = panel.weights
     if _holds_maps(weights):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.errors import ArgumentError, MissingExtraError, require
+from regard.errors import ArgumentError, needs, require
 from regard.files.atomic import file_errors, replacing
 from regard.views.axis_text import FONT_POINTS, TITLE_POINTS
 from regard.views.fonts import Lettering, letter
@@ -32,10 +32,8 @@ MOST_DIGITS = 20
 
 def require_matplotlib() -> None:
     """Raise MissingExtraError if matplotlib is not installed."""
-    try:
+    with needs("matplotlib", extra="view"):
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra="view") from error
 
 
 def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figure, list[Axes]]":
@@ -49,11 +47,7 @@ def new_figure(outline: Box, boxes: Sequence[Box], theme: Theme) -> "tuple[Figur
 
 
 def sized_figure(size: tuple[float, float], theme: Theme) -> "tuple[Figure, Axes]":
-    """A figure of the caller's size in inches with one plot, laid out when it is drawn.
-
-    Raises:
-        ArgumentError: the size is not two numbers above 0.
-    """
+    """A figure of the caller's size in inches with one plot, laid out when it is drawn."""
     from regard.views.shown import ShownAxes, ShownFigure
 
     try:

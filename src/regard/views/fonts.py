@@ -39,7 +39,6 @@ class Lettering(NamedTuple):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The names under which matplotlib registered the fonts."""
         return tuple(face.family for face in self.faces)
 
     def inches(self, points: float) -> float:
@@ -49,9 +48,6 @@ class Lettering(NamedTuple):
 
 def letter(labels: Sequence[str]) -> list[Lettering]:
     """Choose fonts for all labels of one axis together: if there is kana, Han characters are drawn as Japanese.
-
-    Returns:
-        One lettering for each label.
 
     >>> [lettering.text for lettering in letter(["2026年", "月"])]
     ['2026年', '月']
@@ -73,7 +69,8 @@ def _letter(label: str, script: str) -> Lettering:
             break
     missing = "".join(char for char in dict.fromkeys(label) if char in needed)
     if missing:
-        label, chosen = _spelt(label, missing), [next(_faces(script)), *chosen]
+        label = " ".join(f"U+{ord(char):04X}" if char in missing else char for char in label)
+        chosen = [next(_faces(script)), *chosen]
     return Lettering(label, tuple(chosen), missing)
 
 
@@ -92,10 +89,6 @@ def _ems(text: str, faces: tuple[Face, ...]) -> float:
 def _draws_nothing(char: str) -> bool:
     # Joiners, direction marks and variation selectors draw nothing; they act on their neighbours.
     return unicodedata.category(char) in ("Cf", "Zs") or "\ufe00" <= char <= "\ufe0f"
-
-
-def _spelt(label: str, missing: str) -> str:
-    return " ".join(f"U+{ord(char):04X}" if char in missing else char for char in label)
 
 
 def _has(face: Face, char: str) -> bool:

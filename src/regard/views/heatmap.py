@@ -159,14 +159,9 @@ def heatmap_grid(
             for `heatmap`.
         title: printed above the grid.
         across: panels in a row; None fills the rows as words fill the lines of a paragraph.
-        scale: as in `heatmap`.
         limits: as in `heatmap`, one pair for all panels.
-        without_sink: as in `heatmap`.
-        colour_bar: as in `heatmap`.
-        theme: as in `heatmap`.
-        colour_map: as in `heatmap`.
+        scale, without_sink, colour_bar, theme, colour_map, pooling: as in `heatmap`.
         max_cells: the most cells on a side of a panel; a longer side is pooled.
-        pooling: as in `heatmap`.
 
     Returns:
         A new figure; `save_figure(figure, path)` writes it.
@@ -223,14 +218,7 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
 
 
 def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
-    """Draw maps with common limits into prepared axes, and return the characters without a font.
-
-    Args:
-        axes: as many as maps.
-        maps: the maps.
-        look: how weights become colours.
-        figure: the figure for a colour bar at the foot, or None.
-    """
+    """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))

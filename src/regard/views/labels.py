@@ -148,10 +148,6 @@ def _columns(char: str) -> int:
 def axis_labels(labels: Sequence[str] | None, count: int, axis: str) -> list[str]:
     """One label for each of `count` tokens: the given labels, or the positions from 0.
 
-    Raises:
-        ShapeError: the number of labels differs from `count`.
-        ArgumentError: a label is not a string.
-
     >>> axis_labels(None, 3, "rows")
     ['0', '1', '2']
     """

@@ -83,9 +83,6 @@ def flow(
         title: the width of the figure's title in inches; 0 means no title.
         has_bar: reserve space for a colour bar at the foot.
 
-    Returns:
-        The figure, and the boxes of the maps without their labels.
-
     >>> one = FigureSize(width=1.0, height=1.0, left=0.5, above=0.5, title=0.0)
     >>> figure, boxes = flow([one, one, one], across=2)
     >>> [(round(box.left, 2), round(box.top, 2)) for box in boxes]

@@ -33,14 +33,6 @@ def hidden_cells(weights: Any, grid: Grid, mask: Any = None) -> Cells:
     means and selections combine those of their maps. Tensors, arrays and recorded statistics have none, unless `mask`
     is given.
 
-    Args:
-        weights: (T, S), an `AttentionMap`, a tensor or an array.
-        grid: the blocks.
-        mask: as in `regard.attention`, or an array of bools; replaces the map's own.
-
-    Raises:
-        ShapeError: the mask does not fit.
-
     >>> import regard
     >>> q = torch.zeros(4, 2)
     >>> causal = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights

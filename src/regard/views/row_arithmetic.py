@@ -55,9 +55,7 @@ def arithmetic_of_row(
         key: (S, D).
         value: (S, E).
         row: the query, from 0; -1 is the last.
-        score: as in `regard.attention`.
-        normalization: as in `regard.attention`.
-        mask: as in `regard.attention`.
+        score, normalization, mask: as in `regard.attention`.
 
     Raises:
         ShapeError: the tensors are not matrices, or do not fit each other.
@@ -101,9 +99,7 @@ def row_arithmetic(
         value: (S, E), with E up to 12.
         row: the query, from 0; -1 is the last.
         tokens: a label for each key.
-        score: as in `regard.attention`.
-        normalization: as in `regard.attention`.
-        mask: as in `regard.attention`.
+        score, normalization, mask: as in `regard.attention`.
         title: printed above.
         theme: `LIGHT` or `DARK`.
 

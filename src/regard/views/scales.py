@@ -189,9 +189,6 @@ SCALES: dict[str, ColourScale] = {
 def scale_of(scale: str | ColourScale) -> ColourScale:
     """The named scale, or the scale itself.
 
-    Raises:
-        ArgumentError: there is no such scale.
-
     >>> scale_of("sqrt")
     SquareRootScale()
     """

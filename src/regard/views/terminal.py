@@ -150,9 +150,6 @@ class HalfBlocks(Printing):
 def printing_of(stream: Any = None) -> Printing:
     """The printing for a stream: half-blocks for a terminal, a table for pipes, files and `NO_COLOR`.
 
-    Args:
-        stream: the output; None means standard output.
-
     Source: https://no-color.org.
 
     >>> import io
@@ -187,9 +184,7 @@ def map_text(
         columns: S labels; None for those of the rows if T = S, or else positions from 0.
         printing: `HalfBlocks` or `Table`; None for standard output's.
         scale: the colour of a weight, as in `heatmap`.
-        limits: as in `heatmap`.
-        without_sink: as in `heatmap`.
-        mask: as in `heatmap`.
+        limits, without_sink, mask: as in `heatmap`.
         pooling: as in `heatmap`, for maps beyond the width; a line then says so.
 
     Returns:

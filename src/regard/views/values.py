@@ -66,12 +66,6 @@ def picture(
     Returns:
         The values in the dtype of the weights (float32 for bf16 and fp16) with their labels.
 
-    Raises:
-        ShapeError: `weights` is not a non-empty matrix of real values, or the labels are not one per token.
-        ArgumentError: a label is not a string; `max_cells` or `pooling` is out of range.
-        NonFiniteError: a weight is NaN or infinite; the message says where.
-        NotKeptError: no such picture was recorded; the message lists the others.
-
     >>> picture(torch.eye(4), ["a", "b", "c", "d"], max_cells=2).rows
     ['a…b', 'c…d']
     """

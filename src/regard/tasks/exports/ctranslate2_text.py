@@ -11,8 +11,7 @@ from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.nn import LearnedPositions
-from regard.tasks.exports.ctranslate2 import library
-from regard.tasks.exports.ctranslate2_layers import ACTIVATIONS, epsilon_of, fill_layer, fill_norm
+from regard.tasks.exports.ctranslate2 import ACTIVATIONS, epsilon_of, fill_layer, fill_norm, library
 from regard.tasks.exports.plain import PlainModel
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
@@ -35,12 +34,7 @@ class ExportedText(NamedTuple):
 
 
 def text_config_of(folder: Path) -> LanguageModelConfig:
-    """The configuration of a language model's run.
-
-    Raises:
-        RunFolderError: the folder is not a run of a language model.
-        ArgumentError: it is a downloaded model in Hugging Face's format, or has parts that CTranslate2 lacks.
-    """
+    """The configuration of a language model's run."""
     if is_huggingface(folder):
         raise ArgumentError(f"CTranslate2 is for runs of regard's, and {folder} is in Hugging Face's format")
     config = RunFolder(folder).read_config(LANGUAGE_MODEL, LanguageModelConfig)
@@ -49,12 +43,7 @@ def text_config_of(folder: Path) -> LanguageModelConfig:
 
 
 def exported_text(language_model: LanguageModel, config: LanguageModelConfig) -> ExportedText:
-    """The model of a loaded run, with its configuration and its tokenizer.
-
-    Raises:
-        ArgumentError: the model has hooks, adapters or other layers than its configuration, or parts that CTranslate2
-            lacks.
-    """
+    """The model of a loaded run, with its configuration and its tokenizer."""
     _refuse(config.model)
     tokenizer = language_model.tokenizer
     assert isinstance(tokenizer, Tokenizer)
@@ -75,12 +64,7 @@ def _refuse(config: DecoderOnlyConfig) -> None:
 
 
 def text_to_ctranslate2(trained: ExportedText, out: Path) -> None:
-    """Write model.bin, config.json and the vocabulary.
-
-    Raises:
-        MissingExtraError: ctranslate2 is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write model.bin, config.json and the vocabulary."""
     spec = _spec(trained.config)
     _fill(trained, spec.decoder)
     tokenizer = trained.tokenizer

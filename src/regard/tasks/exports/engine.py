@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,7 @@ IMPOSSIBLE = -1e9
 
 
 def refuse_run(run: Path) -> None:
-    """Check that CTranslate2 can search for a run, before its model is loaded.
-
-    Raises:
-        MissingExtraError: ctranslate2 is not installed.
-        ArgumentError: the run's model is none it can express, or the folder is not a run.
-    """
+    """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
     if is_huggingface(run):
         raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
@@ -51,9 +45,6 @@ class CTranslate2Engine:
         device: where the engine computes; a GPU needs a build of CTranslate2 for it.
         precision: of the matrix products, the embeddings and the output layer.
         threads: how many batches are searched at a time, with one thread each.
-
-    Raises:
-        ArgumentError: CTranslate2 does not have the device or the precision on this machine.
     """
 
     def __init__(
@@ -78,12 +69,7 @@ class CTranslate2Engine:
         return f"CTranslate2 {library().__version__}: {kind} on {place}, batches at a time: {self._threads}"
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each job's sentences, in the order of the jobs.
-
-        Raises:
-            ArgumentError: CTranslate2 cannot do a job.
-            EngineError: CTranslate2 failed.
-        """
+        """The hypotheses of each job's sentences, in the order of the jobs."""
         given = list(jobs)
         for job in given:
             if reason := self.why_not(job):
@@ -98,7 +84,6 @@ class CTranslate2Engine:
             raise EngineError(f"CTranslate2 failed: {error}") from None
 
     def why_not(self, job: SearchJob) -> str | None:
-        """Why CTranslate2 cannot do a job; None if it can."""
         longest = max(job.max_steps, *map(len, job.sources))
         reasons = {
             "has no length reward": bool(job.beam.length_reward),
@@ -151,8 +136,7 @@ class CTranslate2Engine:
 
 
 def _callback(job: SearchJob) -> Callable[[Any], bool] | None:
-    """Ends the answers that are no longer wanted: CTranslate2 asks at each step of a greedy search, and never of a
-    beam."""
+    """Ends greedy answers that are no longer wanted; CTranslate2 asks at no step of a beam."""
     if not job.wanted or job.beam.size > 1:
         return None
 
@@ -164,13 +148,7 @@ def _callback(job: SearchJob) -> Callable[[Any], bool] | None:
 
 
 class EngineOrOwn:
-    """CTranslate2 for each job it can do, and regard's own search for the others.
-
-    Args:
-        engine: CTranslate2 with a model.
-        own: regard's own search with the same model.
-        tell: is called once with each reason for which a job went to `own`.
-    """
+    """CTranslate2 for each job it can do, and regard's own search for the others."""
 
     longest: int | None = None
 
@@ -184,7 +162,6 @@ class EngineOrOwn:
         self._told: set[str] = set()
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each job's sentences, in the order of the jobs."""
         given = list(jobs)
         reasons = [self._engine.why_not(job) for job in given]
         for reason in dict.fromkeys(reasons):
@@ -227,12 +204,10 @@ def searching_by_ctranslate2(
         return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
 
     engine = with_kept_export(Export.of_run(trained), run, load)
-    translator.searcher = engine if or_own is None else EngineOrOwn(engine, partial(_own_search, translator), or_own)
+    translator.searcher = (
+        engine if or_own is None else EngineOrOwn(engine, lambda job: search(translator.model, job), or_own)
+    )
     try:
         yield engine
     finally:
         translator.searcher = None
-
-
-def _own_search(translator: Translator, job: SearchJob) -> list[list[Hypothesis]]:
-    return search(translator.model, job)

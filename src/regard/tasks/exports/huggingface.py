@@ -44,13 +44,7 @@ FAMILIES = {
 
 
 def to_huggingface(trained: ExportedRun, out: Path) -> None:
-    """Write config.json, generation_config.json, model.safetensors and the tokenizers.
-
-    Raises:
-        ArgumentError: no family can express the model; the message says why.
-        MissingExtraError: safetensors is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write config.json, generation_config.json, model.safetensors and the tokenizers."""
     family = _family(trained)
     tensors = {name: tensor.detach().float().contiguous() for name, tensor in _tensors(trained)}
     write_atomically(out / "model.safetensors", safetensors_library().torch.save(tensors, metadata={"format": "pt"}))
@@ -186,11 +180,7 @@ def _norm(name: str, norm: nn.Module, order: Tensor) -> Iterator[tuple[str, Tens
 
 
 def write_tokenizers(trained: ExportedRun, out: Path) -> None:
-    """Write tokenizer.json, which adds the end token to a text, and target_tokenizer.json if the target has its own.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write tokenizer.json, which adds the end token to a text, and target_tokenizer.json if the target has its own."""
     files = {"tokenizer.json": trained.source_tokenizer}
     if not trained.has_one_tokenizer:
         files["target_tokenizer.json"] = trained.target_tokenizer

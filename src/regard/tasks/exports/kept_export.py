@@ -47,18 +47,15 @@ class Export:
     content: Mapping[str, Any]
     """All that decides the files, as values for JSON."""
     write: Callable[[Path], None]
-    """Writes them into a folder."""
 
     @classmethod
     def of_run(cls, trained: ExportedRun) -> Self:
-        """The export of a translator."""
         tokenizers = [one.fingerprint() for one in (trained.source_tokenizer, trained.target_tokenizer)]
         content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.max_length}
         return cls(content, partial(to_ctranslate2, trained))
 
     @classmethod
     def of_text(cls, trained: ExportedText) -> Self:
-        """The export of a language model."""
         tokenizers = [trained.tokenizer.fingerprint()]
         content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.block_length}
         return cls(content, partial(text_to_ctranslate2, trained))
@@ -78,11 +75,6 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     """Call `use` with the folder of the run's export, which is made if it is absent, damaged or of another model.
 
     A read-only run folder keeps no export: it is made in a temporary folder, for this call alone.
-
-    Args:
-        export: the model of the run.
-        run: the run folder.
-        use: reads the export; no other process changes it meanwhile.
 
     Raises:
         RunFolderError: there is a link, or a file, in the place of the export.

@@ -90,13 +90,7 @@ class Decoder(nn.Module):
 
 
 def to_onnx(trained: ExportedRun, out: Path) -> None:
-    """Write encoder.onnx, decoder.onnx and the tokenizers.
-
-    Raises:
-        ArgumentError: the model has rotary positions with a scaling, whose angles depend on the length.
-        MissingExtraError: onnx or onnxscript is not installed.
-        OSError: a file cannot be written.
-    """
+    """Write encoder.onnx, decoder.onnx and the tokenizers."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

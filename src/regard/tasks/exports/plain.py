@@ -13,12 +13,7 @@ NUMBERS = 8
 
 
 class PlainModel:
-    """A model that was no more than its configuration and its weights when it was exported, and may change since.
-
-    Args:
-        model: the model.
-        made: a new model of the same configuration; its weights may be on the device "meta".
-    """
+    """A model that was no more than its configuration and its weights when it was exported, and may change since."""
 
     def __init__(self, model: nn.Module, made: nn.Module) -> None:
         self._model, self._made, self._weights = model, made, _weights(model)

@@ -20,36 +20,18 @@ from regard.tasks.language_modelling.text_format import TextFormat
 from regard.tasks.text.tokenizers import Tokenizer
 
 MODEL_FILES = ("model.bin", "config.json", "vocabulary.json")
-"""The files of an export for CTranslate2."""
 SEEDS = 2**32
 """CTranslate2 has so many seeds; larger ones count from 0 again."""
 
 
 def refuse_text_run(run: Path) -> None:
-    """Check that CTranslate2 can write for a run, before its model is loaded.
-
-    Raises:
-        MissingExtraError: ctranslate2 is not installed.
-        ArgumentError: the folder is in Hugging Face's format.
-        RunFolderError: it is not a run of a language model.
-    """
+    """Check that CTranslate2 can write for a run, before its model is loaded."""
     library()
     text_config_of(run)
 
 
 class CTranslate2Writer:
-    """A language model in CTranslate2.
-
-    Args:
-        folder: an export of `text_to_ctranslate2`; it may be removed once the writer is made.
-        language: says which tokens may be written, and which end a text.
-        plain: the exported model.
-        device: where CTranslate2 computes.
-        precision: of the matrix products, the embeddings and the output layer.
-
-    Raises:
-        ArgumentError: CTranslate2 does not have the device or the precision on this machine.
-    """
+    """A language model in CTranslate2."""
 
     def __init__(
         self,
@@ -81,19 +63,12 @@ class CTranslate2Writer:
         return f"CTranslate2 {library().__version__}: {self._generator.compute_type} on {self._generator.device}"
 
     def begin(self, seed: int) -> None:
-        """Draw by the random numbers of a seed from now on."""
         library().set_random_seed(seed % SEEDS)
         self._generator = self._make()
 
     def write(
         self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
     ) -> Generator[tuple[int, int], None, None]:
-        """See `Writer`.
-
-        Raises:
-            ArgumentError: CTranslate2 lacks a filter, or has them in another order; or the model has changed since.
-            EngineError: CTranslate2 failed.
-        """
         if self._plain and (reason := self._plain.why_changed()):
             raise ArgumentError(f"CTranslate2 {reason}: write with regard")
         prompts = [[self._pieces[number] for number in ids] for ids in contexts]
@@ -112,9 +87,6 @@ class CTranslate2Writer:
 
 def sampling_of(filters: Sequence[Filter]) -> dict[str, Any]:
     """CTranslate2's options for some filters.
-
-    Raises:
-        ArgumentError: it lacks one, or applies them in another order.
 
     >>> sampling_of([Temperature(0.5), TopP(0.9)])
     {'sampling_topk': 0, 'sampling_temperature': 0.5, 'sampling_topp': 0.9}

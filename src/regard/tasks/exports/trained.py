@@ -40,35 +40,17 @@ class ExportedRun(NamedTuple):
         return self.config.max_length if self.config.positions == "learned" else LONGEST
 
     def positions(self, module: nn.Module) -> Tensor:
-        """The table (max_length, D) of a module of positions."""
         if isinstance(module, LearnedPositions):
             return module.weight.detach()
         return sinusoidal(torch.arange(self.max_length), self.config.dim)
 
     @property
     def has_one_tokenizer(self) -> bool:
-        """Whether source and target use the same tokenizer."""
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
-def load_run(folder: Path) -> ExportedRun:
-    """Load the best model of a run.
-
-    Raises:
-        RunFolderError: the folder is not a translation run, or is cut short.
-        ArgumentError: the run's model is not the Transformer.
-    """
-    config = transformer_of(folder)
-    return exported(Translator.load(folder, device="cpu"), config)
-
-
 def transformer_of(folder: Path) -> TransformerConfig:
-    """The configuration of a run's Transformer.
-
-    Raises:
-        RunFolderError: the folder is not a translation run.
-        ArgumentError: the run's model is not the Transformer.
-    """
+    """The configuration of a run's Transformer."""
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")
@@ -76,11 +58,7 @@ def transformer_of(folder: Path) -> TransformerConfig:
 
 
 def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
-    """The model of a loaded run, with its configuration and its tokenizers.
-
-    Raises:
-        ArgumentError: the model has hooks, adapters or other layers than its configuration.
-    """
+    """The model of a loaded run, with its configuration and its tokenizers."""
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
@@ -114,16 +92,7 @@ def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transform
 
 
 def refuse(format: str, config: TransformerConfig, **reads: tuple[str | None, ...]) -> None:
-    """Raise an error if a format cannot express a configuration.
-
-    Args:
-        format: the name of the format.
-        config: the model's configuration.
-        reads: for a field, the values in the format.
-
-    Raises:
-        ArgumentError: names the first unfit field, its value and the allowed values.
-    """
+    """Raise an error if a format cannot express a configuration."""
     if config.num_kv_heads not in (None, config.num_heads):
         raise ArgumentError(f"{format} cannot express num_kv_heads={config.num_kv_heads}: there each head has its own")
     for name, values in reads.items():

@@ -8,7 +8,8 @@ from regard.tasks.exports.ctranslate2 import to_ctranslate2
 from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.exports.huggingface import to_huggingface
 from regard.tasks.exports.onnx import to_onnx
-from regard.tasks.exports.trained import ExportedRun, load_run
+from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
+from regard.tasks.translation.translator import Translator
 
 WRITERS: dict[ExportFormat, Callable[[ExportedRun, Path], None]] = {
     "huggingface": to_huggingface,
@@ -34,7 +35,8 @@ def export_run(folder: Path, *, to: ExportFormat, out: Path) -> list[Path]:
         MissingExtraError: the library of the format is not installed.
         OSError: a file cannot be written.
     """
-    trained = load_run(folder)
+    config = transformer_of(folder)
+    trained = exported(Translator.load(folder, device="cpu"), config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunFolderError(f"{out} is not an empty folder; name another (--out)")
     out.mkdir(parents=True, exist_ok=True)

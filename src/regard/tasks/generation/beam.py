@@ -118,8 +118,7 @@ class _Hypotheses:
         self.ended_in = torch.zeros((count, beam.size), dtype=torch.long, device=device)
 
     def advance(self, gains: Float[Tensor, "N V"], length: int, alignment: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Choose among all continuations, and return the tokens and the parents of the next rows. Both are empty when
-        all sources are done."""
+        """Choose among all continuations: the tokens and parents of the next rows, none when all sources are done."""
         (running, members), vocab_size = self.live.shape, gains.shape[1]
         # At least K of the 2K candidates do not end: each of the K rows has only one ending continuation.
         scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)

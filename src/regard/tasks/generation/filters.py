@@ -34,7 +34,6 @@ class Constraint(Protocol):
 
     def allowed(self, progress: Progress, vocab_size: int) -> Bool[Tensor, "#N V"]:
         """True for allowed tokens, at least one in each row."""
-        ...
 
 
 @runtime_checkable

@@ -18,18 +18,15 @@ class Decodable(Protocol):
 
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
-        ...
 
     def step(self, state: Any, tokens: Integer[Tensor, " N"]) -> Any:
         """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
         method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
         use its buffers."""
-        ...
 
     def reorder(self, state: Any, index: Integer[Tensor, " N"]) -> Any:
         """Return the state of the sequences `index`, in that order. Indices may repeat or be missing. The given state
         must not be used again, as in `step`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,9 +33,6 @@ def draw_tokens(
     It is the first token with a cumulative probability above the value. (`torch.multinomial` draws a value for each
     token of the vocabulary, slower than a step of a small model.)
 
-    Raises:
-        NonFiniteError: probabilities are NaN, or all are 0.
-
     >>> draw_tokens(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     tensor([[1],
             [2]])

@@ -42,19 +42,8 @@ def steps(
 ) -> Iterator[TextStep]:
     """The steps until every text has its end mark, at most `max_steps`. The caller may stop earlier.
 
-    The caller must turn gradients off by `torch.no_grad`.
-
-    Args:
-        model: in evaluation mode.
-        state: the result of `model.start` for B sources.
-        source: these sources.
-        bos_id: the first token of every text, or one token for each text.
-        eos_id: the end mark.
-        max_steps: the most tokens of a text, including the end mark.
-        choose: chooses the next tokens.
-        is_worth_leaving: from the counts of texts in the batch and of unfinished ones, decides whether to compact the
-            batch, which copies the state.
-        before: the text before the new tokens, for `choose`.
+    The caller must turn gradients off by `torch.no_grad`. `is_worth_leaving` decides from the counts of texts in the
+    batch and of unfinished ones whether to compact the batch, which copies the state.
     """
     rows = torch.arange(len(source), device=source.device)
     tokens, ended = first_tokens(rows, bos_id), torch.zeros_like(rows, dtype=torch.bool)

@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.language_modelling.corpus import load_tokenizer
 from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN, Likelihood, likelihoods, together
 from regard.tasks.language_modelling.text_format import TextFormat, TrainedFormat
-from regard.tasks.language_modelling.writer import Writer
 from regard.tasks.names import LANGUAGE_MODEL
 from regard.tasks.pictures.token_maps import TextAttention, text_attention
 from regard.tasks.runs.foreign_folders import is_huggingface
@@ -28,17 +26,34 @@ from regard.tasks.runs.made_models import filled
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.blocks import TextWindow, next_token_windows, window_batches
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.running_text import DocumentUnit, TextStream
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.pretrained import load_pretrained_text
+
+
+class Writer(Protocol):
+    """Another runtime with the same model."""
+
+    def begin(self, seed: int) -> None:
+        """Begin to draw for some texts, by the random numbers of a seed."""
+
+    def write(
+        self, contexts: Sequence[Sequence[int]], *, most: int, filters: Sequence[Filter]
+    ) -> Generator[tuple[int, int], None, None]:
+        """Continue texts of one length by up to `most` tokens; the caller may stop at any of them.
+
+        Yields:
+            The number of a text and its next token; an end mark is the last of its text.
+        """
+
 
 WINDOW_LINES = 1_024
 """How many lines are read and scored together."""
 BATCH_PLACES = 2_048
 """The most tokens of a batch, with the padding."""
 SAMPLES_TOGETHER = 32
-"""How many texts are drawn together."""
 
 
 @displayed
@@ -59,7 +74,6 @@ class TextEvaluation(NamedTuple):
 
     @classmethod
     def of(cls, likelihood: Likelihood, text_bytes: int) -> "TextEvaluation":
-        """Compute the figures from the likelihood of a text and its size."""
         loss = -likelihood.log_probability / max(likelihood.tokens, 1)
         bits, unknown = -likelihood.log_probability / math.log(2), likelihood.unknown / max(likelihood.tokens, 1)
         each = None if unknown > MOST_UNKNOWN else bits / max(text_bytes, 1)
@@ -262,7 +276,6 @@ class LanguageModel:
         filters: Sequence[Filter],
         generator: torch.Generator,
     ) -> Generator[tuple[int, int], None, None]:
-        """The tokens of the model itself after the last `kept` tokens of texts, as `_block` hands it out."""
         whole = torch.tensor(texts, device=self.device, dtype=torch.long)
         context = whole[:, whole.shape[1] - kept :]
         steps = sample_steps(
@@ -317,8 +330,7 @@ class LanguageModel:
         The end mark counts if documents were lines or paragraphs in training. Lines are read and scored one
         window after the other, and their likelihoods come in the order of the lines.
         """
-        iterator = iter(lines)
-        while chunk := list(islice(iterator, WINDOW_LINES)):
+        for chunk in chunks(lines, WINDOW_LINES):
             owners: list[int] = []
             windows: list[TextWindow] = []
             for owner, ids in enumerate(self.language.wholes(chunk)):

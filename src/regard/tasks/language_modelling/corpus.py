@@ -41,17 +41,14 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
     """Read the text, train the tokenizer, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
-
-    Raises:
-        DataError: a line or file cannot be read, or there is too little text.
-        OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
     read, *held_out = (_text(paths, config) for paths in (config.data, config.valid) if paths)
     with Spool(read, folder.data) as lines:
         if not lines:
             raise DataError(f"{_names(config)}: expected text, got nothing; name a file that has some")
-        end = read.size_bytes if config.valid else read.size_bytes - _valid_bytes(config, read.size_bytes)
+        tail_bytes = 0 if config.valid else min(round(config.valid_share * read.size_bytes), MOST_VALID_BYTES)
+        end = read.size_bytes - tail_bytes
         if config.tokenizers_from is not None:
             tokenizer = load_tokenizer(RunFolder(config.tokenizers_from))
         else:
@@ -74,22 +71,14 @@ def prepare_text(config: TextConfig, folder: RunFolder, say: Say) -> None:
 
 
 def open_text(folder: RunFolder) -> TextCorpus:
-    """Open the tokenizer and the tokens that `prepare_text` stored.
-
-    Raises:
-        RunFolderError: a part is absent, cut short, or belongs to another run.
-    """
+    """Open the tokenizer and the tokens that `prepare_text` stored."""
     tokenizer = load_tokenizer(folder)
     train, valid = (TextStore.open(folder.data / f"{part}.tokens", tokenizer) for part in ("train", "valid"))
     return TextCorpus(tokenizer, train, valid)
 
 
 def load_tokenizer(folder: RunFolder) -> Tokenizer:
-    """Read the tokenizer of a run.
-
-    Raises:
-        RunFolderError: it is absent, cut short, or belongs to another run.
-    """
+    """Read the tokenizer of a run."""
     prepared, path = read_prepared(folder), folder.path / "tokenizer.json"
     check_file(path, folder, prepared)
     tokenizer = Tokenizer.load(path)
@@ -100,11 +89,6 @@ def load_tokenizer(folder: RunFolder) -> Tokenizer:
 
 def _text(paths: tuple[Path, ...], config: TextConfig) -> RunningText:
     return RunningText(paths, format=config.data_format, bad_lines=config.bad_lines)
-
-
-def _valid_bytes(config: TextConfig, total: int) -> int:
-    """The bytes of the tail for validation."""
-    return min(round(config.valid_share * total), MOST_VALID_BYTES)
 
 
 def _between(begin: int, end: int, lines: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.blocks import TextBatch, TextWindow, masked_windows, one_masked_windows, window_batches
 from regard.tasks.text.codec import UNPREDICTED
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.running_text import DocumentUnit, encode_text, pieces
 from regard.tasks.text.sections import Integers
 from regard.tasks.text.tokenizers import BOS, EOS, Tokenizer
@@ -45,7 +45,6 @@ class FilledSingly(NamedTuple):
     error: float
     """The standard error of that mean as an estimate for all tokens of the text, in nats; 0 if all were masked."""
     tokens: int
-    """How many tokens were masked."""
 
     @classmethod
     def of(cls, losses: Tensor, *, out_of: int) -> "FilledSingly":
@@ -196,8 +195,7 @@ class MaskedLanguageModel:
 
     def score(self, lines: Iterable[str]) -> Iterator[Likelihood]:
         """The pseudo-log-likelihood of each line by itself: the sum over its tokens, each masked alone."""
-        iterator = iter(lines)
-        while chunk := list(islice(iterator, WINDOW_LINES)):
+        for chunk in chunks(lines, WINDOW_LINES):
             for ids in self.tokenizer.encode_batch(chunk):
                 row = np.asarray([BOS, *ids])
                 yield together(
@@ -220,8 +218,7 @@ class MaskedLanguageModel:
 
     @torch.no_grad()
     def _answers(self, windows: Iterable[TextWindow]) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        """For each batch: the loss of each masked token, whether the model finds it, whether it is unknown, and the
-        windows so far."""
+        """Of each batch the masked tokens' losses, which are found, which are unknown, and the windows so far."""
         done = 0
         for batch in window_batches(windows, places=BATCH_PLACES):
             here = TextBatch(*(part.to(self.device) for part in batch))
@@ -241,6 +238,5 @@ class MaskedLanguageModel:
         return logits, targets
 
     def _likelihoods(self, windows: Iterable[TextWindow]) -> Iterator[Likelihood]:
-        """The likelihood of the tokens masked, batch by batch."""
         for losses, _, is_unknown, _ in self._answers(windows):
             yield Likelihood(-float(losses.sum()), len(losses), int(is_unknown.sum()))

@@ -21,48 +21,35 @@ class TextFormat(Protocol):
     @property
     def begin_id(self) -> int:
         """The token that a text begins with."""
-        ...
 
     @property
     def mark_id(self) -> int | None:
         """The token that only begins documents, and is not predicted; None if every token may be text."""
-        ...
 
     @property
     def end_ids(self) -> Sequence[int]:
         """The tokens that end a text; the model stops after any of them."""
-        ...
 
     @property
     def writable(self) -> Sequence[int]:
         """The tokens the model may write."""
-        ...
 
     @property
     def tokenizer(self) -> PieceBytes:
         """Turns tokens into text."""
-        ...
 
     def prompt(self, text: str) -> list[int]:
         """The tokens of a text the model is to continue."""
-        ...
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text with its begin mark, and its end mark if texts have one."""
-        ...
 
     def row(self, lines: Iterable[str]) -> Row:
         """The lines of a text as one row of tokens."""
-        ...
 
 
 class TrainedFormat:
-    """The format of a model trained here.
-
-    Args:
-        tokenizer: the tokenizer of the run.
-        documents: the unit of a document in training; for "file", texts have no end mark.
-    """
+    """The format of a model trained here."""
 
     begin_id = BOS
     mark_id: int | None = BOS
@@ -76,16 +63,13 @@ class TrainedFormat:
         self.writable = [*([EOS] if self._ends else []), *range(UNK + 1, len(tokenizer))]
 
     def prompt(self, text: str) -> list[int]:
-        """The begin mark and the text."""
         return [BOS, *encode_text(self.tokenizer, text)]
 
     def wholes(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text with its begin mark, and its end mark if documents have one."""
         end = [EOS] if self._ends else []
         return [[BOS, *ids, *end] for ids in self.tokenizer.encode_batch(texts)]
 
     def row(self, lines: Iterable[str]) -> Row:
-        """The tokens of a text as training would see them."""
         ids: list[int] = []
         text_bytes = 0
         for piece in pieces(lines, self._documents):
@@ -101,12 +85,6 @@ class DownloadedFormat:
 
     The folder's template makes a prompt from a text: GPT-2's adds nothing, Llama's adds a begin mark. A text that is
     scored always has the begin mark before it, so that its first token can be predicted too.
-
-    Args:
-        tokenizer: the tokenizer of the folder.
-        begin_id: the token that a text begins with.
-        end_ids: the tokens that end a text.
-        banned_ids: tokens the model must never write.
     """
 
     mark_id: int | None = None

@@ -108,15 +108,12 @@ class TextBatches:
         self._plan, self._make = plan, make
 
     def epoch(self, epoch: int, start: int) -> Iterator[TextBatch]:
-        """This rank's batches of an epoch, from batch `start` on."""
         return map(self._make, self._plan.epoch(epoch, start))
 
     def count(self) -> int:
-        """The batches of the first epoch."""
         return self._plan.count()
 
     def size(self, batch: TextBatch) -> BatchSize:
-        """Count the tokens of a batch; none is padding."""
         return BatchSize(batch.tokens.numel(), batch.tokens.numel())
 
 
@@ -198,10 +195,7 @@ def _validation(
     *,
     text_bytes: int | None = None,
 ) -> Validate:
-    """Make a function that measures the mean loss on the validation text, which the ranks share out among themselves.
-
-    If the size of the text is given, it measures bits per byte too.
-    """
+    """Make a function that measures the mean loss on the validation text, and bits per byte if its size is given."""
     places = max(config.batch_tokens, config.block_length)
 
     def validate() -> dict[str, float]:

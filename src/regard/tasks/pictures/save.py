@@ -1,17 +1,19 @@
 """Save the attention of a trained model, as a picture and as a page."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from regard.errors import ArgumentError, DataError
-from regard.files.atomic import file_errors
+from torch import Tensor
+
+from regard.errors import ArgumentError, DataError, TooLargeError
+from regard.files.atomic import file_errors, write_atomically
 from regard.files.own_files import refuse_links
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
-from regard.tasks.viewing.as_json import save_numbers
 from regard.tasks.viewing.choice import EVERYTHING, Choice
 from regard.tasks.viewing.seen import ForeignAttention, SeenImage
 from regard.tasks.viewing.view_input import ViewInput
@@ -37,7 +39,6 @@ class Attends(Protocol):
 
     def attend(self, asked: ViewInput) -> TextMaps:
         """Use the model on an input, and return its attention maps."""
-        ...
 
 
 class SeenText(NamedTuple):
@@ -59,9 +60,6 @@ class PictureFiles(NamedTuple):
     def at(cls, out: Path) -> "PictureFiles":
         """The files that a path means: one file if it ends as a picture or a page does, else both in a folder.
 
-        Raises:
-            ArgumentError: it ends as a picture does that is not written here.
-
         >>> PictureFiles.at(Path("out/v.svg"))
         PictureFiles(picture=PosixPath('out/v.svg'), page=None, numbers=None)
         """
@@ -80,25 +78,13 @@ class PictureFiles(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """The files wanted."""
         return [path for path in self if path is not None]
 
 
 def look_at(
     model: Attends, inputs: Sequence[ViewInput], skipped: Callable[[str], None], *, choice: Choice = EVERYTHING
 ) -> list[SeenText]:
-    """Use a model on inputs, and go on past those at which it cannot look.
-
-    Args:
-        model: the model whose attention is shown.
-        inputs: the sentences, or what is given in their place.
-        skipped: is called with a line about each sentence that is empty or too long, if there are others.
-        choice: the layers and heads to show.
-
-    Raises:
-        DataError: the model can look at none of them; the message is that of the first.
-        ArgumentError: the model does not take such an input, or has no such layer or head.
-    """
+    """Use a model on inputs, and go on past those at which it cannot look."""
     seen, problems = [], []
     for number, asked in enumerate(inputs, 1):
         try:
@@ -118,15 +104,6 @@ def save_pictures(
     seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: str | ColourScale = "sqrt"
 ) -> list[Path]:
     """Write a picture (one map for each sentence) and a page (every layer and head).
-
-    Args:
-        seen: sentences and a model's attention to them; each becomes a panel of the picture and a choice on the page.
-        files: where they go; a folder is made if it does not exist.
-        title: the title of both files.
-        scale: which colour a weight gets in the picture, as in `regard.views.heatmap`.
-
-    Returns:
-        The files written.
 
     Raises:
         RunFolderError: a file is a link.
@@ -184,3 +161,38 @@ def page_example(sentence: str, attention: TextMaps, image: SeenImage | None = N
             names[name], shown = f"{name} (shares of sizes)", AttentionMap(shares_of_sizes(weights.source))
         maps[names[name]] = Map(shown, *attention.labels(name), attention.alternatives(name))
     return Example(sentence, maps, show=names[attention.shown])
+
+
+MOST_WEIGHTS = 2**23
+"""About 80 MB of digits."""
+
+
+def save_numbers(path: Path, seen: Sequence[tuple[str, TextMaps]]) -> None:
+    """Write `[{"text": ..., "maps": [{"name": ..., "queries": [...], "keys": [...], "weights": [H][T][S]}]}]`.
+
+    AxisLabels are null where there are none; weights have five significant digits.
+
+    Raises:
+        TooLargeError: there are more than 2^23 weights.
+        FileError: the file cannot be written; an older one stays as it was.
+    """
+    count = sum(one.numel() for _, attention in seen for one in attention.maps.values())
+    if count > MOST_WEIGHTS:
+        raise TooLargeError(
+            f"{path} would have {count:,} weights, and {MOST_WEIGHTS:,} are the most: choose by --layers and --heads, "
+            "or write the page (.html)"
+        )
+    found = [
+        {"text": text, "shown": attention.shown, "maps": [_of_map(name, attention) for name in attention.maps]}
+        for text, attention in seen
+    ]
+    with file_errors(path):
+        write_atomically(path, json.dumps(found, ensure_ascii=False) + "\n")
+
+
+def _of_map(name: str, attention: TextMaps) -> dict[str, object]:
+    queries, keys = attention.labels(name)
+    weights = attention.maps[name]
+    dense: Tensor = weights.dense() if isinstance(weights, AttentionMap) else weights
+    numbers = [[[float(f"{one:.5g}") for one in row] for row in head] for head in dense.float().tolist()]
+    return {"name": name, "queries": queries, "keys": keys, "weights": numbers}

@@ -15,12 +15,7 @@ Look = Callable[[], Sequence[tuple[str, TextMaps]]]
 
 
 class Snapshots:
-    """Draws, for each sentence, the mean over the heads of the map that is shown first.
-
-    Args:
-        look: returns the sentences and their maps of now.
-        say: is called once with the reason if nothing can be drawn; training does not end for want of a picture.
-    """
+    """Draws, for each sentence, the mean over the heads of the map that is shown first."""
 
     def __init__(self, look: Look, say: Callable[[str], None]) -> None:
         self._look: Look | None = look

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.text.labels import Label
+from regard.tasks.text.codec import Codec
 
 AxisLabels = list[str] | None
 """One for each token, or None for positions."""
@@ -20,20 +20,16 @@ class TextMaps(Protocol):
     @property
     def maps(self) -> Mapping[str, AttentionMap | Tensor]:
         """The maps by name, each (H, T, S)."""
-        ...
 
     @property
     def shown(self) -> str:
         """The name of the map to show first."""
-        ...
 
     def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
         """The labels of a map's rows (queries) and of its columns (keys); None for positions."""
-        ...
 
     def alternatives(self, name: str) -> "list[list[Alternative]] | None":
         """For each row of a map the tokens that were most probable in its place; None unless asked for."""
-        ...
 
 
 class Alternative(NamedTuple):
@@ -48,21 +44,17 @@ class TextAttention(NamedTuple):
     """The attention of the tokens of a text to each other."""
 
     texts: list[str]
-    """The labels of the tokens."""
     maps: dict[str, AttentionMap | Tensor]
     """The maps by name, each (H, T, T), first layer first."""
 
     @property
     def shown(self) -> str:
-        """The name of the last layer's map."""
         return list(self.maps)[-1]
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of the tokens, for rows and columns alike."""
         return self.texts, self.texts
 
     def alternatives(self, name: str) -> list[list[Alternative]] | None:
-        """None: the text was given."""
         return None
 
 
@@ -78,26 +70,16 @@ class LabelsEach(Protocol):
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
-        ...
 
 
-class HasLabels(LabelsEach, Protocol):
-    """A tokenizer that labels tokens and whole characters."""
-
-    def labels(self, ids: Sequence[int]) -> list[Label]:
-        """The labels to print along an axis for tokens, in order; tokens of one character share a label."""
-        ...
-
-
-def axis(tokenizer: HasLabels, ids: Sequence[int]) -> Axis:
+def axis(tokenizer: Codec, ids: Sequence[int]) -> Axis:
     """The labels of tokens; tokens that share a character share a label."""
     labels = tokenizer.labels(ids)
     return Axis([label.text for label in labels], [label.pieces for label in labels])
 
 
 def merge(weights: AttentionMap | Tensor, rows: Axis, columns: Axis) -> AttentionMap | Tensor:
-    """Turn a map over tokens into one over labels: sum the weights over the tokens of a column's label, and average
-    them over the tokens of a row's label."""
+    """Turn a map over tokens into one over labels: the weights of a key's tokens are summed, a query's averaged."""
     if all(first == last for first, last in (*rows.spans, *columns.spans)):
         return weights  # each token has a label of its own, and the map stays lazy
     dense = weights.dense() if isinstance(weights, AttentionMap) else weights

@@ -52,15 +52,7 @@ def look_at_text(
     block_length: int,
     attend: Callable[[Tensor], Mapping[str, AttentionMap]],
 ) -> Look | None:
-    """The attention of a model to stretches of the validation text, evenly apart.
-
-    Args:
-        model: the model; it is in evaluation mode during each look.
-        corpus: the corpus whose validation text is looked at.
-        count: how many stretches; with 0 there is no look, and None is returned.
-        block_length: the most tokens of a stretch.
-        attend: returns the maps of a row of tokens (1, T).
-    """
+    """The attention of a model to stretches of the validation text, evenly apart."""
     tokens, length = corpus.valid.tokens, min(block_length, LONGEST_TOKENS, len(corpus.valid))
     starts = [number * (len(tokens) - length) // max(count, 1) for number in range(count)]
     if not starts or not length:
@@ -101,14 +93,7 @@ def attend_to_pairs(model: Model, corpus: Corpus) -> Attend:
 def attend_to_text(
     model: nn.Module, corpus: TextCorpus, block_length: int, attend_to: Callable[[Tensor], Mapping[str, AttentionMap]]
 ) -> Attend:
-    """Run a language model over a few stretches of the validation text, evenly apart and as long as those it trains on.
-
-    Args:
-        model: the model; it is in evaluation mode during each run.
-        corpus: the corpus whose validation text is read.
-        block_length: the most tokens of a stretch.
-        attend_to: returns the maps of rows of tokens (B, T).
-    """
+    """Run a language model over a few stretches of the validation text, evenly apart, as long as those it trains on."""
     tokens, length = corpus.valid.tokens, min(block_length, len(corpus.valid))
     count = max(1, LOGGED_TOKENS // max(length, 1))
     starts = sorted({number * (len(tokens) - length) // count for number in range(count)})

@@ -33,7 +33,6 @@ class CandidateWeights(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name to print."""
         first, last = self.checkpoints[0], self.checkpoints[-1]
         return first if first == last else f"mean of {len(self.checkpoints)}: {first} to {last}"
 
@@ -50,23 +49,8 @@ def choose_checkpoint(
     """Score the best and the last model of a run, the models it kept and means of these; the winner becomes best.
 
     The means are taken over the last 2, 4, 8, ... and over all models kept (`FitConfig.keep`).
-    The best model by training stays beside the new one, as checkpoint `trained`, and is a candidate too.
-
-    Args:
-        folder: a run folder.
-        by: the lowest validation loss wins, or (translators only) the highest BLEU on the validation pairs. If no model
-            reaches 1 BLEU, the loss decides: such figures are those of chance.
-        beam_size: hypotheses of the search for BLEU.
-        bleu_tokenize: sacrebleu's tokenizer; None is that of the run.
-        device: "auto", "cpu", "cuda", ...
-        tell: is called with the name of each model before it is scored, and how many are done of how many.
-
-    Returns:
-        Every candidate, the winner first.
-
-    Raises:
-        RunFolderError: the folder holds no run, or one cut short.
-        ArgumentError: BLEU is asked of a language model, or the beam is outside 1..10,000.
+    The best model by training stays beside the new one, as checkpoint `trained`, and is a candidate too. By BLEU, if no
+    model reaches 1, the loss decides: such figures are those of chance.
 
     Source: checkpoint averaging, Vaswani et al. 2017, section 6.1.
     """

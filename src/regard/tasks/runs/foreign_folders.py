@@ -11,20 +11,8 @@ READERS = (
 )
 """The families regard reads and that neither translate nor continue a text."""
 WRITERS = (
-    *(
-        "gpt2",
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "glm4",
-    ),
+    *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma3", "olmo2", "olmo3", "phi3"),
+    "glm4",
     *("smollm3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"),
 )
 """The families that continue a text."""
@@ -41,21 +29,7 @@ def family_of(folder: Path) -> object:
     return read_json(folder / "config.json").get("model_type")
 
 
-def size_of_weights(folder: Path) -> int:
-    """The bytes of the weights in a Hugging Face folder."""
-    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-
-
 def check_weights(folder: Path) -> None:
-    """Check the headers of the safetensors files in a folder, without torch.
-
-    Raises:
-        DataError: a file is damaged or cut short.
-    """
+    """Check the headers of the safetensors files in a folder, without torch."""
     for path in folder.glob("*.safetensors"):
         check_tensors(path)
-
-
-def writes_text(folder: Path) -> bool:
-    """Whether the model of a Hugging Face folder continues texts and does not translate."""
-    return family_of(folder) in WRITERS

@@ -1,7 +1,6 @@
 """Models of a configuration, which is compared with the files before anything of its sizes is made."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,29 +15,18 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def made_of(make: Callable[[], M]) -> M:
-    """The model of `make`.
-
-    Raises:
-        ArgumentError: its sizes are those of no model, such as 0 heads, or need more memory than there is.
-    """
-    with _sizes_refused():
+    """The model of `make`; raises ArgumentError for sizes of no model, or of one for which there is no memory."""
+    try:
         return make()
+    except RegardError:
+        raise
+    except (RuntimeError, ArithmeticError, MemoryError, ValueError, TypeError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ArgumentError(f"no model of these sizes can be made: {said}") from None
 
 
 def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, source: Path) -> M:
-    """A model with the weights of a checkpoint.
-
-    It is first made on the `meta` device, where it takes no memory.
-
-    Args:
-        make: makes the model.
-        config: the settings of the model.
-        tensors: the weights by name.
-        source: the folder of the checkpoint, for messages.
-
-    Raises:
-        RunFolderError: the checkpoint has weights of other names or shapes.
-    """
+    """A model with the weights of a checkpoint."""
     most = max((value for name, value in _integers(config) if name.endswith("layers")), default=0)
     if most > len(tensors):
         raise RunFolderError(f"{source} does not fit the model: it has {len(tensors)} tensors, and {most} layers")
@@ -50,17 +38,6 @@ def filled(make: Callable[[], M], config: Any, tensors: dict[str, Tensor], *, so
     model = made_of(make)
     fill_model(model, tensors, source=source)
     return model
-
-
-@contextmanager
-def _sizes_refused() -> Iterator[None]:
-    try:
-        yield
-    except RegardError:
-        raise
-    except (RuntimeError, ArithmeticError, MemoryError, ValueError, TypeError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ArgumentError(f"no model of these sizes can be made: {said}") from None
 
 
 def _integers(config: Any) -> Iterator[tuple[str, int]]:

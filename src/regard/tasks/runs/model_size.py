@@ -35,9 +35,6 @@ def count_parameters(make: Callable[[S], nn.Module], sizes: S) -> int:
     layers of a stack have the same shapes from the second on, or from one round of their pattern to the next: these
     models tell of all layers.
 
-    Raises:
-        ArgumentError: the sizes are those of no model.
-
     >>> from regard.models import DecoderOnly, DecoderOnlyConfig
     >>> sizes = DecoderOnlyConfig(dim=8, num_heads=2, feed_forward_dim=16, num_layers=10**9)
     >>> f"{count_parameters(partial(DecoderOnly, vocab_size=100), sizes):,}"
@@ -63,14 +60,6 @@ def refuse_too_large(make: Callable[[S], nn.Module], sizes: S, config: TrainingC
 
     Counted are the weights, their gradients, their moving average and the optimizer's state; batches come on top.
     Nothing is refused where the system does not tell how much memory it has.
-
-    Args:
-        make: makes the model.
-        sizes: its settings.
-        config: the settings of the run.
-
-    Raises:
-        ArgumentError: there is too little memory, or the sizes are those of no model.
     """
     device = find_device(config.device)
     there, count = most_bytes(device), count_parameters(make, sizes)
@@ -92,10 +81,6 @@ def _copies(device: torch.device) -> int:
 
 
 def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) -> M:
-    """The model of these settings, if there is memory to train it.
-
-    Raises:
-        ArgumentError: there is not, or the sizes are those of no model.
-    """
+    """The model of these settings, if there is memory to train it."""
     refuse_too_large(make, sizes, config)
     return made_of(partial(make, sizes))

@@ -18,22 +18,14 @@ SUMS = {"bytes": int, "crc32": str}
 
 
 def write_prepared(folder: RunFolder, record: Mapping[str, Any]) -> None:
-    """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written to.
-    """
+    """Write prepared.json, which says that the text is ready: the tokenizers and all of data/ must be complete."""
     paths = [*folder.path.glob("*tokenizer.json"), *(path for path in folder.data.rglob("*") if path.is_file())]
     files = {path.relative_to(folder.path).as_posix(): checksum_of_file(path) for path in sorted(paths)}
     write_sealed(folder.prepared_file, {**record, "files": files})
 
 
 def read_prepared(folder: RunFolder) -> dict[str, Any]:
-    """Read the record of `write_prepared`.
-
-    Raises:
-        RunFolderError: the file is absent, cut short, altered, or has no checksums of files where it should.
-    """
+    """Read the record of `write_prepared`."""
     prepared, path = read_sealed(folder.prepared_file), folder.prepared_file
     files = prepared.get("files", {})
     if not isinstance(files, dict):
@@ -46,11 +38,7 @@ def read_prepared(folder: RunFolder) -> dict[str, Any]:
 
 
 def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> None:
-    """Check that a file is still as it was when it was prepared. A file without a checksum is not checked.
-
-    Raises:
-        RunFolderError: the file is absent, cut short or altered.
-    """
+    """Check that a file is still as it was when it was prepared. A file without a checksum is not checked."""
     expected: Mapping[str, Any] | None = prepared.get("files", {}).get(path.relative_to(folder.path).as_posix())
     if expected is None:
         return
@@ -67,11 +55,7 @@ def check_file(path: Path, folder: RunFolder, prepared: Mapping[str, Any]) -> No
 
 
 def check_prepared(folder: RunFolder) -> None:
-    """Check that all prepared files are still as they were; this reads every file once.
-
-    Raises:
-        RunFolderError: a file is absent, cut short or altered; the message names the first.
-    """
+    """Check that all prepared files are still as they were; this reads every file once."""
     prepared = read_prepared(folder)
     for name in prepared.get("files", {}):
         check_file(folder.path / name, folder, prepared)

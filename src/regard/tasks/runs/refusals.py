@@ -14,12 +14,7 @@ from regard.tasks.text.tokenizers import Tokenizer
 
 
 def refuse_settings(task: str, config: TrainingConfig, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a run whose files are not there, or whose folder holds something else.
-
-    Raises:
-        ArgumentError: a file of the data cannot be read, or a vocabulary is too small or too large for its tokenizer.
-        RunFolderError: the folder of the run, or of the run with its first weights, is unfit.
-    """
+    """Refuse a run whose files are not there, or whose folder holds something else."""
     for one in fields(config):
         value = getattr(config, one.name)
         for path in value if isinstance(value, tuple) else (value,):
@@ -80,11 +75,7 @@ def _refuse_tokenizers(config: TrainingConfig, before: TrainingConfig) -> None:
 
 
 def require_files(paths: Iterable[Path], *, setting: str) -> None:
-    """Refuse paths that are not files or pipes this process may read.
-
-    Raises:
-        ArgumentError: names the first, and why it cannot be read.
-    """
+    """Refuse paths that are not files or pipes this process may read."""
     for path in paths:
         try:
             if path.is_dir():

@@ -23,12 +23,12 @@ from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.runs.serialisation import to_plain
 from regard.tasks.training.bad_batches import bad_batches
-from regard.tasks.training.busy_machine import line_if_busy
 from regard.tasks.training.checkpoints import check_fit, fill_model
 from regard.tasks.training.distributed.devices import (
     agreed_precision,
     find_device,
     join_ranks,
+    line_if_busy,
     place_line,
     start_fabric,
 )
@@ -53,14 +53,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
-    "out",
-    "steps",
-    "epochs",
-    "patience",
-    "bad_batches",
-    "device",
-    "gradient_checkpointing",
-    "threads",
+    *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads"),
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
 
@@ -70,7 +63,6 @@ class CountedBatches(Batches[Any], Protocol):
 
     def count(self) -> int:
         """The batches of the first pass over the data."""
-        ...
 
 
 class TrainingJob(NamedTuple):
@@ -114,27 +106,6 @@ def train_run(
 
     Under `torchrun` every rank calls this; rank 0 alone writes to the folder. Wrong settings are told
     before anything is made or read. If the data turn out wrong before the first step, nothing is left behind.
-
-    Args:
-        task: its name.
-        config: the settings.
-        prepare: reads the data.
-        make_job: makes the parts of the training loop.
-        make_model: makes a model of the sizes in these settings, for a vocabulary of a few tokens.
-        resume: go on with the run in the folder, if there is one.
-        overwrite: replace the run in the folder.
-        progress: where progress is shown.
-        callbacks: called with every event of the training loop, on rank 0.
-
-    Raises:
-        DataError: the text cannot be read, or there is too little of it.
-        RunFolderError: the folder holds something else, or cannot be resumed with these settings.
-        ArgumentError: some settings do not go together.
-        TorchVersionError: torch has no Muon, which the settings ask for.
-        NonFiniteError: the loss became NaN or infinite.
-        TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
-        Interrupted: SIGTERM came while the data was prepared.
-        OSError: the disk is full or the folder read-only.
     """
     folder = RunFolder(config.out)
     if os.environ.get("RANK", "0") == "0":  # the others may come when it has begun
@@ -236,10 +207,7 @@ def _never_reached(config: TrainingConfig) -> str | None:
 
 
 def _refuse_unfit_weights(config: TrainingConfig, make_model: Callable[[Any], nn.Module]) -> None:
-    """Refuse a run to begin with whose model has weights of other names or shapes.
-
-    Both models are made without memory (on the `meta` device). The vocabulary is that of the other run in any case.
-    """
+    """Refuse a run to begin with whose model has weights of other names or shapes."""
     if config.warm_start is None:
         return
     before = RunFolder(config.warm_start)
@@ -266,11 +234,7 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any], within: str = "")
 
 
 def warm_up(model: nn.Module, config: TrainingConfig, folder: RunFolder) -> None:
-    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already.
-
-    Raises:
-        RunFolderError: that folder holds no run, or its model has weights of other names or shapes.
-    """
+    """Begin with the weights of the run `config.warm_start`, unless training has a checkpoint already."""
     if config.warm_start is None or folder.checkpoints.has("last"):
         return
     before = RunFolder(config.warm_start)
@@ -298,11 +262,7 @@ def _alone(folder: RunFolder, fabric: Any) -> Iterator[None]:
 
 
 def check_resumed(config: C, saved: C) -> None:
-    """Check that a run with the settings `saved` may go on with the settings `config`.
-
-    Raises:
-        RunFolderError: a setting differs on which checkpoints depend; the message names the first.
-    """
+    """Check that a run with the settings `saved` may go on with the settings `config`."""
     for (name, ours), (_, theirs) in zip(_settings(config), _settings(saved), strict=True):
         if ours != theirs and name not in RESUMABLE:
             told = f"{name} {_told(theirs)}, not {_told(ours)}"
@@ -384,10 +344,7 @@ def _sayer(*files: IO[str] | None) -> Say:
 def _watchers(
     folder: RunFolder, fabric: Any, progress: IO[str] | None, look: Look | None, attend: Attend | None
 ) -> Iterator[tuple[list[Callback], Say]]:
-    """The files of a run's history, the display of its progress, and the function for a line to both.
-
-    There are none but on rank 0.
-    """
+    """On rank 0: the files of a run's history, the display of its progress, and the function for a line to both."""
     if not fabric.is_global_zero:
         yield [], lambda line: None
         return

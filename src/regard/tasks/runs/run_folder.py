@@ -35,33 +35,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORMAT = 3
-"""The version of the format of config.json."""
 REPLACEMENT = ".new"
 """The folder for the preparation of a run, or an export, in place of this one."""
 ENGINE = "ctranslate2"
 """The folder of the run's own export."""
 ENGINE_FILES = (
-    "engine.json",
-    "model.bin",
-    "config.json",
-    "vocabulary.json",
-    "shared_vocabulary.json",
-    "source_vocabulary.json",
-    "target_vocabulary.json",
-    "tokenizer.json",
-    "target_tokenizer.json",
-    "tokenizer_config.json",
+    *("engine.json", "model.bin", "config.json"),
+    *("vocabulary.json", "shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json"),
+    *("tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"),
 )
 """All files of the export. The first names the others with their checksums, and is written last."""
 FILES = (
-    "config.json",
-    "run.toml",
-    "tokenizer.json",
-    "source_tokenizer.json",
-    "target_tokenizer.json",
-    "metrics.jsonl",
-    "train.log",
-    "prepared.json",
+    *("config.json", "run.toml", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json"),
+    *("metrics.jsonl", "train.log", "prepared.json"),
 )
 """All files of a run, in the order in which a new run gets them: the first makes it a run, the last makes it ready."""
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -99,27 +85,17 @@ class RunFolder:
         return Checkpoints(self.path)
 
     def holds_a_run(self) -> bool:
-        """Whether training has begun here."""
         return self.config_file.is_file()
 
     def begin(self, task: str, config: Any) -> None:
-        """Make the folder and write the configuration; other files are never touched.
-
-        Raises:
-            RunFolderError: the folder holds a run already, or other files than a run's.
-            OSError: the folder cannot be made or written to.
-        """
+        """Make the folder and write the configuration; other files are never touched."""
         self.refuse_taken()
         self.sweep()
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_config(task, config)
 
     def refuse_taken(self) -> None:
-        """Check that a new run can have this folder.
-
-        Raises:
-            RunFolderError: the folder holds a run already, or other files than a run's; or it is a file.
-        """
+        """Check that a new run can have this folder."""
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderError(f"{self.path} is a file; name a folder for the run")
         if self.holds_a_run():
@@ -148,22 +124,13 @@ class RunFolder:
             beside.discard()
 
     def sweep(self) -> None:
-        """Remove the remains of a killed process: temporary files as large as the text, incomplete models.
-
-        Raises:
-            RunFolderError: there is a link in the place of a checkpoint.
-            OSError: a file cannot be removed.
-        """
+        """Remove the remains of a killed process: temporary files as large as the text, incomplete models."""
         RunFolder(self.path / REPLACEMENT).discard()
         self._sweep_temporaries()
         self.checkpoints.sweep()
 
     def discard(self) -> None:
-        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it.
-
-        Raises:
-            OSError: a file cannot be removed.
-        """
+        """Undo `begin`: remove the files of the run, and the folder if nothing else is in it."""
         if self.path.is_dir() and not self.path.is_symlink():
             self._clear(*FILES)
             self._sweep_temporaries()
@@ -173,9 +140,6 @@ class RunFolder:
         """Check that everything with the name of a part of a run is ours, before anything is written or removed.
 
         The folder itself may be a link: it is where the user wants the run to be.
-
-        Raises:
-            RunFolderError: there is a link, or something else than a run has there; the message names it.
         """
         for name in (*FILES, *FOLDERS):
             path = self.path / name
@@ -186,11 +150,7 @@ class RunFolder:
         self.checkpoints.refuse_strangers()
 
     def write_config(self, task: str, config: Any) -> None:
-        """Write the configuration, and the versions of Python and of the libraries.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the configuration, and the versions of Python and of the libraries."""
         versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
         record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
         # config.json comes first, as it makes the folder a run: if the process dies, --resume can write the rest.
@@ -198,11 +158,6 @@ class RunFolder:
         write_toml(self.path / "run.toml", task, config)
 
     def read_config(self, task: str, cls: type[T]) -> T:
-        """The configuration of the run.
-
-        Raises:
-            RunFolderError: there is no run here, it is of another task, or this version cannot read its settings.
-        """
         record = self._read_record()
         if record.get("format") == FORMAT and record.get("task") != task and "config" in record:
             raise RunFolderError(f"{self.path} holds a run of {record.get('task')}, and this needs one of {task}")
@@ -214,11 +169,6 @@ class RunFolder:
         return from_plain(cls, record["config"], source=self.config_file)
 
     def task(self) -> str:
-        """The task of the run.
-
-        Raises:
-            RunFolderError: there is no run here.
-        """
         return str(self._read_record().get("task"))
 
     def _read_record(self) -> dict[str, Any]:

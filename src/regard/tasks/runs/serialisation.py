@@ -25,20 +25,12 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], plain: Mapping[str, Any], *, source: Path) -> T:
-    """Turn the values of `to_plain` into the dataclass again. An absent key has its default.
-
-    Raises:
-        RunFolderError: `cls` does not have a key, or a value has another type; the message names file and key.
-    """
+    """Turn the values of `to_plain` into the dataclass again. An absent key has its default."""
     return _read(cls, plain, source, "")
 
 
 def changed(settings: T, plain: Mapping[str, Any], *, source: Path) -> T:
-    """Change the named values of a dataclass; a dataclass within it keeps its other values too.
-
-    Raises:
-        RunFolderError: as with `from_plain`.
-    """
+    """Change the named values of a dataclass; a dataclass within it keeps its other values too."""
     return _read_dataclass(type(settings), plain, source, "", before=settings)
 
 
@@ -77,7 +69,6 @@ def _read_dataclass(cls: Any, value: Any, source: Path, key: str, before: Any = 
 
 
 def _default(one: Field[Any]) -> Any:
-    """The default of a field; None if it has none."""
     if one.default_factory is not MISSING:
         return one.default_factory()
     return None if one.default is MISSING else one.default

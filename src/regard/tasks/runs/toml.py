@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import parse_toml
 from regard.tasks.runs.serialisation import to_plain
@@ -17,25 +17,14 @@ HEADER = """\
 
 
 def write_toml(path: Path, task: str, config: Any) -> None:
-    """Write a task and its settings; None is left out, because TOML has no such value.
-
-    Raises:
-        MissingExtraError: tomli-w is not installed.
-        OSError: the file cannot be written.
-    """
-    try:
+    """Write a task and its settings; None is left out, because TOML has no such value."""
+    with needs("tomli-w", extra="train"):
         import tomli_w
-    except ImportError:
-        raise MissingExtraError("tomli-w", extra="train") from None
     write_atomically(path, HEADER + tomli_w.dumps({"task": task, **_without_none(to_plain(config))}))
 
 
 def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Read the task of a file (None without one) and its settings, which are not checked yet.
-
-    Raises:
-        ArgumentError: there is no such file, or it is not TOML.
-    """
+    """Read the task of a file (None without one) and its settings, which are not checked yet."""
     try:
         settings = parse_toml(path.read_bytes())
     except OSError as error:

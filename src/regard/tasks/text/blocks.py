@@ -33,7 +33,6 @@ class TextBatch(NamedTuple):
 
     @property
     def predicted(self) -> int:
-        """The number of predicted positions."""
         return int((self.targets != UNPREDICTED).sum())
 
 
@@ -68,9 +67,6 @@ class BlockPlan:
         seed: decides splits and shuffling, together with the epoch.
         rank: the share of every batch to return.
         world_size: the number of shares.
-
-    Raises:
-        ArgumentError: the text is shorter than a block, or a batch has fewer blocks than there are ranks.
 
     >>> plan = BlockPlan(np.arange(100), length=10, overlap=1, batch_tokens=30, seed=0)
     >>> [blocks.tokens.shape for blocks in plan.epoch(0, 0)]
@@ -152,11 +148,6 @@ def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBat
     15 % of the tokens are chosen, at least one in each row. Of these, 80 % become the mask, 10 % another token of the
     vocabulary, and 10 % stay unchanged, so that the model has to represent visible tokens too.
 
-    Args:
-        blocks: the text to be masked.
-        vocab_size: of the tokenizer, without the mask token.
-        mask_id: the id of the mask token.
-
     Source: Devlin et al. 2018 (arXiv:1810.04805), section 3.1, task 1.
     """
     rows = [_masked(*row, vocab_size=vocab_size, mask_id=mask_id) for row in zip(*blocks, strict=True)]
@@ -204,9 +195,6 @@ def next_token_windows(
     A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
     stride gives each predicted token more context. `begin_id` is the mark that begins each document in a row of
     several, and that is not predicted; None predicts every token.
-
-    Raises:
-        ArgumentError: the stride is not in 1..length.
 
     >>> [window.targets.tolist() for window in next_token_windows(np.arange(4, 10), length=4, stride=2)]
     [[5, 6, 7, 8], [-100, -100, 9]]

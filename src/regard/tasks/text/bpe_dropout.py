@@ -40,9 +40,6 @@ class BPEDropout:
         tokenizer: a byte-level BPE tokenizer.
         probability: p in 0..1; the paper takes 0.1 for most languages.
 
-    Raises:
-        ArgumentError: the tokenizer has no merges, or p is outside 0..1.
-
     Source: Provilkov et al. 2020 (arXiv:1910.13267), algorithm 1.
 
     >>> from regard.tasks.text.tokenizer_recipes import ByteLevelBPE
@@ -86,9 +83,6 @@ class BPEDropout:
 
         Returns:
             The new tokens of each sentence. They decode to the same text.
-
-        Raises:
-            DataError: the tokens are not those of a text.
         """
         words = [self._sizes_of_words(sentence) for sentence in sentences]
         tokens, word_sizes = _joined(sentences), _joined(words)
@@ -204,14 +198,7 @@ class NewCuts:
     def __call__(
         self, sources: Sequence[Integers], targets: Sequence[Integers], *, numbers: Sequence[int], epoch: int
     ) -> tuple[list[Integers], list[Integers]]:
-        """The sources and targets as other tokens.
-
-        Args:
-            sources: the tokens of each source by its tokenizer, without special tokens.
-            targets: the same of each target.
-            numbers: the index of each pair in the corpus.
-            epoch: the number of the pass over the data.
-        """
+        """The sources and targets as other tokens."""
         fresh = list[list[Integers]]()
         for side, (cut, sentences) in enumerate(zip(self._sides, (sources, targets), strict=True)):
             state = np.random.SeedSequence([self._seed, epoch, side]).generate_state(1, np.uint64)

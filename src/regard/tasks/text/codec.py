@@ -28,30 +28,23 @@ class Codec(Protocol):
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, without the end token."""
-        ...
 
     @property
     def unknown_id(self) -> int | None:
         """The token for text outside the vocabulary; None for tokenizers without gaps."""
-        ...
 
     @property
     def lowercases(self) -> bool:
         """True if text is lowercased before it is tokenised, so that decoded text is in lower case too."""
-        ...
 
     def surfaces(self, text: str) -> list[str]:
         """The stretch of text of each token, including spaces; empty for a special token."""
-        ...
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
         """The text of ids, without special tokens. `unknown` has the text for each unknown token, else it is U+FFFD."""
-        ...
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
         """The labels of the tokens on an axis, in order; tokens of one character share a label."""
-        ...
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
-        ...

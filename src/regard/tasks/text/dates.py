@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from types import ModuleType
 from typing import Literal, get_args
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 from regard.tasks.text.pairs import Pair
 from regard.tasks.text.unicode import normalise
 
@@ -68,9 +68,6 @@ class Form:
     def write(self, day: date) -> str:
         """The day in this form, in NFC.
 
-        Raises:
-            ArgumentError: the day is not in the years of the task.
-
         >>> [form.write(date(2026, 11, 21)) for form in forms() if form.locale == "ja"]
         ['2026年11月21日土曜日', '2026年11月21日', '2026/11/21']
         """
@@ -84,15 +81,6 @@ def pairs(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
 
     Each day always belongs to the same split, whatever the seed is. So no held-out day was ever seen in training,
     in any language.
-
-    Args:
-        split: "train" (nine days of ten), "valid" or "test".
-        seed: of the random choice.
-        seed: decides which pairs.
-
-    Raises:
-        ArgumentError: there is no such split, or it has fewer pairs.
-        MissingExtraError: babel is not installed.
 
     >>> for source, target in pairs("test", 3, seed=1):
     ...     print(source, "->", target)
@@ -138,11 +126,9 @@ def _split(day: date) -> Split:
 
 
 def _babel() -> ModuleType:
-    try:
+    with needs("babel", extra="train"):
         import babel
         import babel.dates
-    except ImportError as error:
-        raise MissingExtraError("babel", extra="train") from error
     return babel
 
 

@@ -37,8 +37,7 @@ def items_of(
     *,
     too_long: Callable[[str], None] = refuse_long,
 ) -> Iterator[Callable[[], T]]:
-    """A function for each record of files, which returns its item; raises ArgumentError for an unknown format or a
-    wrong number of files."""
+    """A function for each record of files, which returns its item."""
     if format is not None and format not in forms:
         raise ArgumentError(f"expected --data-format out of {', '.join(forms)}, got {format!r}")
     if not files or (format is not None and forms[format].is_by_twos and len(files) % 2):

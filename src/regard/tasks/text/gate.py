@@ -58,7 +58,6 @@ class Packing(NamedTuple):
 
     name: str
     open: Callable[[Any], IO[bytes]]
-    """Opens the packed bytes of a stream."""
 
 
 def _zstd(stream: IO[bytes]) -> IO[bytes]:
@@ -103,9 +102,6 @@ def packing_of(head: bytes) -> Packing | None:
 
 def refuse_foreign(head: bytes, name: str) -> None:
     r"""Refuse an input that is no text in UTF-8, by its first bytes.
-
-    Raises:
-        DataError: says what it is, and how to make it UTF-8.
 
     >>> refuse_foreign("a\tb\n".encode("utf-16-le"), "a.tsv")
     Traceback (most recent call last):
@@ -155,10 +151,6 @@ def _is_utf8(head: bytes) -> bool:
 
 def form_of_pairs(names: Sequence[str], heads: Sequence[bytes]) -> PairFormat:
     """The form in which files hold pairs, by the first bytes of the first two of them.
-
-    Raises:
-        ArgumentError: they could be read in two ways.
-        DataError: they hold JSON, and not an object on each line.
 
     >>> form_of_pairs(["a", "b"], [b"one\\ttwo\\n", b"three\\tfour\\n"])
     'tsv'

@@ -64,10 +64,6 @@ def piece_label(piece: str) -> str:
 def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[Label]:
     """Labels of byte-level pieces. Pieces of one character share a label.
 
-    Args:
-        pieces: the tokens as the vocabulary writes them; special tokens as they are to be printed.
-        special: True for special tokens, which are never merged.
-
     >>> byte_level_labels(["Ġ", "æ", "Ĺ", "¥"], [False] * 4)
     [Label(text='␣', pieces=(0, 0)), Label(text='日', pieces=(1, 3))]
     """
@@ -85,11 +81,6 @@ def byte_level_labels(pieces: Sequence[str], special: Sequence[bool]) -> list[La
 
 def label_of_each(pieces: Sequence[str], special: Sequence[bool], *, byte_level: bool) -> list[str]:
     """One label for each token: a text, a piece as its tokenizer writes it, or the bytes of a part of a character.
-
-    Args:
-        pieces: the tokens as the vocabulary writes them.
-        special: True for special tokens, which are printed as they are.
-        byte_level: True if pieces are in the byte-level alphabet.
 
     >>> label_of_each(["Ġto", "Ċ", "æ", "Ĺ¥", "<s>"], [False] * 4 + [True], byte_level=True)
     [' to', '↵', '<0xE6>', '<0x97><0xA5>', '<s>']

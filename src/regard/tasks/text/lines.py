@@ -171,7 +171,6 @@ class Lines(Iterator[Line]):
         return head
 
     def _read(self, path: StrPath, too_long: Callable[[str], None]) -> Iterator[Any]:
-        """The head, and then the lines."""
         place, packed_by = self.name, ""
         try:
             with ExitStack() as opened:

@@ -37,19 +37,12 @@ class LinkedPair(NamedTuple):
 
 
 def read_links(path: StrPath) -> list[GoldLinks]:
-    """Read a file with the links of one pair on each line: `0-0 1-2` are sure, `3?4` or `3p4` only possible.
-
-    Raises:
-        DataError: the file cannot be read, or a line has something else; the message names it.
-    """
+    """Read a file with the links of one pair on each line: `0-0 1-2` are sure, `3?4` or `3p4` only possible."""
     return [links_of(decoded(*line), line.place) for line in Lines(path)]
 
 
 def links_of(text: str, place: str) -> GoldLinks:
     """The links of one line.
-
-    Raises:
-        DataError: the line holds something else; the message names the line.
 
     >>> sorted(links_of("0-0 1?2", "links:1").possible)
     [(0, 0), (1, 2)]
@@ -90,10 +83,6 @@ def read_linked_pairs(
     """Pairs as in `read_pairs`, each with a line of a file of links; a bad line of either is a bad pair.
 
     Without such a file, the links are empty.
-
-    Raises:
-        ArgumentError: as with `read_pairs`.
-        DataError: while reading, if a line is bad, names a missing word, or the files differ in lines.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -147,4 +147,3 @@ PAIR_FORMS: Mapping[str, RecordForm[Any, Pair]] = MappingProxyType(
         "aligned": RecordForm(_side_by_side, _from_aligned, is_by_twos=True),
     }
 )
-"""The forms of pairs by their names."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import MissingExtraError, RunFolderError
+from regard.errors import MissingExtraError, RunFolderError, needs
 from regard.files.untrusted import parse_json
 from regard.tasks.text.codec import Codec, Marks
 from regard.tasks.text.labels import SPACE, Label, byte_level_labels, byte_string, label_of_each, piece_label
@@ -15,7 +15,6 @@ from regard.tasks.text.unicode import normalise
 
 UNKNOWN = "<unk>"
 MOST_IDS = 2**31
-"""How many ids a vocabulary may have."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A byte in a vocabulary with byte fallback."""
 
@@ -24,15 +23,6 @@ class SentencePieces:
     """Marian's tokenizer: a SentencePiece model splits the text, and a separate vocabulary maps pieces to ids.
 
     A language code such as `>>fra<<` at the beginning of a text stays one token.
-
-    Args:
-        model: a .spm file.
-        vocabulary: a JSON object from piece to id.
-        marks: the special tokens around a text.
-
-    Raises:
-        RunFolderError: a file cannot be read, or the vocabulary has no unknown token.
-        MissingExtraError: sentencepiece is not installed.
     """
 
     def __init__(self, model: Path, vocabulary: Path, marks: Marks) -> None:
@@ -45,25 +35,16 @@ class SentencePieces:
         return max(self._names) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text after NFC, without special tokens."""
-        return [self._encode(normalise(text)) for text in texts]
-
-    def _encode(self, text: str) -> list[int]:
-        unknown = self._ids[UNKNOWN]
-        return [self._ids.get(piece, unknown) for piece in self._cut(text)]
-
-    def _cut(self, text: str) -> list[str]:
-        code, text = _language_code(text)
-        return [*code, *self._pieces.encode(text, out_type=str)]
+        parts = (_language_code(normalise(text)) for text in texts)
+        pieces = ([*code, *self._pieces.encode(rest, out_type=str)] for code, rest in parts)
+        return [[self._ids.get(piece, self._ids[UNKNOWN]) for piece in some] for some in pieces]
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for pieces outside the vocabulary."""
         return self._ids[UNKNOWN]
 
     @property
     def lowercases(self) -> bool:
-        """False: the pieces of these models have both cases."""
         return False
 
     def surfaces(self, text: str) -> list[str]:
@@ -73,32 +54,20 @@ class SentencePieces:
         return [*code, *(" " * one.piece.startswith(SPACE) + one.surface.lstrip() for one in found)]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without special tokens. An unknown token is U+FFFD, or its text in `unknown`."""
         words = iter(unknown)
         pieces = [self._names.get(i, UNKNOWN) for i in ids if i not in self.marks]
         text = "".join(next(words, REPLACEMENT) if piece == UNKNOWN else piece for piece in pieces)
         return text.replace(SPACE, " ").strip()
 
     def labels(self, ids: Sequence[int]) -> list[Label]:
-        """One label for each token."""
         return [Label(text, (n, n)) for n, text in enumerate(self.label_of_each(ids))]
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token."""
         return [piece_label(self._names.get(i, UNKNOWN)) for i in ids]
 
 
 class TokenizerFile:
-    """A tokenizer.json, with its template's tokens before a text. The batch adds the end token.
-
-    Args:
-        path: the file.
-        marks: the special tokens around a text.
-
-    Raises:
-        RunFolderError: the file cannot be read, or is not a tokenizer.
-        MissingExtraError: tokenizers is not installed.
-    """
+    """A tokenizer.json, with its template's tokens before a text. The batch adds the end token."""
 
     def __init__(self, path: Path, marks: Marks) -> None:
         self.marks = marks
@@ -114,16 +83,15 @@ class TokenizerFile:
         return max(self._backend.get_vocab().values()) + 1
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """The ids of each text after NFC, without the end token."""
         batch = [normalise(text) for text in texts]
         with encoding():
             encoded = self._backend.encode_batch(batch)
         # If there are only special tokens, the text is empty, and the result must be empty too.
-        return [[] if all(one.special_tokens_mask) else _without_end(one.ids, self.marks.end_id) for one in encoded]
+        ids = ([] if all(one.special_tokens_mask) else one.ids for one in encoded)
+        return [one[:-1] if one[-1:] == [self.marks.end_id] else one for one in ids]
 
     @property
     def unknown_id(self) -> int | None:
-        """The token for text outside the vocabulary; None with byte fallback."""
         if self._byte_level:
             return None
         model = parse_json(self._backend.to_str())["model"]
@@ -134,7 +102,6 @@ class TokenizerFile:
 
     @property
     def lowercases(self) -> bool:
-        """True if text is lowercased before it is tokenised, so that decoded text is in lower case too."""
         return reads_lower_case(self._backend)
 
     def surfaces(self, text: str) -> list[str]:
@@ -149,7 +116,6 @@ class TokenizerFile:
         return found[::-1]
 
     def decode(self, ids: Sequence[int], *, unknown: Sequence[str] = ()) -> str:
-        """The text of ids without the tokenizer's special tokens. `unknown` replaces its unknown tokens."""
         kept = [i for i in ids if i not in self.marks]
         if not unknown:
             return str(self._backend.decode(kept, skip_special_tokens=True)).strip()
@@ -184,7 +150,6 @@ class TokenizerFile:
         return byte_level_labels(pieces, special)
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token, also for a part of a character."""
         return label_of_each(*self._pieces(ids), byte_level=self._byte_level)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
@@ -193,12 +158,7 @@ class TokenizerFile:
 
 
 def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[Codec, Codec]:
-    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files.
-
-    Raises:
-        RunFolderError: the folder has neither, or a file cannot be read.
-        MissingExtraError: the library that reads them is not installed.
-    """
+    """The source and target tokenizers of a folder, from tokenizer.json or else from Marian's SentencePiece files."""
     one, separate = folder / "tokenizer.json", folder / "target_tokenizer.json"
     if one.is_file():
         return TokenizerFile(one, source), TokenizerFile(separate if separate.is_file() else one, target)
@@ -216,10 +176,8 @@ def pretrained_tokenizers(folder: Path, source: Marks, target: Marks) -> tuple[C
 
 
 def _load_pieces(model: Path) -> Any:
-    try:
+    with needs("sentencepiece", extra="train"):
         import sentencepiece
-    except ImportError:
-        raise MissingExtraError("sentencepiece", extra="train") from None
     try:
         return sentencepiece.SentencePieceProcessor(model_file=str(model))
     except (OSError, RuntimeError) as error:
@@ -246,7 +204,3 @@ def _language_code(text: str) -> tuple[list[str], str]:
     """
     end = text.find("<<")
     return ([text[: end + 2]], text[end + 2 :]) if text.startswith(">>") and end != -1 else ([], text)
-
-
-def _without_end(ids: list[int], end_id: int) -> list[int]:
-    return ids[:-1] if ids and ids[-1] == end_id else ids

@@ -25,11 +25,6 @@ def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines
 
     A sentence may lack some references, but not all. Its lines in those files are then empty.
 
-    Raises:
-        ArgumentError: there is no file of references.
-        DataError: while reading, if a line is not UTF-8, a source is empty, a sentence has no reference,
-            files have different lengths, or no line can be read.
-
     >>> import tempfile
     >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,12 +43,7 @@ def read_references(source: StrPath, references: Sequence[StrPath], *, bad_lines
 def read_judged(
     paths: Sequence[StrPath], *, format: PairFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[tuple[str, str | tuple[str, ...]]]:
-    """Pairs in any form that `read_pairs` takes; the target of a JSON object may be a list of texts.
-
-    Raises:
-        ArgumentError: as with `read_pairs`.
-        DataError: as with `read_pairs`.
-    """
+    """Pairs in any form that `read_pairs` takes; the target of a JSON object may be a list of texts."""
     forms: dict[str, RecordForm[Any, Any]] = {**PAIR_FORMS, "jsonl": RecordForm(in_a_row, _judged_json)}
     return read_items(paths, format, forms, bad_lines=bad_lines)
 

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -13,15 +13,13 @@ from regard.errors import ArgumentError
 from regard.files.atomic import replacing
 from regard.files.mapped import item_bytes, write_footer
 from regard.tasks.text.lines import StrPath
+from regard.tasks.text.pair_store import CHUNK_PAIRS, chunks
 from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded
 
 DocumentUnit = Literal["file", "paragraphs", "lines"]
 """The unit of a document: the whole file, the text between blank lines, or each line."""
-
-CHUNK_PIECES = 4096
-"""Pieces tokenised and written at a time: few enough for memory, enough for the tokenizer's threads."""
 
 
 class TextPiece(NamedTuple):
@@ -35,9 +33,6 @@ class TextPiece(NamedTuple):
 
 def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]:
     r"""The pieces of documents, from lines without their line feeds.
-
-    Raises:
-        ArgumentError: there is no such kind of document.
 
     >>> [tuple(piece) for piece in pieces(["a", "", "", "b", "c"], "paragraphs")]
     [('a\n', True), ('b\n', True), ('c\n', False)]
@@ -56,8 +51,7 @@ def pieces(lines: Iterable[str], documents: DocumentUnit) -> Iterator[TextPiece]
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text as a store has them: each line is tokenised separately, together with its line feed, and a
-    long one in parts."""
+    """The tokens of a text as a store has them: each line, with its line feed, by itself, and a long one in parts."""
     *lines, last = text.split("\n")
     parts = chain.from_iterable(map(bounded, (*(line + "\n" for line in lines), last)))
     return list(chain.from_iterable(tokenizer.encode_batch(parts)))
@@ -110,10 +104,6 @@ class TextStore(TokenFile[TextFooter]):
         return self.footer.text_bytes
 
     @property
-    def documents(self) -> int:
-        return self.footer.documents
-
-    @property
     def unknown(self) -> int:
         return self.footer.unknown
 
@@ -121,21 +111,14 @@ class TextStore(TokenFile[TextFooter]):
     def build(cls, path: StrPath, pieces: Iterable[TextPiece], tokenizer: Tokenizer, *, is_whole: bool) -> "TextStore":
         """Tokenise pieces into a file, chunk by chunk, and open it. An older file is replaced.
 
-        Args:
-            path: the name of the file.
-            pieces: the pieces in the order of the text.
-            tokenizer: tokenises them.
-            is_whole: True for whole documents, each followed by EOS.
-
         Raises:
             DataError: a piece cannot be read.
             OSError: the file cannot be written; an older one stays as it was.
         """
         dtype = dtype_below(len(tokenizer))
         tokens = text_bytes = documents = unknown = 0
-        iterator = iter(pieces)
         with replacing(path) as file:
-            while chunk := list(islice(iterator, CHUNK_PIECES)):
+            for chunk in chunks(pieces, CHUNK_PAIRS):
                 row: list[int] = []
                 for piece, ids in zip(chunk, tokenizer.encode_batch(piece.text for piece in chunk), strict=True):
                     if piece.begins:
@@ -160,15 +143,12 @@ class PieceBytes(Protocol):
     @property
     def unknown_id(self) -> int | None:
         """The token for text outside the vocabulary; None for tokenizers without gaps."""
-        ...
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in UTF-8; they may be only a part of a character."""
-        ...
 
     def label_of_each(self, ids: Sequence[int]) -> list[str]:
         """One label for each token."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

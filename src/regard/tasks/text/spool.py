@@ -12,7 +12,6 @@ from regard.files.atomic import naming
 BLOCK_CHARACTERS = 2**20
 """A block is written when it has so many characters. This limits the memory and the number of calls of JSON."""
 _SIZE_BYTES = 8
-"""The bytes of the size before each block."""
 
 
 class Spool(AbstractContextManager["Spool"]):
@@ -23,9 +22,6 @@ class Spool(AbstractContextManager["Spool"]):
     Args:
         records: read once, immediately.
         folder: the file is on the disk of this folder; it needs about as much space as the text.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
 
     >>> with Spool(["one", "two"], Path(".")) as spool:
     ...     len(spool), list(spool), list(spool)

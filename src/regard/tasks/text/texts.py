@@ -28,34 +28,24 @@ def text_of_json(line: Line, keys: Sequence[str] = ("text",)) -> str:
 TEXT_FORMS: Mapping[str, RecordForm[Line, str]] = MappingProxyType(
     {"text": RecordForm(in_a_row, lambda line: decoded(*line)), "jsonl": RecordForm(in_a_row, text_of_json)}
 )
-"""The forms of running text by their names."""
 
 
 def read_texts(
     paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
 ) -> Reader[str]:
-    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None decides by the beginning.
-
-    Raises:
-        ArgumentError: the format is unknown.
-        DataError: while reading, if a line is bad, or a file cannot be read or is no text.
-    """
+    """Texts from files: each line ("text"), or each {"text": ...} on a line ("jsonl"); None: the beginning tells."""
     return Reader(items_of(paths, format, TEXT_FORMS), bad_lines=bad_lines)
 
 
 class RunningText(Iterator[str]):
-    """The lines of several files as running text; a text of JSON lines has a blank line behind it.
-
-    Raises:
-        ArgumentError: the format is unknown.
-        DataError: while reading, as with `read_texts`; a line of more than 16 MiB is cut.
-    """
+    """The lines of several files as running text; a text of JSON lines has a blank line behind it."""
 
     def __init__(
         self, paths: Sequence[StrPath], *, format: RunningTextFormat | None = None, bad_lines: BadLines = "stop"
     ) -> None:
         self._cut: list[str] = []
-        forms = {**TEXT_FORMS, "jsonl": RecordForm(in_a_row, _paragraph_of_json)}
+        paragraphs = RecordForm(in_a_row, lambda line: text_of_json(line).removesuffix("\n") + "\n")
+        forms = {**TEXT_FORMS, "jsonl": paragraphs}
         self._reader = Reader(items_of(paths, format, forms, too_long=self._cut.append), bad_lines=bad_lines)
         self._lines = (line for text in self._reader for line in text.split("\n"))
         self.size_bytes = 0
@@ -68,10 +58,5 @@ class RunningText(Iterator[str]):
 
     @property
     def told(self) -> list[str]:
-        """The lines so far that were left out or cut."""
         cut = [f"{len(self._cut):,} lines of more than 16 MiB cut (the first: {self._cut[0]})"] if self._cut else []
         return [*self._reader.told, *cut]
-
-
-def _paragraph_of_json(line: Line) -> str:
-    return text_of_json(line).removesuffix("\n") + "\n"

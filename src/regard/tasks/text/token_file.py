@@ -21,7 +21,6 @@ class TokenFooter(Footer, Protocol):
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of the file's tokenizers."""
-        ...
 
 
 F = TypeVar("F", bound=TokenFooter)
@@ -43,8 +42,7 @@ class TokenFile(Generic[F]):
 
     @classmethod
     def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
-        """Open a file made with these tokenizers; raises RunFolderError if it is absent, cut short, another program's,
-        or made with others."""
+        """Open a file made with these tokenizers."""
         file = cls(path)
         if file.footer.fingerprints != fingerprints(*tokenizers):
             raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")

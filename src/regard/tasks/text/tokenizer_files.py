@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from regard.errors import DataError, MissingExtraError
+from regard.errors import DataError, needs
 from regard.files.untrusted import parse_json
 
 LONGEST_TEXT = 10_000
@@ -20,10 +20,8 @@ AFFIXES = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 def tokenizers_library() -> ModuleType:
     """The `tokenizers` package; raises MissingExtraError if it is not installed."""
-    try:
+    with needs("tokenizers", extra="train"):
         import tokenizers
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", extra="train") from error
     return tokenizers
 
 
@@ -67,8 +65,7 @@ def reads_lower_case(backend: Any) -> bool:
 
 @contextmanager
 def encoding() -> Iterator[None]:
-    """Turn a panic of the library, which is no `Exception`, into a DataError with the tokenizer's name: a pattern of a
-    tokenizer.json can need more steps for a text than the library's limit."""
+    """Turn a panic of the library (a pattern needs too many steps for a text), no `Exception`, into a DataError."""
     try:
         yield
     except BaseException as error:

@@ -1,13 +1,13 @@
 """Recipes of tokenizers: byte-level BPE, words and characters, learnt from text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread, current_thread, main_thread
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from regard.errors import ArgumentError, DataError
-from regard.tasks.text.background import in_background
 from regard.tasks.text.tokenizer_files import tokenizers_library
 from regard.tasks.text.tokenizers import REPLACEMENT, SPECIAL_TOKENS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded, normalise
@@ -27,7 +27,6 @@ class Recipe(Protocol):
 
     def train(self, texts: Iterable[str]) -> Tokenizer:
         """Learn a vocabulary from texts, which are read once."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,3 +213,33 @@ def _some_text(texts: Iterable[str]) -> Iterator[str]:
 def _check_at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value}; raise it to {least} or more")
+
+
+T = TypeVar("T")
+LOOKING_S = 0.1
+"""Seconds until Windows, where waiting cannot be interrupted, looks for Ctrl-C again."""
+
+
+def in_background(work: Callable[[], T]) -> T:
+    """The result of some work, done in another thread, so that the handler of a signal runs at once.
+
+    If the handler raises, the work is left to itself, and ends with the process.
+    """
+    if current_thread() is not main_thread():
+        return work()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=do, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOKING_S)
+    if errors:
+        raise errors[0]
+    return results[0]

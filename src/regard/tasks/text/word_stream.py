@@ -29,13 +29,6 @@ class HeardWord(NamedTuple):
 def heard_words(read: Callable[[], bytes], name: str) -> Iterator[HeardWord]:
     r"""The words of a stream and the ends of its lines, one by one, each as soon as it is complete.
 
-    Args:
-        read: returns the available bytes, at least one; none at the end of the stream.
-        name: of the stream, for messages.
-
-    Raises:
-        DataError: the stream is no text in UTF-8, or has a word longer than 16 MiB.
-
     >>> pieces = iter([b"good mor", b"ning\n", b"bye", b""])
     >>> [heard.raw for heard in heard_words(lambda: next(pieces), "x")]
     [b'good', b'morning', None, b'bye', None]

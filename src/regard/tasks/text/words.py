@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 
 Span = tuple[int, int]
 """The first character of a stretch of text, and the one behind its last."""
@@ -39,10 +39,8 @@ def segments(text: str) -> list[str]:
 
 @cache
 def _breaker() -> Callable[[str, str], Any]:
-    try:
+    with needs("icu4py", extra="train"):
         from icu4py.breakers import WordBreaker
-    except ImportError as error:
-        raise MissingExtraError("icu4py", extra="train") from error
     return WordBreaker
 
 
@@ -110,10 +108,8 @@ def lengthens(piece: str) -> bool:
 
 @cache
 def _pattern(pattern: str) -> Any:
-    try:
+    with needs("regex", extra="train"):
         import regex
-    except ImportError as error:
-        raise MissingExtraError("regex", extra="train") from error
     return regex.compile(pattern)
 
 

@@ -18,13 +18,6 @@ class MovingAverage:
     average forgets the early steps faster, because their weights are still far from good. With a decay of d it
     looks back over about $1 / (1 - d)$ steps.
 
-    Args:
-        model: the average begins with its parameters.
-        decay: d, above 0 and below 1.
-
-    Raises:
-        ArgumentError: the decay is outside its range.
-
     Source: Polyak and Juditsky 1992; the warm-up of the decay is TensorFlow's ExponentialMovingAverage's.
 
     >>> model = nn.Linear(1, 1, bias=False)
@@ -83,9 +76,6 @@ class MovingAverage:
 
 def mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of the weights of several models with equal shapes, in the precision of the first model.
-
-    Raises:
-        ArgumentError: there is no model, or names or shapes differ.
 
     Source: "checkpoint averaging", Vaswani et al. 2017, section 6.1.
 

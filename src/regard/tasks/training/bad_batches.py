@@ -47,7 +47,6 @@ class Skip:
             raise ArgumentError(f"most_in_a_row must be at least 1, got {self.most_in_a_row}")
 
     def __call__(self, bad: Skipped) -> None:
-        """Raise a NonFiniteError after too many consecutive bad batches."""
         if bad.in_a_row > self.most_in_a_row:
             raise NonFiniteError(
                 f"{describe_bad(bad)}, and was not a number for the {self.most_in_a_row} updates before; "

@@ -69,12 +69,10 @@ class BleuCounts:
 
     @property
     def signature(self) -> str:
-        """sacrebleu's signature of the computation."""
         self._metric.corpus_score([""], [[""]])  # it counts the references in this call
         return str(self._metric.get_signature())
 
     def of(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-        """The counts of some sentences and their references."""
         if not hypotheses:
             return [0.0] * 10
         found = self._metric.corpus_score(list(hypotheses), [list(references)])

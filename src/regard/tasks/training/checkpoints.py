@@ -28,7 +28,6 @@ from regard.tasks.training.distributed.ranks import ALONE, Ranks
 from regard.tasks.training.tensor_files import Tensors, is_own_file, is_own_name, read_part, write_part
 
 FORMAT = 1
-"""The version of the manifest's format."""
 _KEPT_NAME = re.compile("step-[0-9]+")
 
 
@@ -44,7 +43,6 @@ class Position:
     best_value: float | None = None
     """The lowest validation loss so far."""
     best_step: int = 0
-    """The step of the best validation."""
     patience_used: int = 0
     """The number of validations since then."""
     loss_total: float = 0.0
@@ -52,7 +50,6 @@ class Position:
     loss_count: int = 0
     """The number of tokens in that sum."""
     skipped_batches: int = 0
-    """Batches skipped because of a NaN or infinite loss or gradient."""
 
 
 class TrainingState(NamedTuple):
@@ -63,7 +60,6 @@ class TrainingState(NamedTuple):
     random: Tensors
     position: Position
     average: Tensors | None = None
-    """The moving average of the weights, or None."""
 
 
 class Checkpoints:
@@ -101,14 +97,8 @@ class Checkpoints:
         """The names of the kept models, oldest first."""
         return [name for name in self._places() if name.startswith(KEPT) and self.has(name)]
 
-    def forget_kept(self, *, but: int) -> None:
-        """Remove the kept models except the latest `but`."""
-        for name in self.kept()[: -but or None]:
-            self.remove(name)
-
     def remove(self, which: str) -> None:
-        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder. Raises RunFolderError
-        for a link in its place, OSError if a file cannot be removed."""
+        """Remove a checkpoint, if there is one. Foreign files stay, and with them their folder."""
         folder = self._to_write(which)
         if not folder.is_dir():
             return
@@ -119,27 +109,24 @@ class Checkpoints:
         remove_empty(folder)
 
     def remove_all(self) -> None:
-        """Remove all checkpoints, as `remove` does."""
         for which in self._places():
             self.remove(which)
         remove_empty(self.folder / KEPT)
 
     def sweep(self) -> None:
-        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests. Raises
-        like `remove`."""
+        """Remove the leftovers of a dead process: temporary files, and tensor files missing from all manifests."""
         for which in self._places():
             folder = self.folder / which
             named = _names_in_manifest(folder)
             if named or (which.startswith(KEPT) and not self.has(which)):
                 _remove_leftovers(folder, but=named)
             else:  # a damaged or absent manifest: any tensor file may be needed
-                _remove_leftovers(folder, but=map(_name, folder.glob("*.safetensors")))
+                _remove_leftovers(folder, but={path.name for path in folder.glob("*.safetensors")})
             if not self.has(which):
                 remove_empty(folder)
 
     def refuse_strangers(self) -> None:
-        """Raise RunFolderError if a checkpoint's place holds a link, a file, or a folder with foreign content and no
-        checkpoint of ours: checked before one is written or removed."""
+        """Refuse links, files and foreign folders in the places of checkpoints, before one is written or removed."""
         for name in ("best", "last", TRAINED, KEPT):
             path = self.folder / name
             refuse_links_in(path)
@@ -184,8 +171,7 @@ class Checkpoints:
         return TrainingState(model, optimizer, random, _read_position(folder, manifest), average)
 
     def load_model(self, which: str) -> Tensors:
-        """Read the model of a checkpoint on the CPU, the moving average if it has one; raises RunFolderError as
-        `load_last`."""
+        """Read the model of a checkpoint on the CPU, the moving average if it has one."""
         folder = self.folder / which
         files = _read_manifest(folder)["files"]
         model = read_part(folder, "model", files.get("model"))
@@ -224,8 +210,7 @@ def check_fit(model: nn.Module, tensors: Tensors, *, source: Path) -> None:
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> Tensors:
-    """The state of an optimizer without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity';
-    raises ArgumentError for a state other than tensors, or unnamed parameters."""
+    """An optimizer's state without hyper-parameters, from its `state_dict`, as tensors named 'parameter:quantity'."""
     names = _parameter_names(state)
     flat = {f"{names[i]}:{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
     for key, value in flat.items():
@@ -284,10 +269,6 @@ def _remove_leftovers(folder: Path, *, but: Iterable[str] = (), before: Containe
 
 def _is_own_name(name: str) -> bool:
     return name == "checkpoint.json" or is_own_name(name)
-
-
-def _name(path: Path) -> str:
-    return path.name
 
 
 def _names_in_manifest(folder: Path) -> set[str]:

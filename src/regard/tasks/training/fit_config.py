@@ -1,9 +1,13 @@
 """The settings of the training loop."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from regard.errors import ArgumentError
 from regard.tensors.ranges import require_at_least
+
+Precision = Literal["auto", "float32", "bf16"]
+"""The precision of matrix products in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,6 @@ def recompute_layers(model: nn.Module) -> None:
 
     The results stay the same to the bit, also with dropout: the second run begins with the random state of the first.
 
-    Args:
-        model: changed in place.
-
-    Raises:
-        ArgumentError: the model has no stack of layers.
-
     Source: Chen et al. 2016 (arXiv:1604.06174), "gradient checkpointing".
 
     >>> import torch

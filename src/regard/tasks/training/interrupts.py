@@ -8,11 +8,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked to stop.
-
-    Attributes:
-        signal: the number of the signal; the shell expects the exit status 128 + signal.
-    """
+    """The signal of this number asked to stop; the shell expects the exit status 128 + signal."""
 
     def __init__(self, signal_number: int, message: str | None = None) -> None:
         super().__init__(message or f"stopped by {signal.Signals(signal_number).name}")
@@ -20,11 +16,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class TrainingInterrupted(Interrupted):
-    """Training was stopped by a signal after its state was saved.
-
-    Attributes:
-        step: the last completed and saved step.
-    """
+    """Training was stopped by a signal after its state was saved, at `step`."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         name = signal.Signals(signal_number).name

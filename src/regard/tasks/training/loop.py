@@ -41,7 +41,7 @@ from regard.tasks.training.reporting.events import (
     Stepped,
     Validated,
 )
-from regard.tasks.training.reporting.memory import device_peak_bytes, resident_bytes
+from regard.tasks.training.reporting.memory import resident_bytes
 from regard.tasks.training.reporting.meter import Meter
 from regard.tasks.training.schedules import Schedule
 from regard.tensors.torch_private import multiply_each_
@@ -187,11 +187,7 @@ class _Run:
             epoch, start = epoch + 1, 0
 
     def update(self, group: "_Group", wish: StopWish) -> tuple[_Sums, float | None]:
-        """Sum the gradients of a group of batches over all ranks, and make one step with their mean.
-
-        Returns:
-            The sums, and the gradient's length before clipping; the length is None if the batches were skipped.
-        """
+        """Sum the gradients of a group of batches over all ranks, and make one step with their mean."""
         sums = self.accumulate(group, wish)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
@@ -324,7 +320,8 @@ class _Run:
         if not has_better:
             checkpoints.save_model(which, self.model.state_dict(), self.position, ranks)
         if self.fabric.is_global_zero:
-            self.checkpoints.forget_kept(but=self.config.keep)
+            for name in checkpoints.kept()[: -self.config.keep or None]:
+                checkpoints.remove(name)
         self.tell(Saved(step=self.position.step, which=which))
 
     def save_last(self) -> None:
@@ -368,7 +365,7 @@ class _Run:
     # -- telling ---------------------------------------------------------------------------------
 
     def report(self, norm: float) -> None:
-        speed, padding, seconds = self.meter.read()
+        (speed, padding, seconds), device = self.meter.read(), self.fabric.device
         self.tell(
             Stepped(
                 step=self.position.step,
@@ -381,7 +378,7 @@ class _Run:
                 seconds_left=seconds * (self.config.steps - self.position.step),
                 skipped_batches=self.position.skipped_batches,
                 memory_bytes=resident_bytes(),
-                device_memory_bytes=device_peak_bytes(self.fabric.device),
+                device_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
             )
         )
         self.position = replace(self.position, loss_total=0.0, loss_count=0)
@@ -393,8 +390,6 @@ class _Run:
 
 
 class _Group(NamedTuple):
-    """The batches of one update, and their position in the data."""
-
     epoch: int
     start: int
     batches: list[Any]

@@ -38,10 +38,6 @@ def cross_entropy(
         ignore_index: the padding index, which has no loss and no gradient.
         label_smoothing: the share e in 0..1 of the target's mass spread over all V.
 
-    Raises:
-        ArgumentError: `label_smoothing` is outside 0..1.
-        ShapeError: `logits` without its last dimension and `targets` differ in shape.
-
     Source: Szegedy et al. 2016 (arXiv 1512.00567), section 7.
 
     >>> loss = cross_entropy(torch.zeros(3, 4), torch.tensor([1, 2, 0]), ignore_index=0, label_smoothing=0.1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regard.errors import ArgumentError, MissingExtraError
+from regard.errors import ArgumentError, needs
 
 
 class CorpusScore(NamedTuple):
@@ -21,9 +21,6 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
         references: one or more sets, each in the order of the hypotheses; None where a sentence has fewer.
         lowercase: whether case does not count.
 
-    Raises:
-        ArgumentError: hypotheses and references differ in number, or there are none.
-
     >>> exact_match(["a", "b", "c", "d"], ["a", "b", "c", "x"])
     75.0
     """
@@ -37,16 +34,6 @@ def exact_match(hypotheses: Sequence[str], *references: Sequence[str | None], lo
 def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase: bool = False) -> CorpusScore:
     """Corpus chrF (0..100) of sacrebleu: the F2 score of character n-grams up to 6.
 
-    Args:
-        hypotheses: one translation a sentence, as plain text.
-        references: one or more sets of reference translations, each in the order of the hypotheses; None where a
-            sentence has fewer.
-        lowercase: whether case does not count; the signature says so.
-
-    Raises:
-        ArgumentError: hypotheses and references differ in number, or there are none.
-        MissingExtraError: sacrebleu is not installed.
-
     Source: Popović 2015 (W15-3049).
 
     >>> chrf(["2026-11-21"], ["2026-11-21"]).value
@@ -57,10 +44,8 @@ def chrf(hypotheses: Sequence[str], *references: Sequence[str | None], lowercase
 
 def sacrebleu_metric(name: str, **settings: Any) -> Any:
     """A metric of sacrebleu; raises MissingExtraError if it is not installed."""
-    try:
+    with needs("sacrebleu", extra="train"):
         from sacrebleu import metrics
-    except ImportError:
-        raise MissingExtraError("sacrebleu", extra="train") from None
     return getattr(metrics, name)(**settings)
 
 

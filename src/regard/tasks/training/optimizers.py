@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import ArgumentError, TorchVersionError
 from regard.nn import LearnedPositions, TokenEmbedding
@@ -22,9 +22,6 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
     A matrix shared by an embedding and a linear layer counts as an embedding. Each group is a list of (name, parameter)
     pairs, which optimizers accept, so that a checkpoint can name its tensors.
-
-    Raises:
-        ArgumentError: the model has no trainable parameter.
 
     >>> model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3))
     >>> [[name for name, _ in group["params"]] for group in parameter_groups(model, weight_decay=0.1)]
@@ -45,9 +42,6 @@ def adamw(
     """AdamW over `parameter_groups`, in one fused pass if torch has one for the device.
 
     The learning rate comes from the schedule: the training loop sets it at every step.
-
-    Raises:
-        ArgumentError: the model has no trainable parameter.
 
     Source: Loshchilov and Hutter 2019 (arXiv 1711.05101); betas and eps of Vaswani et al. 2017, section 5.3.
 
@@ -89,10 +83,6 @@ def muon(
         betas: as for `adamw`.
         eps: as for `adamw`.
 
-    Raises:
-        ArgumentError: the model has no trainable parameter, or no hidden matrix.
-        TorchVersionError: torch is older than 2.9, and has no Muon.
-
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the scale is that of Liu et
     al. 2025 (arXiv:2502.16982), section 2.2.
 
@@ -120,9 +110,6 @@ def muon(
 
 class Several(torch.optim.Optimizer):
     """Optimizers of different kinds as one: each updates its own groups of parameters.
-
-    Args:
-        parts: optimizers over different parameters. Their groups and states are this one's from now on.
 
     >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> parts = [torch.optim.SGD(first.parameters()), torch.optim.AdamW(second.parameters())]
@@ -157,7 +144,8 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float], eps: float)
 
 def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
     """The trainable parameters by name: matrices except embeddings, and all others."""
-    embedded = {id(weight) for part in model.modules() for weight in _embedding_weights(part)}
+    embeddings = (part for part in model.modules() if isinstance(part, EMBEDDINGS))
+    embedded = {id(weight) for part in embeddings for weight in part.parameters(recurse=False)}
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if not named:
         raise ArgumentError(f"{type(model).__name__} has no parameter that requires a gradient: nothing to train")
@@ -167,7 +155,3 @@ def _kinds(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple
     grouped = sum(value.numel() for group in (matrices, others) for _, value in group)
     assert grouped == sum(value.numel() for value in model.parameters() if value.requires_grad)
     return matrices, others
-
-
-def _embedding_weights(module: nn.Module) -> list[Tensor]:
-    return list(module.parameters(recurse=False)) if isinstance(module, EMBEDDINGS) else []

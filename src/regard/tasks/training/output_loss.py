@@ -35,17 +35,6 @@ def output_cross_entropy(
     This function can be passed to a model as its `loss`: the model calls it with the output of its last layer and
     with its output layer.
 
-    Args:
-        hidden: the input of the output layer.
-        output: the layer of the logits.
-        targets: indices in 0..V-1, or `ignore_index` for no prediction.
-        ignore_index: the padding index, which has no loss and no gradient.
-        label_smoothing: the share e in 0..1 of the target's mass spread over all V.
-
-    Raises:
-        ArgumentError: `label_smoothing` is outside 0..1.
-        ShapeError: `hidden` without its last dimension and `targets` differ in shape.
-
     Source: the order of operations is from Hsu et al. 2024 (arXiv:2410.10989), section 3.2.
 
     >>> hidden, output, targets = torch.randn(2, 3, 4), nn.Linear(4, 7), torch.tensor([[3, 4, 1], [5, 0, 0]])
@@ -111,7 +100,7 @@ class _LossOfRows(torch.autograd.Function):
                 logits = logits if bias is None else logits.add_(bias.to(dtype))
                 total += _to_gradient(logits, targets[rows, None], smoothing, precise, wanted)
                 if of_hidden is not None:
-                    of_hidden[rows] = _product(logits, factors[1])
+                    of_hidden[rows] = logits @ factors[1]
                     of_weight = _with_product(of_weight, logits.mT, given, precise)
                     of_bias = None if of_bias is None else of_bias.add_(logits.sum(0, dtype=precise))
         if of_hidden is not None:
@@ -158,21 +147,17 @@ def _blocks(count: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, count, size)]
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
-
-
 def _product_in(memory: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     """The product in the buffer of an earlier one: new pages would take a third of the time of a product."""
     if memory is None or memory.device.type != "cpu" or type(memory) is not Tensor or is_observed():
-        return _product(x, y)
+        return x @ y
     return torch.mm(x, y, out=memory[: len(x)])
 
 
 def _with_product(total: Tensor | None, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """Add x @ y to the sum so far, in-place. A sum of many products is at least in float32."""
     if total is None:
-        return _product(x, y).to(dtype)
+        return (x @ y).to(dtype)
     if total.dtype != x.dtype:
         return total.add_(x @ y)
     return total.addmm_(x, y)

@@ -22,7 +22,6 @@ class Batches(Protocol[B]):
 
     def epoch(self, epoch: int, start: int) -> Iterator[B]:
         """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
-        ...
 
     def size(self, batch: B) -> BatchSize: ...
 

@@ -201,7 +201,6 @@ class HeadProjections:
 
     @property
     def shares_keys(self) -> bool:
-        """True if several query heads share a key head."""
         return self.sizes[1] < self.sizes[0]
 
     def scale(self, gamma: Tensor) -> None:

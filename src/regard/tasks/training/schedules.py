@@ -7,7 +7,6 @@ from collections.abc import Callable
 from regard.errors import ArgumentError
 
 Schedule = Callable[[int], float]
-"""The learning rate as a function of the step."""
 
 
 def constant(peak: float) -> Schedule:
@@ -23,9 +22,6 @@ def inverse_square_root(peak: float, warmup_steps: int) -> Schedule:
     """Rise in a straight line to `peak`, then fall with the square root of the step.
 
     rate(n) = peak * min(n / warmup, sqrt(warmup / n))
-
-    Raises:
-        ArgumentError: `warmup_steps` is less than 1.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 5.3; there peak = (dim * warmup) ** -0.5.
 
@@ -43,9 +39,6 @@ def cosine(peak: float, warmup_steps: int, total_steps: int) -> Schedule:
     rate(n) = peak * (1 + cos(pi * (n - warmup) / (total - warmup))) / 2   for warmup <= n <= total
 
     If training ends before its warm-up, the rate only rises.
-
-    Raises:
-        ArgumentError: `warmup_steps` is negative.
 
     Source: Loshchilov and Hutter 2017 (arXiv 1608.03983), equation 5, without restarts.
 

@@ -22,8 +22,6 @@ from regard.files.untrusted import safetensors_library, tensor_errors
 
 Tensors = dict[str, Tensor]
 
-READ_BYTES = 2**20
-"""The bytes of a file read at a time to check it."""
 
 _OWN_NAME = re.compile(r"[a-z]+-([0-9a-f]{8})\.safetensors")
 
@@ -51,8 +49,7 @@ def is_own_file(path: Path) -> bool:
 
 
 def read_part(folder: Path, part: str, entry: Any) -> Tensors:
-    """Read the tensors of a part; raises RunFolderError if the file is absent, cut short, altered or foreign, or its
-    entry in the manifest invalid."""
+    """Read the tensors of a part, checked against its entry in the manifest."""
     try:
         file = _open_checked(folder, entry)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
@@ -95,14 +92,13 @@ def _open_checked(folder: Path, entry: dict[str, Any]) -> Any:
 
 
 def _check(path: Path, entry: dict[str, Any]) -> None:
-    checksum, size = 0, 0
     try:
-        with path.open("rb") as file:
-            while piece := file.read(READ_BYTES):
-                checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+        found = checksum_of_file(path)
     except (FileNotFoundError, IsADirectoryError):
         raise RunFolderError(f"{path} is missing, and the checkpoint needs it") from None
-    if size != entry["bytes"]:
-        raise RunFolderError(f"{path} has {size} bytes, expected {reprlib.repr(entry['bytes'])}: it was cut short")
-    if f"{checksum:08x}" != entry["crc32"]:
+    if found["bytes"] != entry["bytes"]:
+        raise RunFolderError(
+            f"{path} has {found['bytes']} bytes, expected {reprlib.repr(entry['bytes'])}: it was cut short"
+        )
+    if found["crc32"] != entry["crc32"]:
         raise RunFolderError(f"{path} was altered: its checksum is not the one written with it")

@@ -8,11 +8,29 @@ from typing import NamedTuple
 from regard.errors import DataError, RunFolderError
 from regard.files.atomic import replacing
 from regard.files.untrusted import parse_json
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.lines import Lines
 from regard.tasks.text.links import GoldLinks, LinkedPair, links_of
 from regard.tasks.text.pair_store import TokenStore, chunks
 from regard.tasks.text.tokenizers import Tokenizer
-from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
+from regard.tasks.translation.confidence import word_numbers
+
+
+class CutPair(NamedTuple):
+    """A pair as tokens, and the number of the word each token belongs to; -1 for spaces alone."""
+
+    source: Sequence[int]
+    target: Sequence[int]
+    source_words: Sequence[int]
+    target_words: Sequence[int]
+
+
+def cut_pairs(pairs: Sequence[tuple[str, str]], codecs: tuple[Codec, Codec]) -> list[CutPair]:
+    """Pairs as the tokens of a source's and a target's tokenizer. Spaces part words."""
+    ids = [codec.encode_batch([pair[side] for pair in pairs]) for side, codec in enumerate(codecs)]
+    words = [[word_numbers(codec.surfaces(pair[side])) for pair in pairs] for side, codec in enumerate(codecs)]
+    return [CutPair(*parts) for parts in zip(*ids, *words, strict=True)]
+
 
 CHUNK_PAIRS = 1_024
 MOST_TOKENS = 2**31 - 1
@@ -61,21 +79,13 @@ def _cut(pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> It
 
 
 def store_links(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> None:
-    """Write the linked tokens of each pair to a file, where they stand as the tokens do in that of the text.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the linked tokens of each pair to a file, where they stand as the tokens do in that of the text."""
     found = (token_links(one.pair, one.links) for one in _cut(pairs, codecs))
     TokenStore.of_numbers(path, found, *codecs, count=MOST_TOKENS)
 
 
 def write_aligned(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokenizer, Tokenizer]) -> None:
-    """Write the words of each token of pairs, and the links of these words, as JSON lines.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the words of each token of pairs, and the links of these words, as JSON lines."""
     with replacing(path) as file:
         for chunk in chunks(pairs, CHUNK_PAIRS):
             for pair, one in zip(chunk, _cut(chunk, codecs), strict=True):
@@ -84,11 +94,7 @@ def write_aligned(path: Path, pairs: Iterable[LinkedPair], codecs: tuple[Tokeniz
 
 
 def read_aligned(path: Path, store: TokenStore) -> list[AlignedPair]:
-    """Read the links that `write_aligned` wrote for the pairs of a store.
-
-    Raises:
-        RunFolderError: the file is absent, or does not belong to the store.
-    """
+    """Read the links that `write_aligned` wrote for the pairs of a store."""
     try:
         records = [parse_json(line.raw.decode()) for line in Lines(path)]
         found = [

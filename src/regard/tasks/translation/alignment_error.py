@@ -10,8 +10,8 @@ from regard.tasks.text.batches import collate
 from regard.tasks.text.codec import Marks
 from regard.tasks.text.links import GoldLinks, Links, check_links
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.translation.aligned_corpus import CutPair, cut_pairs
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.cut_pairs import CutPair, cut_pairs
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
@@ -26,9 +26,6 @@ def alignment_error_rate(found: Iterable[Links], gold: Iterable[GoldLinks]) -> f
     Args:
         found: A, the links found in each pair.
         gold: S and P, those that people drew.
-
-    Raises:
-        DataError: there is no link at all, found or sure.
 
     Source: Och and Ney 2003, "A systematic comparison of various statistical alignment models", section 5.
 
@@ -55,10 +52,6 @@ def words_aligned(translator: Translator, pairs: Iterable[tuple[str, str]], alig
     """Each target word with the source word its tokens attend to most while the target is forced.
 
     Spaces part words. Pairs are read a window at a time, so that memory does not grow with their number.
-
-    Raises:
-        ArgumentError: the model has no such layer or head.
-        DataError: a sentence is longer than the model takes.
     """
     model, codecs = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     done = 0
@@ -107,11 +100,7 @@ def symmetrised(forward: Links, backward: Links) -> Links:
 def links_found(
     model: Model, pairs: Sequence[CutPair], alignment: AlignmentOf, *, marks: tuple[Marks, Marks] = (Marks(), Marks())
 ) -> list[Links]:
-    """The same of pairs that are tokens already, in one pass of a model in evaluation mode.
-
-    Raises:
-        ArgumentError: the model has no such layer or head.
-    """
+    """The same of pairs that are tokens already, in one pass of a model in evaluation mode."""
     sides = [pair.source for pair in pairs], [pair.target for pair in pairs]
     batch, device = collate(*sides, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device
     with torch.no_grad():
@@ -134,11 +123,7 @@ def _most_looked_at(weights: torch.Tensor, pair: CutPair) -> Links:
 def error_of(
     translator: Translator, pairs: Sequence[tuple[str, str]], gold: Sequence[GoldLinks], alignment: AlignmentOf
 ) -> float:
-    """The alignment error rate of a translator on pairs whose links are known.
-
-    Raises:
-        DataError: the numbers of pairs and of lines of links differ, or a link names a word that is not there.
-    """
+    """The alignment error rate of a translator on pairs whose links are known."""
     for pair, links in zip_longest(pairs, gold):
         if pair is None or links is None:
             raise DataError(f"expected a line of links for each pair, got {len(gold):,} lines and {len(pairs):,} pairs")

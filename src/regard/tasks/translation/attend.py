@@ -25,16 +25,7 @@ def forced_attention(
     *,
     alternatives: int = 0,
 ) -> Attention:
-    """The attention of every layer and head of a model in evaluation mode, forced to write `tokens`.
-
-    Args:
-        model: the model, which is not changed.
-        source_tokenizer: the tokenizer of `source`.
-        target_tokenizer: the tokenizer of `tokens`.
-        source: ids of the source, without its end mark.
-        tokens: ids the model is to write, at least one; usually they include the end mark.
-        alternatives: how many other tokens are told for each place; 0 spares the model a pass.
-    """
+    """The attention of every layer and head of a model in evaluation mode, forced to write `tokens`."""
     marks = source_tokenizer.marks, target_tokenizer.marks
     arrays = [np.asarray(source, dtype=np.int64)], [np.asarray(tokens[:-1], dtype=np.int64)]
     batch, device = collate(*arrays, source_marks=marks[0], target_marks=marks[1]), next(model.parameters()).device

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from regard.errors import DataError, RunFolderError
+from regard.errors import ArgumentError, DataError, RunFolderError
 from regard.files.atomic import replacing
-from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
+from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.runs.prepared import check_file, check_prepared, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
@@ -32,10 +34,10 @@ from regard.tasks.translation.aligned_corpus import AlignedPair, read_aligned, s
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.token_batches import TokenBatches
 
+TEXTS, LINKS, ALIGNED = "valid.jsonl", "train.links", "valid.aligned.jsonl"
 VALID_SHARE = 0.01
 """Share of the data split off for validation if no file for it is given."""
 MOST_VALID_PAIRS = 2_000
-"""The most pairs split off."""
 FEWEST_VALID_PAIRS = 20
 """The fewest pairs split off, unless this is more than a fifth of the data."""
 MOST_OF_ONE_SOURCE = 0.25
@@ -63,31 +65,27 @@ def prepare_corpus(config: TranslationConfig, folder: RunFolder, say: Say) -> No
     """Read the pairs, train the tokenizers, and store the tokens. A run does this once.
 
     Each file is opened once, so that it may be a pipe (`/dev/stdin`).
-
-    Raises:
-        DataError: a line or file cannot be read, or there is too little data.
-        OSError: the disk is full.
     """
     folder.data.mkdir(exist_ok=True)
     files = ((config.data, config.alignment_data), (config.valid, config.alignment_valid))
     read, *given = (_read(paths, links, config) for paths, links in files if paths)
     with Spool(read, folder.data) as pairs:
-        is_held_out = _never if config.valid else _held_out(pairs)
+        is_held_out = (lambda _pair: False) if config.valid else _held_out(pairs)
         of_training = partial(_those, pairs, is_held_out, wanted=False)
         tokenizers = _train_tokenizers(config, folder, of_training, len(pairs))
         train = _store(folder, "train", of_training(), tokenizers, config)
         held_out = given[0] if given else _those(pairs, is_held_out, wanted=True)
         with Spool(held_out, folder.data) as held:
             valid = _store(folder, "valid", map(LinkedPair._make, held), tokenizers, config)
-            with replacing(_texts_file(folder)) as file:
+            with replacing(folder.data / TEXTS) as file:
                 for source, target, _ in held:
                     record = {"source": source, "target": target}
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             _say_of_figures(config, [pair[1] for pair in held], valid, tokenizers[1], say)
             if config.alignment_data is not None:
-                store_links(_links_file(folder), of_training(), tokenizers)
+                store_links(folder.data / LINKS, of_training(), tokenizers)
             if _has_valid_links(config):
-                write_aligned(_aligned_file(folder), map(LinkedPair._make, held), tokenizers)
+                write_aligned(folder.data / ALIGNED, map(LinkedPair._make, held), tokenizers)
     too_long = [_too_long(config, part, store) for part, store in (("train", train), ("valid", valid))]
     told = [f"{len(train):,} pairs to train on, {len(valid):,} {'' if config.valid else 'held out '}for validation"]
     told += [
@@ -123,26 +121,17 @@ def _too_long(config: TranslationConfig, part: str, store: TokenStore) -> int:
 
 
 def open_corpus(config: TranslationConfig, folder: RunFolder) -> Corpus:
-    """The corpus that `prepare_corpus` left.
-
-    Raises:
-        RunFolderError: a part is absent, cut short, or of another run.
-    """
+    """The corpus that `prepare_corpus` left."""
     tokenizers = load_tokenizers(config, folder)
     train, valid = (TokenStore.open(folder.data / f"{part}.tokens", *tokenizers) for part in ("train", "valid"))
-    links = None if config.alignment_data is None else TokenStore.open(_links_file(folder), *tokenizers)
-    aligned = read_aligned(_aligned_file(folder), valid) if _has_valid_links(config) else []
-    path = _texts_file(folder)  # a run of an earlier version has none
-    texts = list(read_pairs(path, format="jsonl")) if path.exists() else []
+    links = None if config.alignment_data is None else TokenStore.open(folder.data / LINKS, *tokenizers)
+    aligned = read_aligned(folder.data / ALIGNED, valid) if _has_valid_links(config) else []
+    texts = list(read_pairs(folder.data / TEXTS, format="jsonl"))
     return Corpus(*tokenizers, train, valid, links, aligned, texts)
 
 
 def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
-    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout.
-
-    Raises:
-        ArgumentError: the tokenizers have no merges.
-    """
+    """Tokenises the training pairs anew in each epoch, if the settings want BPE dropout."""
     if not config.bpe_dropout:
         return None
     source = BPEDropout(corpus.source_tokenizer, config.bpe_dropout)
@@ -152,11 +141,7 @@ def new_cuts(config: TranslationConfig, corpus: Corpus) -> NewCuts | None:
 
 
 def load_tokenizers(config: TranslationConfig, folder: RunFolder) -> tuple[Tokenizer, Tokenizer]:
-    """The source and target tokenizers of a run.
-
-    Raises:
-        RunFolderError: one is absent, cut short, or of another run.
-    """
+    """The source and target tokenizers of a run."""
     prepared = read_prepared(folder)
     loaded = []
     for side, path in zip(("source", "target"), _tokenizer_files(config, folder), strict=True):
@@ -183,18 +168,6 @@ def _say_of_figures(
             say(caution)
 
 
-def _texts_file(folder: RunFolder) -> Path:
-    return folder.data / "valid.jsonl"
-
-
-def _links_file(folder: RunFolder) -> Path:
-    return folder.data / "train.links"
-
-
-def _aligned_file(folder: RunFolder) -> Path:
-    return folder.data / "valid.aligned.jsonl"
-
-
 def _has_valid_links(config: TranslationConfig) -> bool:
     return config.alignment_valid is not None or (config.alignment_data is not None and not config.valid)
 
@@ -208,7 +181,8 @@ def _store(
 ) -> TokenStore:
     first = next(pairs, None)
     if first is None:
-        raise DataError(f"{_names(config.data)}: too few pairs to keep some for validation; give others with --valid")
+        names = ", ".join(map(str, config.data))
+        raise DataError(f"{names}: too few pairs to keep some for validation; give others with --valid")
     return TokenStore.build(
         folder.data / f"{part}.tokens",
         ((pair.source, pair.target) for pair in chain([first], pairs)),
@@ -220,10 +194,6 @@ def _store(
 def _those(pairs: Spool, is_held_out: Callable[[LinkedPair], bool], *, wanted: bool) -> Iterator[LinkedPair]:
     """The pairs for validation, or the others."""
     return (pair for pair in map(LinkedPair._make, pairs) if is_held_out(pair) == wanted)
-
-
-def _never(_pair: LinkedPair) -> bool:
-    return False
 
 
 def _held_out(pairs: Spool) -> Callable[[LinkedPair], bool]:
@@ -276,5 +246,14 @@ def _read(paths: Iterable[Path], links: Path | None, config: TranslationConfig) 
     return read_linked_pairs(list(paths), links, format=config.data_format, bad_lines=config.bad_lines)
 
 
-def _names(paths: Iterable[Path]) -> str:
-    return ", ".join(map(str, paths))
+RunPart = Literal["train", "valid"]
+
+
+def own_corpus(run: Path, part: RunPart) -> Corpus:
+    """A run's own pairs; `part` says which of them are wanted."""
+    if is_huggingface(run):
+        flag = "--data" if part == "train" else "--valid"
+        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
+    folder = RunFolder(run)
+    check_prepared(folder)
+    return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)

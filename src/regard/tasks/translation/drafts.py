@@ -38,7 +38,6 @@ class Draft:
 
     @property
     def begun(self) -> Begun:
-        """The sentence as a search takes it."""
         return Begun(normalise(self.text), self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 

@@ -22,14 +22,7 @@ from regard.tasks.translation.translation_model import TranslationModel
 
 
 def force_terms(drafts: Sequence[Draft], terms: Terms, search: Search, align: Align) -> None:
-    """Put translations with every term, once for each occurrence and best first, in the place of those without.
-
-    Args:
-        drafts: sentences with their translations; those without terms stay as they are.
-        terms: the terms and their translations.
-        search: goes on behind given tokens, and finds one hypothesis with its alignment.
-        align: aligns the translations that the drafts have.
-    """
+    """Put translations with every term, once for each occurrence and best first, in the place of those without."""
     found = [(draft, terms.found_in(normalise(draft.text))) for draft in drafts if draft.found]
     due = [(draft, some) for draft, some in found if some]
     aligned = align([draft.begun for draft, _ in due], [[one.hypothesis for one in draft.found] for draft, _ in due])

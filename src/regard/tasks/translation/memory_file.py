@@ -19,7 +19,6 @@ from regard.models.token_memory import RememberingOutput, TokenMemory, Vote
 FILE = "memory.safetensors"
 """The name of a run's own memory in its folder."""
 PARTS = ("keys", "tokens", "pairs", "texts")
-"""The tensors of a file."""
 LIST_PARTS = ("centres", "sizes")
 """Those that it has too if its keys stand in lists."""
 
@@ -56,13 +55,7 @@ def write_memory(path: Path, remembered: Remembered) -> None:
 
 
 def read_memory(path: Path) -> Remembered:
-    """Read a file of `write_memory`.
-
-    Raises:
-        DataError: it is damaged, or no memory.
-        OSError: it cannot be read.
-        MissingExtraError: safetensors is not installed.
-    """
+    """Read a file of `write_memory`."""
     with open_tensors(path) as file:
         told = (file.metadata() or {}).get("regard")
         if told is None or {*file.keys()} not in ({*PARTS}, {*PARTS, *LIST_PARTS}):
@@ -93,16 +86,7 @@ def _check_lists(lists: KeyLists, entries: int) -> None:
 
 
 def give_memories(models: Sequence[tuple[Path | str, nn.Module]], files: Sequence[Path | str]) -> None:
-    """Let each model ask the memory it made.
-
-    Args:
-        models: models with the places where they came from.
-        files: files of memories.
-
-    Raises:
-        ArgumentError: a memory was made by none of them, or two by the same.
-        DataError: a file is damaged.
-    """
+    """Let each model ask the memory it made."""
     left: dict[str, list[tuple[Path | str, Any]]] = {}
     for place, model in models:
         left.setdefault(fingerprint(model), []).append((place, model))

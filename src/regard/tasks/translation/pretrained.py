@@ -37,12 +37,7 @@ class TextParts(NamedTuple):
 
 
 def load_pretrained_text(folder: Path) -> TextParts:
-    """Read the language model and the tokenizer of a Hugging Face folder.
-
-    Raises:
-        RunFolderError: the folder has no language model, cannot be read, or its parts do not fit together.
-        MissingExtraError: a library that reads it is not installed.
-    """
+    """Read the language model and the tokenizer of a Hugging Face folder."""
     pretrained = from_huggingface(folder)
     model = pretrained.model
     if not isinstance(model, DecoderOnly):
@@ -59,12 +54,7 @@ def load_pretrained_text(folder: Path) -> TextParts:
 
 
 def load_pretrained(folder: Path) -> Parts:
-    """Read the translator and the tokenizers of a Hugging Face folder.
-
-    Raises:
-        RunFolderError: the model does not translate, the folder cannot be read, or its parts do not fit together.
-        MissingExtraError: a library that reads it is not installed.
-    """
+    """Read the translator and the tokenizers of a Hugging Face folder."""
     pretrained = from_huggingface(folder)
     model = pretrained.model
     if not isinstance(model, Transformer) or not isinstance(model.source_embedding, TokenEmbedding):

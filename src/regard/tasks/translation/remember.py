@@ -15,14 +15,12 @@ from regard.models.key_lists import listed
 from regard.models.token_memory import TokenMemory, Vote, read_by_output
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.translation.corpus import RunPart, own_corpus
 from regard.tasks.translation.memory_file import Remembered
-from regard.tasks.translation.own_pairs import RunPart, own_corpus, texts_of
 from regard.tasks.translation.translator import Translator
 
 TOGETHER_PAIRS = 128
-"""So many pairs are read in one pass."""
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""The shares of a memory tried."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 1.0)
 """The temperatures tried, as parts of the mean squared distance of the keys that vote."""
 MOST_ASKED = 8_192
@@ -78,7 +76,9 @@ def remember_for(
     if len(keys) >= LEAST_LISTED:
         order, lists = listed(keys)
         keys, places = keys[order], places._replace(tokens=places.tokens[order], pairs=places.pairs[order])
-    memory = TokenMemory(keys, places.tokens, places.pairs, texts_of(translator, *cut), lists)
+    sides = zip((translator.source_tokenizer, translator.target_tokenizer), cut, strict=True)
+    texts = zip(*([codec.decode([*map(int, one)]) for one in side] for codec, side in sides), strict=True)
+    memory = TokenMemory(keys, places.tokens, places.pairs, list(texts), lists)
     vote, figures = choose_vote(translator.model.output, memory, _places(translator, asked, tell_nobody))
     return Remembered(memory, vote, fingerprint(translator.model), figures)
 

@@ -39,7 +39,6 @@ class Candidate(NamedTuple):
     confidence: Confidence | None = None
     """How sure the model was of each label, if it was asked for."""
     terms: list[TermLabels] | None = None
-    """The terms forced, in order, if terms were given."""
     limited: bool = False
     """Whether it ended, and one that was cut off at the most steps scored higher."""
     left: bool = False
@@ -79,17 +78,14 @@ class Attention(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name of the last layer's alignment."""
         return self.alignment_names[-1]
 
     def labels(self, name: str) -> tuple[list[str], list[str]]:
-        """The labels of a map's rows (queries) and of its columns (keys)."""
         if name.startswith("encoder"):
             return self.source_labels, self.source_labels
         return self.target_labels, self.source_labels if name in self.alignment_names else self.read_labels
 
     def alternatives(self, name: str) -> list[list[Alternative]] | None:
-        """The tokens that were most probable in the place of each target label; None for a map of the source."""
         return None if name.startswith("encoder") else self.choices
 
 

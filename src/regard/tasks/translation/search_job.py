@@ -43,7 +43,6 @@ class Searcher(Protocol):
 
     def search(self, jobs: Iterable[SearchJob]) -> list[list[list[Hypothesis]]]:
         """The hypotheses of each job's sentences, in the order of the jobs."""
-        ...
 
 
 def search(model: Decodable, job: SearchJob) -> list[list[Hypothesis]]:

@@ -9,8 +9,7 @@ from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.generation.whole_words import WholeWords
 from regard.tasks.translation.search_job import SearchJob, search
-from regard.tasks.translation.token_kinds import TokenKinds
-from regard.tasks.translation.translation_model import BATCH_PLACES, TranslationModel, by_length
+from regard.tasks.translation.translation_model import BATCH_PLACES, TokenKinds, TranslationModel, by_length
 
 CPU_SEARCH_PLACES = 2_048
 """`BATCH_PLACES` of a search on the CPU: larger batches make its products no faster, and exceed its caches."""

@@ -41,13 +41,9 @@ class PlacedTerm(NamedTuple):
 
 
 def read_terms(path: StrPath) -> tuple[Term, ...]:
-    """Read a file with a term, a tab and its translation on each line.
-
-    Raises:
-        DataError: the file cannot be read or has no line; or a line is not so, or has a term that came before.
-    """
+    """Read a file with a term, a tab and its translation on each line."""
     found: dict[str, Term] = {}
-    for number, line in enumerate(Lines(path), start=1):
+    for line in Lines(path):
         cells = [normalise(cell).strip() for cell in decoded(*line).split("\t")]
         if len(cells) != 2 or not all(cells):
             raise DataError(f"{line.place}: expected a term, a tab and its translation, got {line.raw[:60]!r}")
@@ -55,7 +51,6 @@ def read_terms(path: StrPath) -> tuple[Term, ...]:
             before = [*found].index(cells[0]) + 1
             raise DataError(f"{line.place}: the term {cells[0]!r} was given before, in line {before}: keep one")
         found[cells[0]] = Term(*cells)
-        assert number == len(found)
     if not found:
         raise DataError(f"expected terms in {path}, got nothing; name a file that has some")
     return tuple(found.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +19,6 @@ CUT_TOGETHER_PAIRS = 2**11
 """Pairs cut anew together: the array operations for one batch of them would take three times as long."""
 
 
-class Section(Protocol):
-    """Pairs of which batches are planned together."""
-
-    def lengths(self) -> tuple[Integers, Integers]:
-        """The tokens of each source and of each target, without special tokens."""
-        ...
-
-    def batch(self, chosen: Indices) -> Batch:
-        """A batch of some of the pairs."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredPairs:
     """Pairs as they were cut, which stay on the disk; with their links, if there are any."""
@@ -40,11 +28,9 @@ class StoredPairs:
     rows: Indices
 
     def lengths(self) -> tuple[Integers, Integers]:
-        """The tokens of each source and of each target, without special tokens."""
         return self.store.lengths(self.rows)
 
     def batch(self, chosen: Indices) -> Batch:
-        """A batch of some of the pairs."""
         store, linked, rows = self.store, self.links, self.rows[chosen]
         links = None if linked is None else [(linked.source(i), linked.target(i)) for i in rows]
         return collate([store.source(i) for i in rows], [store.target(i) for i in rows], links=links)
@@ -59,7 +45,6 @@ class FreshPairs:
 
     @classmethod
     def of(cls, store: TokenStore, rows: Indices, cuts: NewCuts, epoch: int) -> "FreshPairs":
-        """Cut stored pairs anew."""
         sides: tuple[list[Integers], list[Integers]] = ([], [])
         for some in np.split(rows, range(CUT_TOGETHER_PAIRS, len(rows), CUT_TOGETHER_PAIRS)):
             stored = [[side(i) for i in some] for side in (store.source, store.target)]
@@ -69,12 +54,14 @@ class FreshPairs:
         return cls(*sides)
 
     def lengths(self) -> tuple[Integers, Integers]:
-        """The tokens of each source and of each target, without special tokens."""
         return np.array([len(one) for one in self.sources]), np.array([len(one) for one in self.targets])
 
     def batch(self, chosen: Indices) -> Batch:
-        """A batch of some of the pairs."""
         return collate([self.sources[i] for i in chosen], [self.targets[i] for i in chosen])
+
+
+Section = StoredPairs | FreshPairs
+"""Pairs of which batches are planned together: the lengths are without special tokens."""
 
 
 class TokenBatches:
@@ -115,7 +102,6 @@ class TokenBatches:
         return round(len(self._planned(section, 0, number)) * len(self) / len(rows))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """This rank's batches of an epoch, from batch `start` on."""
         is_empty = True
         for number, _, section in self._sections(epoch):
             is_empty = False
@@ -130,7 +116,6 @@ class TokenBatches:
             )
 
     def size(self, batch: Batch) -> BatchSize:
-        """Count the tokens of a batch, source and target, without and with the padding."""
         return BatchSize(batch.tokens, batch.padded_tokens)
 
     def _sections(self, epoch: int) -> Iterator[tuple[int, Indices, Section]]:

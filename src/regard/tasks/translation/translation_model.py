@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from regard.errors import DataError
 from regard.models.fingerprint import fingerprint
@@ -12,10 +14,33 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
+from regard.tasks.text.words import is_spaced, lengthens
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.search_job import Searcher
-from regard.tasks.translation.token_kinds import TokenKinds
+
+
+class TokenKinds(NamedTuple):
+    """The tensors (V,) of the same names of `regard.tasks.generation.whole_words.WholeWords`."""
+
+    begins: Tensor
+    lengthens: Tensor
+    closes: Tensor
+
+    @classmethod
+    def of(cls, codec: Codec, size: int) -> "TokenKinds":
+        (anchor,) = codec.encode_batch(["a"])
+        base = len(codec.decode(anchor))
+        pieces = [codec.decode([*anchor, token])[base:] for token in range(min(len(codec), size))]
+        pieces += [""] * (size - len(pieces))
+        # U+FFFD is a part of a character, which may be a letter.
+        first = torch.tensor([lengthens(piece) or piece.startswith("\ufffd") for piece in pieces])
+        last = torch.tensor([is_spaced(f"a{piece}") or piece.endswith("\ufffd") for piece in pieces])
+        prints = torch.tensor([bool(piece) for piece in pieces])
+        begins = prints & ~first
+        begins[codec.marks.end_id] = True
+        return cls(begins, first, prints & ~last)
+
 
 BATCH_PLACES = 4_096
 """The most tokens of a batch, with the padding and counted for each hypothesis of a beam."""
@@ -81,15 +106,7 @@ class TranslationModel:
         longest: int | None = None,
         most: int | None = None,
     ) -> str | None:
-        """Why a sentence cannot be translated; None if it can.
-
-        Args:
-            source: its tokens, without the end mark.
-            prefix: the tokens that its translation must begin with.
-            vocabulary: the tokens that its translation may contain.
-            longest: the most tokens, end mark counted; None means as many as the longest sentence in training had.
-            most: the most tokens of the translation, end mark counted.
-        """
+        """Why a sentence cannot be translated; None if it can."""
         limit, count = self.limit, len(source) + 1
         if limit is not None and count > limit:
             return f"{count} tokens, and the model takes {limit} at most"
@@ -106,15 +123,7 @@ class TranslationModel:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, after: int = 0
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """The tokens of sources and of targets.
-
-        Args:
-            pairs: sources with their targets.
-            after: how many pairs came before; a message names a pair by its number.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
-        """
+        """The tokens of sources and of targets."""
         sources = self.source_tokenizer.encode_batch([source for source, _ in pairs])
         targets = self.target_tokenizer.encode_batch([target for _, target in pairs])
         limit = self.model.max_length
@@ -129,9 +138,6 @@ class TranslationModel:
         """Say how probable each target is, given its source: the sum over its tokens, end mark included, in nats.
 
         Pairs are read and scored one window after the other, and their likelihoods come in the order of the pairs.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
         """
         for number, window in enumerate(chunks(pairs, SCORED_TOGETHER)):
             sources, targets = self.encode_pairs(window, after=number * SCORED_TOGETHER)
@@ -145,11 +151,7 @@ class TranslationModel:
             yield from found
 
     def loss(self, pairs: Iterable[tuple[str, str]]) -> float:
-        """Mean cross-entropy of the targets' tokens and end marks given their sources, in nats.
-
-        Raises:
-            DataError: a sentence is longer than the model's positions.
-        """
+        """Mean cross-entropy of the targets' tokens and end marks given their sources, in nats."""
         whole = together(self.score(pairs))
         return -whole.log_probability / whole.tokens
 

@@ -30,7 +30,6 @@ class Tuned(NamedTuple):
     weight: float
     """Of the reverse translator; 0 leaves it out."""
     bleu: float
-    """BLEU of the chosen translations, 0..100."""
 
 
 class _Pool(NamedTuple):
@@ -66,21 +65,9 @@ def tune(
     reward chosen here may find others, so that its BLEU differs a little. The figure of the usual choice is that of
     `Translator.evaluate`, which searches for one translation.
 
-    Args:
-        translator: alone, an ensemble, or with memories.
-        pairs: validation pairs; those of a test set would make its scores too good.
-        beam_size: hypotheses of each source; 2 at least.
-        reverse: a translator of the other direction (`Reverse`).
-        bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.bleu`.
-        tell: is called with the count of translated sentences, and of all.
-
     Returns:
         The best choice, the best without the reverse translator, and the choice of a search that is not told
         anything (a length penalty of 1, no reward), in the order of their BLEU.
-
-    Raises:
-        ArgumentError: the beam is too small.
-        DataError: there are no pairs, or a source is longer than the model's positions.
     """
     if beam_size < 2:
         raise ArgumentError(f"a choice among hypotheses needs a beam of 2 at least, got {beam_size}")

@@ -1,14 +1,12 @@
 """How good a translator is on its run's validation pairs: the loss, and BLEU if it decides which model is best."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from regard.errors import RunFolderError
 from regard.tasks.generation.config import Beam
-from regard.tasks.text.batches import Batch
 from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
@@ -25,18 +23,7 @@ from regard.tasks.translation.translator import Translator
 
 
 class Validation:
-    """Scores a model on pairs, which the ranks share out among themselves.
-
-    Args:
-        model: the model in training; each call scores its weights of that time.
-        loss: the loss of a model on a batch, without label smoothing.
-        batches: the validation pairs.
-        translator: the model with its tokenizers, which translates for BLEU as it does for `evaluate`.
-        texts: the validation pairs as they were read; references are text, as tokens lack the unknown words.
-        config: `best_by` says whether BLEU is wanted, `validation_beam` how sources are translated for it.
-        fabric: a launched `lightning_fabric.Fabric`.
-        aligned: the validation pairs with links between their words, if there are any.
-    """
+    """Scores a model on pairs, which the ranks share out among themselves."""
 
     def __init__(
         self,
@@ -62,27 +49,20 @@ class Validation:
 
     @property
     def signature(self) -> str:
-        """sacrebleu's signature of BLEU; empty if BLEU is not wanted."""
         return self._counts.signature if self._config.best_by == "bleu" else ""
 
     @cached_property
     def _counts(self) -> BleuCounts:
-        if not self._texts:
-            out = self._config.out
-            raise RunFolderError(f"{out} was prepared by an earlier version, which kept no texts: begin anew")
         return BleuCounts(
             [pair.target for pair in self._texts],
             lowercase=self._translator.target_tokenizer.lowercases,
             tokenize=self._config.bleu_tokenize,
         )
 
-    def _share(self) -> Iterator[Batch]:
-        return map(self._fabric.to_device, Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)))
-
     def _mean_loss(self) -> float:
         sums = torch.zeros(2, dtype=torch.float64)
-        for batch in self._share():
-            part: LossSum = self._loss(self._model, batch)
+        for batch in Ranks.of(self._fabric).share_out(self._batches.epoch(0, 0)):
+            part: LossSum = self._loss(self._model, self._fabric.to_device(batch))
             sums += torch.tensor([part.total.item(), part.count.item()], dtype=torch.float64)
         total, count = Ranks.of(self._fabric).sum(sums).tolist()
         return total / max(count, 1.0)

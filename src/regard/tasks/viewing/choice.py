@@ -25,11 +25,7 @@ class Choice:
         return f" · head{'s' * (len(self.heads) > 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
 
     def of(self, attention: TextMaps) -> TextMaps:
-        """The chosen maps; layers are counted among the maps of a kind, such as those of an encoder.
-
-        Raises:
-            ArgumentError: no map has such a layer, or a map has no such head.
-        """
+        """The chosen maps; layers are counted among the maps of a kind, such as those of an encoder."""
         if not self.layers and not self.heads:
             return attention
         kinds: dict[str, list[str]] = {}

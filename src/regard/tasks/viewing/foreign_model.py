@@ -1,7 +1,7 @@
 """Any model that transformers loads, watched while it reads a text, ids of tokens, an image or a sound."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError, DataError, NotSeenError, RegardError, RunFolderError
 from regard.huggingface.load_folder import load_folder, quiet, transformers_library
 from regard.maps.attention_map import AttentionMap
 from regard.models.convert.folder import TellRead
 from regard.tasks.pictures.token_maps import AxisLabels
+from regard.tasks.text.labels import label_of_each
+from regard.tasks.text.tokenizers import is_byte_level
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
-from regard.tasks.viewing.foreign_tokens import ForeignTokens
-from regard.tasks.viewing.index_check import IndexCheck
 from regard.tasks.viewing.media import read_audio, read_image
 from regard.tasks.viewing.places import InputLabels, image_places, sound_places
 from regard.tasks.viewing.seen import ForeignAttention
@@ -47,23 +48,10 @@ class ForeignModel:
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens around it.
-
-        Raises:
-            ArgumentError: the folder has no tokenizer.
-            DataError: the tokenizer refuses the text.
-        """
         return self._tokens.encode(text)
 
     @torch.no_grad()
     def attend(self, asked: ViewInput) -> ForeignAttention:
-        """Use the model on an input, and look at all of its attention.
-
-        Raises:
-            DataError: the model cannot read the input.
-            ArgumentError: the input is of a kind that the model does not take.
-            NotSeenError: the model has no attention that can be read.
-        """
         inputs, places = self._inputs(asked)
         written: list[int] = []
         if self._is_pair:
@@ -107,11 +95,8 @@ class ForeignModel:
         if "input_ids" not in self._takes:
             raise ArgumentError(f"{type(self.model).__name__} reads {self.model.main_input_name}, and no text")
         rows = torch.tensor([ids])
-        return {"input_ids": rows} | ({"attention_mask": torch.ones_like(rows)} if self._takes_mask else {})
-
-    @property
-    def _takes_mask(self) -> bool:
-        return "attention_mask" in self._takes
+        mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
+        return {"input_ids": rows} | mask
 
     def _table(self) -> Any:
         try:
@@ -248,7 +233,6 @@ class ForeignModel:
         return f" (it has {most} positions, and the text {ids.shape[-1]} tokens)"
 
     def _refuse_random(self, seen: Seen) -> None:
-        """Refuse maps of random weights."""
         if not self.absent:
             return
         stacks = {name.split(".0.")[0] for name in (call.name for call in seen.calls)}
@@ -296,3 +280,72 @@ class ForeignModel:
         encoder = self.model.get_encoder()
         module = dict(self.model.named_modules())[path]
         return any(module is one for one in encoder.modules())
+
+
+class IndexCheck(TorchFunctionMode):
+    """Raise IndexError for an index outside a table of embeddings, as torch does on the CPU.
+
+    On CUDA torch raises nothing there: a device-side assertion makes every later call of the process fail.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Iterable[Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (torch.embedding, torch.nn.functional.embedding):
+            indices, weight = args[:2] if function is not torch.embedding else args[1::-1]
+            if indices.numel():
+                least, most = (int(one) for one in indices.aminmax())
+                if least < 0 or most >= len(weight):
+                    raise IndexError(f"index {most if least >= 0 else least} of a table of {len(weight)} embeddings")
+        return function(*args, **(kwargs or {}))
+
+
+class ForeignTokens:
+    """The tokenizer of a folder, or numbers as labels where it has none."""
+
+    def __init__(self, folder: Path, library: Any) -> None:
+        self._folder = folder
+        self._own = _tokenizer(folder, library)
+        self._special = set() if self._own is None else set(self._own.all_special_ids)
+        fast = getattr(self._own, "backend_tokenizer", None)
+        self._byte_level = fast is not None and is_byte_level(fast)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """The ids of a text with the special tokens around it; of a target with `text_target=`."""
+        if self._own is None:
+            raise ArgumentError(f"{self._folder} has no tokenizer: give ids of tokens by --tokens 5 17 or --ids FILE")
+        try:
+            found: list[int] = self._own(**(options or {"text": text}), verbose=False)["input_ids"]
+        except Exception as error:  # of any kind: a tokenizer of a stranger
+            raise DataError(f"the tokenizer of {self._folder} gives up on the text: {error!s:.200}") from error
+        return found
+
+    def target(self, text: str) -> list[int]:
+        """The ids of a target; without a tokenizer the text has them."""
+        if self._own is not None:
+            return self.encode("", text_target=text)
+        try:
+            return [int(word) for word in text.split()]
+        except ValueError:
+            raise ArgumentError(
+                f"{self._folder} has no tokenizer: --target takes ids of tokens, such as '5 17', got {text!r:.60}"
+            ) from None
+
+    def label_of_each(self, ids: Sequence[int]) -> list[str]:
+        if self._own is None:
+            return [str(token) for token in ids]
+        pieces = [piece or f"#{token}" for piece, token in zip(self._own.convert_ids_to_tokens(ids), ids, strict=True)]
+        return label_of_each(pieces, [token in self._special for token in ids], byte_level=self._byte_level)
+
+
+def _tokenizer(folder: Path, library: Any) -> Any:
+    """The folder's own tokenizer; None if it has no file of one. transformers then makes an empty one up."""
+    try:
+        with quiet(library):
+            found = library.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
+            raise DataError(f"{folder}: transformers cannot load its tokenizer: {error!s:.300}") from error
+        return None
+    names = {"tokenizer.json", "tokenizer_config.json", *type(found).vocab_files_names.values()}
+    return found if any((folder / name).is_file() for name in names) else None

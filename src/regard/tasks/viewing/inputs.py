@@ -7,11 +7,7 @@ from regard.tasks.text.lines import StrPath, read_lines
 
 
 def read_text(path: StrPath) -> str:
-    """The whole of a file of text, or of standard input for "-", without the end of its last line.
-
-    Raises:
-        DataError: the file is absent or no text, or has none.
-    """
+    """The whole of a file of text, or of standard input for "-", without the end of its last line."""
     text = "\n".join(read_lines(path))
     if not text.strip():
         place = "standard input" if str(path) == "-" else path
@@ -20,11 +16,7 @@ def read_text(path: StrPath) -> str:
 
 
 def read_ids(path: Path) -> tuple[int, ...]:
-    """The ids of tokens in a file of `numpy.save`, (T,) or (1, T).
-
-    Raises:
-        DataError: the file is absent, damaged, or holds something else.
-    """
+    """The ids of tokens in a file of `numpy.save`, (T,) or (1, T)."""
     import numpy as np  # here, so that a text can be read before numpy is loaded
 
     try:

@@ -7,22 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import DataError, MissingExtraError
+from regard.errors import DataError, needs
 
 Wave = npt.NDArray[np.float32]
 
 
 def read_image(path: Path) -> Any:
-    """A picture in RGB.
-
-    Raises:
-        DataError: the file is absent or no picture.
-        MissingExtraError: Pillow is not installed.
-    """
-    try:
+    """A picture in RGB."""
+    with needs("pillow", extra="view"):
         from PIL import Image
-    except ImportError:
-        raise MissingExtraError("pillow", extra="view") from None
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
@@ -31,11 +24,7 @@ def read_image(path: Path) -> Any:
 
 
 def read_audio(path: Path, rate: int) -> Wave:
-    """A sound in PCM as one channel, -1..1, at so many samples a second.
-
-    Raises:
-        DataError: the file is absent, damaged, or no such sound.
-    """
+    """A sound in PCM as one channel, -1..1, at so many samples a second."""
     try:
         with wave.open(str(path)) as file:
             own, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()

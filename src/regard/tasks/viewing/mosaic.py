@@ -28,10 +28,6 @@ class Mosaic:
 
         Either each tile has as many tokens, or the overview has those of its patches and the others are the rows of
         the image, padding cut off, with a token at the end of each (LLaVA-NeXT).
-
-        Args:
-            at: the positions of the image's tokens in the text.
-            patch: the side of a patch in pixels.
         """
         tiles = self.rows * self.columns + 1
         height, width = self.pixels.shape[0] // self.rows, self.pixels.shape[1] // self.columns

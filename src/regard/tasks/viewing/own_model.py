@@ -21,11 +21,6 @@ class OwnModel:
         self.model: Any = model
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the begin mark.
-
-        Raises:
-            ArgumentError: the model is a translator, which reads no ids.
-        """
         if isinstance(self.model, LanguageModel):
             return self.model.language.prompt(text)
         if isinstance(self.model, MaskedLanguageModel):
@@ -33,12 +28,6 @@ class OwnModel:
         raise ArgumentError("a translator of a run reads pairs: name a language model, or a folder of transformers")
 
     def attend(self, asked: ViewInput) -> TextMaps:
-        """Use the model on a text or on tokens.
-
-        Raises:
-            DataError: the text is empty or too long.
-            ArgumentError: the model takes no such input.
-        """
         if isinstance(self.model, Translator):
             if not asked.is_text:
                 raise ArgumentError("a translator of a run reads text: give a sentence")

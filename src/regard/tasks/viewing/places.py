@@ -35,12 +35,7 @@ class InputLabels:
     image: SeenImage | None = None
 
     def of(self, count: int, *, parts: int = 1) -> AxisLabels:
-        """The labels of a sequence so long; None for positions.
-
-        Args:
-            count: the length of the sequence.
-            parts: the sequences that the model makes of the input: a window of an image is none of its tiles.
-        """
+        """The labels of a sequence so long; None for positions."""
         known = next((texts for texts in self.texts if len(texts) == count), None)
         if known is None and self.size is not None:
             return _patches(count, self.size, self.patch, is_whole=parts == 1)

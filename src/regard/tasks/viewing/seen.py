@@ -26,14 +26,11 @@ class ForeignAttention(NamedTuple):
     axes: Mapping[str, tuple[AxisLabels, AxisLabels]]
     """The labels of queries and keys of each map."""
     shown: str
-    """The map to show first."""
     choices: Mapping[str, list[list[Alternative]]] = {}
     image: "SeenImage | None" = None
 
     def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
-        """The labels of a map's rows (queries) and of its columns (keys)."""
         return self.axes[name]
 
     def alternatives(self, name: str) -> list[list[Alternative]] | None:
-        """The tokens that were most probable in the place of each query; None where nothing is written."""
         return self.choices.get(name)

@@ -28,5 +28,4 @@ class ViewInput:
 
     @property
     def is_text(self) -> bool:
-        """Whether a text is all of it."""
         return self.text is not None and self.tokens is None and self.image is None and self.audio is None

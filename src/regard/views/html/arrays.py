@@ -51,7 +51,6 @@ class PackedArray(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in the page, at most."""
         return 4 * -(-len(self.raw) // 3) + ENTRY_BYTES
 
 

@@ -105,7 +105,6 @@ class Work(NamedTuple):
         return sorted(range(self.carried.heads), key=lambda head: (head != best, head != len(self.heads)))
 
     def one(self, head: int) -> AttentionMap:
-        """The map (1, T, S) of a head; the mean follows the last head."""
         if head == len(self.heads):
             assert self.mean is not None
             return self.mean
@@ -120,7 +119,6 @@ class Work(NamedTuple):
         return Top(of.top.keys[one], of.top.weights[one], of.top.rest[one])
 
     def seen_pairs(self) -> int:
-        """How many pairs the mask allows."""
         if self.spans is None:
             return int(self.heads.shape[1] * self.heads.shape[2])
         return int((self.spans[:, 1] - self.spans[:, 0]).sum())
@@ -167,8 +165,7 @@ def _strongest_of(top: Top, k: int) -> Top:
 
 
 def carry_tiles(work: Work, arrays: Arrays) -> None:
-    """Carry all weights of a head if they fit, else a pyramid of tiles as far as it fits; then the next head. Heads
-    with weights or tiles are skipped."""
+    """Carry all weights of each head if they fit, else a pyramid of tiles as far as it fits."""
     if work.is_whole or not work.heads.source.has_blocks:
         return
     for head in work.order:

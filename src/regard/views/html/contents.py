@@ -52,12 +52,7 @@ class Example(NamedTuple):
 def contents(
     examples: Sequence[Example], arrays: Arrays, exact: Sequence[str] | None, factors: Sequence[str]
 ) -> tuple[dict[str, Any], list[Carried]]:
-    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`.
-
-    Raises:
-        TooLargeError: the labels and small pictures alone are above the budget.
-        RegardError: see `page`.
-    """
+    """The examples for the page's script, and a report of their content; adds their arrays to `arrays`."""
     shown: list[dict[str, Any]] = []
     works: list[list[Work]] = []
     for example in examples:
@@ -127,8 +122,7 @@ def most_telling(maps: Sequence[Mapping[str, Any]]) -> int:
 def alternatives_of(
     name: str, given: Sequence[Sequence[tuple[str, float]]], queries: int
 ) -> list[list[tuple[str, float]]]:
-    """The printed alternatives of each query; raises ShapeError for a wrong count, ArgumentError for a probability
-    outside [0, 1]."""
+    """The printed alternatives of each query."""
     if len(given) != queries:
         raise ShapeError(f"map {name!r} needs alternatives for each of its {queries} queries; {len(given)} came")
     found = [[(printable(text), float(f"{probability:.4g}")) for text, probability in some] for some in given]

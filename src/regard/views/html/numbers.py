@@ -65,8 +65,7 @@ class HeadNumbers:
 
 
 def as_heads(name: str, weights: Any) -> AttentionMap:
-    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S); raises ShapeError for other shapes and dtypes,
-    ArgumentError for negative weights."""
+    """A map, tensor or array (heads, T, S) or (T, S) as a map (H, T, S)."""
     shape = tuple(getattr(weights, "shape", ()))
     if len(shape) not in (2, 3) or 0 in shape:
         raise ShapeError(f"map {name!r} must have shape (heads, queries, keys), none of them 0; got {shape}")
@@ -109,10 +108,6 @@ def numbers(name: str, heads: AttentionMap, text: Sequence[str] | None) -> HeadN
         heads: the map.
         text: the labels of the keys, if the queries are the last of them; None for queries of another text. Patterns
             are for one text, and those of repeated tokens for labels that repeat.
-
-    Raises:
-        NonFiniteError: a weight is NaN or infinite.
-        NotKeptError: the recording holds only statistics of the map, without a picture.
     """
     queries, keys = heads.shape[-2:]
     wanted = Grid.at_most(THUMBNAIL, THUMBNAIL, queries, keys)

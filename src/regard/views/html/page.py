@@ -160,16 +160,7 @@ def page_data(
     factors: Sequence[str],
     document_bytes: int = 0,
 ) -> tuple[dict[str, Any], list[PackedArray | None], list[Carried]]:
-    """The input of the page's script without its arrays; the arrays; and the report. See `page`.
-
-    Args:
-        examples: see `page`, as the other arguments.
-        title: the heading.
-        budget_mb: for everything together.
-        exact: names of maps.
-        factors: names of maps.
-        document_bytes: the bytes of the document without the data.
-    """
+    """The input of the page's script without its arrays; the arrays; and the report. See `page`."""
     chosen = list(examples)
     if not chosen or not all(example.maps for example in chosen):
         raise ArgumentError("a page needs at least one example, and each example at least one map")

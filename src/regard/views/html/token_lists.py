@@ -19,8 +19,7 @@ class TokenLists:
         self._known: list[tuple[list[str], bool]] = []
 
     def place(self, texts: list[str], *, given: bool) -> int:
-        """The index of a list among the entries, with `given` for labels and not positions; raises TooLargeError
-        without space."""
+        """The index of a list among the entries, with `given` for labels and not positions."""
         if (texts, given) in self._known:
             return self._known.index((texts, given))
         self._known.append((texts, given))

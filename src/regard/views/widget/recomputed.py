@@ -40,9 +40,6 @@ def recomputed(heads: AttentionMap, temperature: float, mask: str) -> AttentionM
         temperature: $\tau$, from 0.05 to 20; 1 is the call's own.
         mask: "own" for the mask of the call, "none", or "causal", with the last query at the last key.
 
-    Raises:
-        ArgumentError: the map cannot be recomputed, or an argument is out of its range.
-
     >>> import torch, regard
     >>> x = torch.eye(2) * 3
     >>> recomputed(regard.map_of(x, x).with_heads(), 2.0, "causal").dense()[0]

@@ -47,10 +47,6 @@ class Replier:
     >>> content, buffers = kernel.to({"ask": "row", "example": 0, "map": 0, "head": 0, "at": 0})
     >>> np.frombuffer(buffers[0], "<f4")
     array([0.25, 0.75], dtype=float32)
-
-    Raises:
-        ShapeError: a map is not (heads, T, S) or (T, S), or has not one label for each token.
-        ArgumentError: a weight is below 0.
     """
 
     def __init__(self, examples: Sequence[Example]) -> None:
@@ -86,11 +82,6 @@ class Replier:
                     to; cells: down, across
         strongest                                        of each query the strongest key (or -1), its weight
         ==========  ===================================  ====================================================
-
-        Raises:
-            ArgumentError: there is no such question, map, head, query, key or region.
-            NonFiniteError: a weight is NaN or infinite.
-            RegardError: the map cannot be read; the message says why.
         """
         asked = str(question.get("ask"))
         tasks = {
@@ -134,7 +125,6 @@ class Replier:
     # -- the answers -----------------------------------------------------------------------------------
 
     def _numbers_of(self, question: Mapping[str, Any]) -> Reply:
-        """Statistics of the asked head, and of as many others as are quickly read."""
         example, place = self._place(question)
         heads, name = self.maps[example][place], self._names[example][place]
         if question.get("head") == "mean":

@@ -20,8 +20,7 @@ EXACTLY = "Weights come from the kernel in single precision."
 
 
 def skeleton(examples: Sequence[Example], maps: Sequence[Sequence[AttentionMap]], title: str) -> dict[str, Any]:
-    """The input of the page's script, with maps that request weights from a kernel; maps with statistics only are
-    carried whole. Raises ShapeError if a map has not one label for each token."""
+    """The input of the page's script, whose maps request weights from a kernel or have statistics only."""
     arrays = Arrays(float("inf"))
     shown = [_entry(example, heads, arrays) for example, heads in zip(examples, maps, strict=True)]
     return {

@@ -30,7 +30,6 @@ class StillView:
         self.shown = [[as_heads(name, one.weights) for name, one in example.maps.items()] for example in examples]
 
     def save(self, path: str | os.PathLike[str], *, budget_mb: float = 8.0, **options: Any) -> Path:
-        """Write the page; see `NotebookView`."""
         options.setdefault("factors", maps_with_factors(self.examples, budget_mb))
         page(self.examples, path=path, title=self.title, budget_mb=budget_mb, **options)
         return Path(path)

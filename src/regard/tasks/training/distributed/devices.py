@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from regard.errors import ArgumentError, MissingExtraError
-from regard.tasks.training.distributed.choices import Precision
+from regard.errors import ArgumentError, needs
+from regard.tasks.training.fit_config import Precision
 from regard.tensors.torch_private import has_amx
 
 
@@ -14,19 +14,9 @@ def start_fabric(device: str = "auto", precision: Precision = "auto") -> Any:
     """A launched `lightning_fabric.Fabric` for this process, or for all processes of `torchrun`.
 
     Each rank has the whole model, and gradients are averaged (`DistributedDataParallel`).
-
-    Args:
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1" or "mps".
-        precision: "float32", "bf16" (autocast; parameters stay float32), or "auto": see `choose_precision`.
-
-    Raises:
-        ArgumentError: the device is unknown or not on this machine.
-        MissingExtraError: lightning-fabric is not installed.
     """
-    try:
+    with needs("lightning-fabric", extra="train"):
         from lightning_fabric import Fabric
-    except ImportError:
-        raise MissingExtraError("lightning-fabric", extra="train") from None
     chosen = find_device(device)
     join_ranks(chosen)
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
@@ -49,9 +39,6 @@ def join_ranks(device: torch.device) -> None:
 
 def find_device(name: str) -> torch.device:
     """The named device; "auto" takes a GPU if there is one.
-
-    Raises:
-        ArgumentError: the device is unknown or not on this machine.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -90,8 +77,7 @@ def choose_precision(wanted: Precision, device: torch.device) -> Literal["float3
 
 
 def agreed_precision(wanted: Precision, device: torch.device) -> Literal["float32", "bf16"]:
-    """The precision of all ranks of a training, by the choice of rank 0; every rank has to call this. Ranks without a
-    process group choose for themselves."""
+    """The precision of all ranks, by the choice of rank 0; all call this. Without a process group each chooses."""
     is_alone = int(os.environ.get("WORLD_SIZE", 1)) == 1 or not torch.distributed.is_initialized()
     if wanted != "auto" or device.type != "cpu" or is_alone:
         return choose_precision(wanted, device)
@@ -116,3 +102,19 @@ def place_line(asked: str, device: torch.device, precision: Precision, threads: 
     by_choice = precision == choose_precision("auto", device)
     reason = units.format("" if precision == "bf16" else "no").replace("  ", " ") if by_choice else "--precision"
     return f"on {device} ({where}), in {precision} ({reason}), by {threads} threads (--threads)"
+
+
+BUSY = 2.0
+"""A machine is busy if the threads of a run bring its load to so many for each core."""
+
+
+def line_if_busy(chosen: int | None, threads: int) -> str | None:
+    """The line for threads that wait for cores on which other programs run: each waits for the slowest."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if chosen is not None or threads == 1 or load + threads < BUSY * cores:
+        return None
+    return (
+        f"the machine is busy (a load of {load:.1f} on {cores} cores, and {threads} threads more): beside other work "
+        "fewer threads are several times as fast, as --threads 1"
+    )

@@ -29,16 +29,12 @@ class Ranks:
 
     @classmethod
     def of(cls, fabric: Any) -> "Ranks":
-        """The ranks of a launched `lightning_fabric.Fabric`."""
         return cls(fabric.global_rank, fabric.world_size, fabric.device)
 
     def gather(self, work: Callable[[], Any]) -> list[Any]:
         """Call `work` on every rank, and return the answers of all, in the order of the ranks.
 
         Every rank must call this method. It returns when all ranks have answered, so it is a barrier too.
-
-        Args:
-            work: returns a JSON value.
 
         Raises:
             OSError: `work` raised it on some rank. All ranks then raise one, so that none blocks.
@@ -100,4 +96,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""A single process."""

@@ -21,10 +21,6 @@ class AttentionLog:
     It runs the validated model, with averaged weights if there are any, on the same few sequences each time, in
     evaluation mode. So it costs one small pass of the model for each validation.
 
-    Args:
-        attend: runs the model.
-        tell: callbacks for a `HeadsMeasured` event, such as a `MetricsFile` and a `TensorBoard`.
-
     Raises:
         ArgumentError: when training begins: the model has no attention.
     """

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 from regard.tasks.training.bad_batches import describe_bad
 from regard.tasks.training.reporting.events import (
     Callback,
@@ -21,11 +21,7 @@ from regard.tasks.training.reporting.events import (
 
 @contextmanager
 def watching(file: IO[str]) -> Iterator[Callback]:
-    """A progress callback on `file`: live if it is a terminal, otherwise one line for each event.
-
-    Raises:
-        MissingExtraError: `file` is a terminal and rich is not installed.
-    """
+    """A progress callback on `file`: live if it is a terminal, otherwise one line for each event."""
     if not file.isatty():
         yield PlainLines(file)
         return
@@ -68,20 +64,14 @@ class PlainLines:
 
 
 class LiveProgress:
-    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them.
-
-    Raises:
-        MissingExtraError: rich is not installed.
-    """
+    """A callback that keeps two live lines at the foot of a terminal; validations scroll above them."""
 
     def __init__(self, file: IO[str]) -> None:
-        try:
+        with needs("rich", extra="train"):
             from rich.console import Console, Group
             from rich.live import Live
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.text import Text
-        except ImportError:
-            raise MissingExtraError("rich", extra="train") from None
         self._bar: Any = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}")
         )
@@ -103,7 +93,6 @@ class LiveProgress:
                     self._live.console.print(line, highlight=False)
 
     def close(self) -> None:
-        """Leave the last lines where they are, and release the terminal."""
         self._live.stop()
 
 

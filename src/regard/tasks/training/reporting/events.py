@@ -97,5 +97,4 @@ class Finished:
 
 
 Event = Started | Stepped | Skipped | Validated | HeadsMeasured | Saved | Finished
-"""Any event of the training loop."""
 Callback = Callable[[Event], None]

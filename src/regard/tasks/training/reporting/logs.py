@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import MissingExtraError
+from regard.errors import needs
 from regard.files.atomic import write_atomically
 from regard.files.own_files import appended_to
 from regard.files.untrusted import parse_json
@@ -75,21 +75,11 @@ Pictures = Callable[[], Mapping[str, npt.NDArray[np.uint8]]]
 
 
 class TensorBoard:
-    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation.
-
-    Args:
-        folder: the folder of the event files; a resumed run adds one file.
-        pictures: draws the pictures; None for none.
-
-    Raises:
-        MissingExtraError: tensorboard is not installed.
-    """
+    """A callback that writes every value as a TensorBoard scalar, and pictures at every validation."""
 
     def __init__(self, folder: Path, pictures: Pictures | None = None) -> None:
-        try:
+        with needs("tensorboard", extra="train"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError("tensorboard", extra="train") from None
         self._make_writer = SummaryWriter
         self._folder = folder
         self._pictures = pictures
@@ -119,7 +109,6 @@ class TensorBoard:
                 self.close()
 
     def close(self) -> None:
-        """Flush, and end the writer thread; a second call does nothing."""
         if self._writer is not None:
             self._writer.close()
 

@@ -30,15 +30,6 @@ def _peak_resident_bytes() -> int:
     return peak if os.uname().sysname == "Darwin" else peak * 1024  # macOS counts in bytes, other systems in KiB
 
 
-def device_peak_bytes(device: torch.device) -> int:
-    """The peak memory of tensors on a GPU since the process began; 0 on other devices.
-
-    >>> device_peak_bytes(torch.device("cpu"))
-    0
-    """
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
 def most_bytes(device: torch.device) -> int:
     """The memory available to tensors on a device in all, used or not; 0 if unknown.
 

@@ -1,14 +1,15 @@
 """Translate the lines of a file in order, one window at a time; a bad line keeps its place among the answers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from regard.errors import DataError
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines, Line, Lines, decoded
+from regard.tasks.text.pair_store import chunks
 from regard.tasks.text.texts import text_of_json
 from regard.tasks.translation.bulk.resumable_output import Unfinished
 from regard.tasks.translation.options import Request, TranslationOptions
@@ -29,19 +30,12 @@ class Answered(NamedTuple):
 
 
 def whole_line(line: Line, prefix: str = "", *, format: RunningTextFormat = "text") -> Request:
-    """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`.
-
-    Raises:
-        DataError: it is not UTF-8, or no such object.
-    """
+    """Read a whole line as a sentence, or its JSON object with one, whose translation must begin with `prefix`."""
     return Request(decoded(*line) if format == "text" else text_of_json(line, ("source", "text")), prefix)
 
 
 def sentence_and_prefix(line: Line) -> Request:
     r"""Read a sentence, a tab, and the beginning of its translation. The tab and the prefix may be left out.
-
-    Raises:
-        DataError: it is not UTF-8, or has more than one tab.
 
     >>> sentence_and_prefix(Line("x:1", b"Good day.\tBonjour"))[:2]
     ('Good day.', 'Bonjour')
@@ -58,8 +52,7 @@ def answered(
     translator: Translator, lines: Iterable[Line], options: TranslationOptions, *, parse: Parse, window_lines: int
 ) -> Iterator[list[Answered]]:
     """Translate windows of lines. The translation of a bad line is empty, and its `problem` names the place."""
-    iterator = iter(lines)
-    while window := list(islice(iterator, window_lines)):
+    for window in chunks(lines, window_lines):
         parsed = [_parsed(line, parse) for line in window]
         requests = [Request("") if isinstance(one, DataError) else one for one in parsed]
         found = []
@@ -70,21 +63,6 @@ def answered(
         yield found
 
 
-class RenderedWindow(NamedTuple):
-    """The answers to some lines as they are printed, and notes about the lines."""
-
-    content: str
-    """A line or more for each of them, each ended by a line feed."""
-    bad: list[str]
-    """Why lines could not be translated; each names its line."""
-    doubted: list[str]
-    """Source words that were perhaps left untranslated; each names its line."""
-    cut_off: list[str]
-    """The lines whose translations were cut off at the most tokens, or are the best because better ones were."""
-    left: list[str]
-    """The lines left as they are for the sake of their tags."""
-
-
 class Notes:
     """The count of lines with a note, and the first note."""
 
@@ -92,10 +70,9 @@ class Notes:
         self.lines = 0
         self.first: str | None = None
 
-    def add(self, notes: Sequence[str]) -> None:
-        """Count some lines."""
-        self.lines += len(notes)
-        self.first = self.first or next(iter(notes), None)
+    def add(self, note: str) -> None:
+        self.lines += 1
+        self.first = self.first or note
 
     def __str__(self) -> str:
         return f"{self.lines:,}; the first: {self.first}"
@@ -116,36 +93,27 @@ class BulkTranslation:
     cut_off: Notes = field(default_factory=Notes)
     left: Notes = field(default_factory=Notes)
 
-    def render(self, window: Iterable[Answered], *, after: int) -> RenderedWindow:
-        """Show the answers to lines that follow on line number `after`."""
-        found = RenderedWindow("", [], [], [], [])
-        shown = []
-        for number, (_, translation) in enumerate(window, start=after + 1):
-            shown.append(f"{self.show(number, translation)}\n")
-            if translation.problem is not None:
-                found.bad.append(translation.problem)
-            first = translation.candidates[0]
-            if first.limited or not first.finished:
-                found.cut_off.append(f"line {number}")
-            if any(one.left for one in translation.candidates):
-                found.left.append(f"line {number}")
-            if first.confidence is not None and first.confidence.untranslated:
-                found.doubted.append(f"line {number}: {', '.join(first.confidence.untranslated)}")
-        return found._replace(content="".join(shown))
-
-    def take(self, rendered: RenderedWindow) -> str:
-        """Add the notes of a window, and return its answers.
+    def take(self, window: Iterable[Answered], *, after: int) -> str:
+        """The answers to lines that follow on line number `after`, as they are printed; lines with a note are counted.
 
         Raises:
             DataError: a line is bad, and the work is to end there.
         """
-        if rendered.bad and self.bad_lines == "stop":
-            raise DataError(rendered.bad[0])
-        self.bad.add(rendered.bad)
-        self.doubted.add(rendered.doubted)
-        self.cut_off.add(rendered.cut_off)
-        self.left.add(rendered.left)
-        return rendered.content
+        shown = []
+        for number, (_, translation) in enumerate(window, start=after + 1):
+            shown.append(f"{self.show(number, translation)}\n")
+            if translation.problem is not None:
+                if self.bad_lines == "stop":
+                    raise DataError(translation.problem)
+                self.bad.add(translation.problem)
+            first = translation.candidates[0]
+            if first.limited or not first.finished:  # it was cut off at the most tokens, or better ones were
+                self.cut_off.add(f"line {number}")
+            if any(one.left for one in translation.candidates):  # for the sake of its tags
+                self.left.add(f"line {number}")
+            if first.confidence is not None and first.confidence.untranslated:
+                self.doubted.add(f"line {number}: {', '.join(first.confidence.untranslated)}")
+        return "".join(shown)
 
     def print(self, file: IO[str], *, flush: bool) -> None:
         """Write the answers to a stream.
@@ -154,7 +122,7 @@ class BulkTranslation:
             DataError: a line is bad, and the work is to end there; the answers before it are written.
         """
         for number, one in enumerate(chain.from_iterable(self.windows)):
-            print(self.take(self.render([one], after=number)), file=file, end="", flush=flush)
+            print(self.take([one], after=number), file=file, end="", flush=flush)
 
     def written(self, unfinished: Unfinished) -> Iterator[int]:
         """Write all answers and finish the file; yields the number of lines answered so far, after each window.
@@ -164,15 +132,10 @@ class BulkTranslation:
             OSError: the disk is full; the answers so far are kept.
         """
         for window in self.windows:
-            content = self.take(self.render(window, after=unfinished.lines))
+            content = self.take(window, after=unfinished.lines)
             unfinished.add((one.line for one in window), content)
             yield unfinished.lines
         unfinished.finish()
-
-    def finish(self, unfinished: Unfinished, tell: Callable[[int], None] = lambda lines: None) -> None:
-        """Do the same at once; `tell` is called with each number. It raises the same errors."""
-        for lines in self.written(unfinished):
-            tell(lines)
 
 
 def as_plain_text(_number: int, translation: Translation) -> str:
@@ -186,11 +149,7 @@ def one_line(text: str) -> str:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, gzipped or not.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """How many lines a file has, gzipped or not."""
     return sum(1 for _ in Lines(path))
 
 

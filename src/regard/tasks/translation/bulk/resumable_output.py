@@ -24,7 +24,6 @@ from regard.files.own_files import part_from_other_names, refuse_links
 from regard.tasks.text.lines import Line
 
 FORMAT = 1
-"""The version of the format of the record."""
 
 
 class Unfinished:
@@ -60,13 +59,7 @@ class Unfinished:
         self._stream.truncate(0)
 
     def go_on(self) -> bool:
-        """Go on with the unfinished file; return False if there is nothing left to write.
-
-        Raises:
-            ArgumentError: there is nothing to go on with, or it was begun with other settings.
-            RunFolderError: the unfinished file was cut short or altered, or is a link or not ours.
-            OSError: a file cannot be read or written.
-        """
+        """Go on with the unfinished file; return False if there is nothing left to write."""
         self._refuse_strangers()
         if not self.record.exists() and not self.partial.exists():
             if self.target.exists():
@@ -145,11 +138,7 @@ class Unfinished:
     # -- going through the lines ---------------------------------------------------------------------
 
     def pass_over(self, lines: Iterator[Line]) -> None:
-        """Read past the lines that have been answered, and check that they are the same lines.
-
-        Raises:
-            ArgumentError: they are other lines.
-        """
+        """Read past the lines that have been answered, and check that they are the same lines."""
         for line in islice(lines, self.lines):
             self._note(line)
         if self._digest.hexdigest() != self._expected_digest:
@@ -159,11 +148,7 @@ class Unfinished:
             )
 
     def add(self, lines: Iterable[Line], answers: str) -> None:
-        """Write the answers to the next lines to the disk.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Write the answers to the next lines to the disk."""
         content = answers.encode()
         with naming(self.partial):
             self._stream.write(content)
@@ -181,7 +166,6 @@ class Unfinished:
         self.record.unlink()
 
     def close(self) -> None:
-        """Close the file, finished or not."""
         if self._file is not None:
             self._file.close()
 
@@ -217,11 +201,6 @@ def opened(target: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         settings: all that decides the answers, as values for JSON; only with the same can work go on.
         resume: go on with an unfinished file; start one if there is none.
         overwrite: replace the target when the new file is whole, and an unfinished file at once.
-
-    Raises:
-        ArgumentError: the target exists, or the unfinished file has other settings.
-        RunFolderError: the unfinished file was cut short or altered, or is a link or not ours.
-        OSError: the folder is absent, read-only or full.
     """
     target = Path(realpath(target)) if target.is_symlink() else target
     if target.exists() and not target.is_file():

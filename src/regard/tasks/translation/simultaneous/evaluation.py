@@ -18,7 +18,6 @@ from regard.tasks.translation.simultaneous.policies import AlignAtt, WaitK
 from regard.tasks.translation.translator import Translator
 
 TOGETHER = 64
-"""How many sentences are translated together."""
 ANY_LENGTH = sys.maxsize
 """The limit for a test set: as for whole sentences, only the model's."""
 TRIED_PAIRS = 60
@@ -52,9 +51,6 @@ def evaluate_interpreter(
 
     Spaces part words, in sources, translations and references. Lengths of references count for AL and LAAL.
     If the translator writes lower case, case does not count.
-
-    Raises:
-        DataError: there are no pairs, or a source has more tokens than the model takes.
     """
     if not pairs:
         raise DataError("there are no pairs to evaluate on")
@@ -121,17 +117,8 @@ def try_heads(
     A head that looks at the newest words waits longer, and so translates better. Heads are therefore ranked by
     their BLEU above that of wait-k at the same LAAL, where wait-k's BLEU is interpolated between values of k.
 
-    Args:
-        translator: a translator.
-        pairs: validation pairs, never those of a test; the first 60 are used.
-        frames: f of the policy.
-        tell: is called with the name of the work, the choices done, and all choices.
-
     Returns:
         All choices, best first.
-
-    Raises:
-        DataError: there are no pairs.
     """
     some = list(pairs)[:TRIED_PAIRS]
     choices = list(_choices(translator))

@@ -23,7 +23,6 @@ class Interpreted:
     """One sentence in translation: the words read and written. It is handed on from word to word."""
 
     read: tuple[str, ...] = ()
-    """The source words."""
     tokens_read: tuple[int, ...] = ()
     """How many tokens the source has up to each word."""
     has_ended: bool = False
@@ -39,7 +38,6 @@ class Interpreted:
 
     @property
     def text(self) -> str:
-        """The translation so far."""
         return " ".join(self.written)
 
 

@@ -23,9 +23,6 @@ def average_lagging(delays: Sequence[int], source_length: int, target_length: in
     Returns:
         A number of source words. It may be below 0 if far more words are written than the reference has.
 
-    Raises:
-        ArgumentError: there is no delay, or a length is below 1.
-
     Source: Ma et al. 2019 (arXiv:1810.08398), equation 8; SimulEval 1.1, latency metric AL.
 
     >>> average_lagging([2, 3, 4, 4], source_length=4, target_length=4)  # wait-2

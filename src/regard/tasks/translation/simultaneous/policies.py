@@ -16,7 +16,6 @@ class ReadWritePolicy(Protocol):
 
     def most_words(self, read: int) -> int | None:
         """How many words may be written in all when so many source words were read; None: as many as are accepted."""
-        ...
 
     def accepts(self, aligned: Sequence[int], read: int) -> bool:
         """Whether a word may be written.
@@ -26,7 +25,6 @@ class ReadWritePolicy(Protocol):
                 if the policy does not look at attention.
             read: how many source words were read.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

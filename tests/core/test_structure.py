@@ -14,8 +14,8 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 79_600
-MOST_LINES_OF_THE_LIBRARY = 51_950  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES = 77_850
+MOST_LINES_OF_THE_LIBRARY = 51_850  # without the toolkit: tasks/, corpus/, serving/ and cli/
 MOST_LINES_OF_TESTS = 68_250
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 23, 120

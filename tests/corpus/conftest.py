@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -74,7 +74,6 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("docs") / "docs.jsonl", rows)
 
 
-Stats = Callable[..., Path]
 SMALL = ("--shard-documents", "7", "--examples", "3", "--device", "cpu", "--workers", "1")
 
 

@@ -17,8 +17,6 @@ from tests.fuzz.core.scores import random_score
 from tests.fuzz.drawing import Drawn
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-LONGEST_EXPONENT = 60.0
-"""Beyond it an unnormalised kernel's weights leave half precision's range; such cases are not drawn."""
 
 
 @dataclass

@@ -13,9 +13,13 @@ import torch
 from regard.errors import DataError, RunFolderError
 from regard.files.locks import locked
 from regard.files.sealed import read_sealed
+from regard.models.config import DecoderOnlyConfig
 from regard.tasks.generation.config import Beam
+from regard.tasks.language_modelling.config import LanguageModelConfig
+from regard.tasks.language_modelling.train import train_language_model
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.training.checkpoints import Checkpoints
+from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.train import train_translation
 from tests.tasks.damaged_runs import Case, apply, cases, copy_of, outcome, snapshot
@@ -41,6 +45,19 @@ def translator_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_of(run: Path) -> TranslationConfig:
     """Those of a run that was copied."""
     return replace(RunFolder(run).read_config("translation", TranslationConfig), out=run)
+
+
+@pytest.fixture(scope="module")
+def writer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("writer")
+    config = LanguageModelConfig(
+        data=(write_pairs(folder / "text.tsv"),), out=folder / "run", vocab_size=280, block_length=16, batch_tokens=64,
+        model=DecoderOnlyConfig(dim=8, num_heads=2, num_layers=1, feed_forward_dim=8),
+        warmup_steps=2, schedule="constant", fit=FitConfig(steps=4, validate_every=2, save_every=2), pictures=0,
+        device="cpu",
+    )  # fmt: skip
+    train_language_model(config)
+    return config.out
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def _flag_before_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _modes_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.watching.readers.kernel_lse._choice", lambda arguments: None)
+    monkeypatch.setattr("regard.watching.readers.kernel_lse._runs_written_out", lambda *given: False)
 
 
 def _raw_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,8 @@ def test_ids_come_from_a_file(folder: Callable[[str], Path], call: Call, tmp_pat
         (("--tokens", "5", "--target", "7"), "--target is for an encoder-decoder"),
         (("--tokens", "5", "--audio", "x.wav"), "give one kind of input"),
         (("--image", "x.png"), "x.png is no picture that can be read"),
-        (("--audio", "x.wav"), "--audio needs a processor"),
+        (("--audio", "x.wav"), "x.wav is no sound that can be read"),
+        (("--audio", __file__), "--audio needs a processor"),
         (("--tokens", *["5"] * 70), "64 positions, and the text 70 tokens"),
     ],
 )

@@ -81,6 +81,13 @@ class ViewCommand(Command):
                 self.terminal and self.out is not None,
                 "--terminal prints and writes no file: leave out --out or --terminal",
             ),
+            *(
+                (
+                    path is not None and not path.is_file(),
+                    f"{path} is no {kind} that can be read: there is no such file",
+                )
+                for path, kind in ((self.image, "picture"), (self.audio, "sound"))
+            ),
         )
         if not is_huggingface(self.run):
             task_of(self.run)

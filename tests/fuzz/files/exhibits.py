@@ -130,7 +130,8 @@ def command_line(*arguments: str | Path) -> str:
         assert last[0].startswith("regard: "), f"regard {arguments[0]} says no reason: {words[-500:]!r}"
         assert len(last[0]) < 1100, f"a reason of {len(last[0])} characters"
         assert "Traceback" not in words
-        assert arguments[0] != "view" or words.count("\n") == 1, f"a view says more than its reason: {words[-500:]!r}"
+        reasons = [line for line in words.splitlines() if "a pickle: torch.load(weights_only=True)" not in line]
+        assert arguments[0] != "view" or len(reasons) == 1, f"a view says more than its reason: {words[-500:]!r}"
     return words
 
 

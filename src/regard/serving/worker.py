@@ -120,12 +120,12 @@ class Worker:
             if first is None or self._is_closed:
                 return []
             if isinstance(first, RequestWork):
-                return [] if len(running) >= IN_TURN else [self._take_alone()]
-            shared = self._take_shared(gathers=not running)
+                return [] if len(running) >= IN_TURN else [self._take_steps()]
+            shared = self._take_shared(0.0 if running else GATHER_SECONDS)
         self._run_together(shared)
         return []
 
-    def _take_alone(self) -> Any:
+    def _take_steps(self) -> Any:
         """The first work, once the other threads are at rest."""
         work, self._is_stepping = self._take(0), True
         while self._beside:
@@ -140,7 +140,7 @@ class Worker:
                 if self._is_closed:
                     return
                 self._beside += 1
-                shared = self._take_shared(gathers=True)
+                shared = self._take_shared(GATHER_SECONDS)
             try:
                 self._run_together(shared)
             finally:
@@ -151,9 +151,9 @@ class Worker:
     def _may_begin_beside(self) -> bool:
         return bool(self._waiting) and isinstance(self._waiting[0], SharedWork) and not self._is_stepping
 
-    def _take_shared(self, *, gathers: bool) -> list[SharedWork]:
-        """The works that run together with the first, if that is such a work."""
-        end = time.monotonic() + (GATHER_SECONDS if gathers else 0.0)
+    def _take_shared(self, seconds: float) -> list[SharedWork]:
+        """The works that run together with the first, if that is such a work, once others have had time to come."""
+        end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and len(self._waiting) < TOGETHER and not self._is_closed:
             self._changed.wait(left)
         first = self._waiting[0] if self._waiting else None

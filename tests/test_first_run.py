@@ -272,7 +272,7 @@ def test_the_examples_of_help_are_commands() -> None:
                 continue
             status, _, err = typed(*words)
             assert status == 2
-            assert re.search("cannot read|is not a folder|there is no run", err), (example, err)
+            assert re.search("cannot read|is not a folder|there is no run|there is no such file", err), (example, err)
 
 
 def test_the_demo_installs_what_it_needs_and_the_tests_the_rest() -> None:

@@ -1,8 +1,10 @@
 """Lazy imports of a package's names (PEP 562), for a fast import, and of the module that draws its objects."""
 
+import dis
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from types import CodeType
 from typing import Any, TypeVar
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]
@@ -30,39 +32,55 @@ def displayed(named_tuple: type[T]) -> type[T]:
 
 
 def on_demand(
-    package: str, modules: Mapping[str, Iterable[str]], *, packages: Iterable[str] = (), drawn_by: str = ""
+    package: str,
+    modules: Mapping[str, Iterable[str]] | None = None,
+    *,
+    packages: Iterable[str] = (),
+    drawn_by: str = "",
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The functions `__getattr__` and `__dir__` of a package, and its list `__all__`.
 
-    A name stays in the package after its first access, as cheap as any other, and one object for `torch.compile`. No
-    name may be that of a module in the package, because Python itself puts modules there. Type checkers read neither
-    function. For them the package has the same imports under `if TYPE_CHECKING`, and `tests/core/test_structure.py`
-    compares the two.
+    The names are those that the package imports under `if TYPE_CHECKING`: Python compiles these imports, and never runs
+    them. A name stays in the package after its first access, as cheap as any other, and one object for `torch.compile`.
+    No name may be that of a module in the package, because Python itself puts modules there.
 
     Args:
-        package: the package's name.
-        modules: from the name of a module to its public names.
-        packages: modules in the package accessible without an import of their own.
+        package: the package's name, in whose own code this is called.
+        modules: from the name of a module to its public names, in place of those imports.
+        packages: modules in the package accessible without an import of their own, beside `modules`.
         drawn_by: the module whose `bundle(shown)` draws the package's `Displayed` objects; imported at the first.
 
     Raises:
         AttributeError: the package has no such name; raised by the first function.
     """
-    homes = {name: module for module, names in modules.items() for name in names}
-    within = frozenset(packages)
+    if modules is None:
+        known = vars(sys.modules[package])
+        homes = {name: home for name, home in _imports(sys._getframe(1).f_code) if name not in known}
+    else:
+        homes = {name: module for module, names in modules.items() for name in names} | dict.fromkeys(packages, package)
     if drawn_by:
         DRAWN_BY[package] = drawn_by
 
     def get(name: str) -> Any:
-        if name in within:
-            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:
+            return import_module(f"{package}.{name}")
         value = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes, *within})
+        return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, names, sorted(homes)
+    return get, names, sorted(name for name, home in homes.items() if home != package)
+
+
+def _imports(code: CodeType) -> Iterator[tuple[str, str]]:
+    """The names that code imports from modules, each with its module."""
+    module = ""
+    for one in dis.get_instructions(code):
+        if one.opname == "IMPORT_NAME":
+            module = one.argval
+        elif one.opname == "IMPORT_FROM":
+            yield one.argval, module

@@ -395,12 +395,3 @@ def seen_by_type_checkers(tree: ast.Module, package: str) -> OnDemand:
     ]
     homes = {name: home for name, home in found if home != package}
     return OnDemand(homes, frozenset(name for name, home in found if home == package))
-
-
-def given_on_demand(tree: ast.Module) -> OnDemand:
-    """The arguments of a package's call of `on_demand`."""
-    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
-    (call,) = (node for node in ast.walk(branch) if isinstance(node, ast.Call))
-    modules = ast.literal_eval(call.args[1])
-    packages = [ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "packages"]
-    return OnDemand({name: module for module, names in modules.items() for name in names}, frozenset(sum(packages, ())))

@@ -22,18 +22,4 @@ if TYPE_CHECKING:
     from regard.models.sizes import TRANSFORMER_SIZES as TRANSFORMER_SIZES
     from regard.models.transformer import Transformer as Transformer
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.models.audio_frames": ("AudioFrames",),
-            "regard.models.config": ("DecoderOnlyConfig", "EncoderOnlyConfig", "RNNConfig", "TransformerConfig"),
-            "regard.models.decoder_only": ("DecoderOnly",),
-            "regard.models.encoder_only": ("EncoderOnly",),
-            "regard.models.ensemble": ("Ensemble",),
-            "regard.models.patches": ("Patches",),
-            "regard.models.protocol": ("Seq2Seq", "Step"),
-            "regard.models.rnn": ("RNNSeq2Seq",),
-            "regard.models.sizes": ("DECODER_ONLY_SIZES", "ENCODER_ONLY_SIZES", "TRANSFORMER_SIZES"),
-            "regard.models.transformer": ("Transformer",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -37,30 +37,4 @@ if TYPE_CHECKING:
     from regard.nn.residual import SandwichNorm as SandwichNorm
     from regard.nn.short_convolution import ShortConvolution as ShortConvolution
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.nn.additive": ("AdditiveAttention",),
-            "regard.nn.cache": ("KeyValue", "RecurrentState"),
-            "regard.nn.differential": ("DifferentialAttention",),
-            "regard.nn.disentangled": ("DisentangledAttention", "RelativeVectors"),
-            "regard.nn.dropout": ("Dropout",),
-            "regard.nn.embeddings": (
-                "LearnedPositions",
-                "NoPositions",
-                "RelativeBias",
-                "SinusoidalPositions",
-                "TokenEmbedding",
-            ),
-            "regard.nn.feed_forward": ("FeedForward", "GatedFeedForward"),
-            "regard.nn.forget_gate": ("ForgetGate",),
-            "regard.nn.head_norms": ("AcrossHeads",),
-            "regard.nn.indexer": ("Indexer",),
-            "regard.nn.latent": ("LatentAttention",),
-            "regard.nn.mixture": ("MixtureOfExperts", "SigmoidRouter", "SoftmaxRouter"),
-            "regard.nn.multi_head": ("MultiHeadAttention",),
-            "regard.nn.recurrent_mixers": ("GatedDeltaNet", "LightningAttention", "Mamba2"),
-            "regard.nn.residual": ("InnerPostNorm", "LayerScale", "PostNorm", "PreNorm", "SandwichNorm"),
-            "regard.nn.short_convolution": ("ShortConvolution",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -19,15 +19,4 @@ if TYPE_CHECKING:
     from regard.watching.analysis.similarity import difference as difference
     from regard.watching.analysis.tables import HeadTable as HeadTable
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.watching.analysis.attn_lrp": ("AttentionRelevance", "attn_lrp"),
-            "regard.watching.analysis.head_table": ("compare", "head_table"),
-            "regard.watching.analysis.mixing": ("measure_mixing",),
-            "regard.watching.analysis.relevance": ("AttentionStep", "Relevance", "relevance"),
-            "regard.watching.analysis.rollout": ("rollout",),
-            "regard.watching.analysis.similarity": ("Difference", "agreement", "difference"),
-            "regard.watching.analysis.tables": ("HeadTable",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -18,12 +18,4 @@ if TYPE_CHECKING:
     from regard.call.masks.patterns import strided as strided
     from regard.call.masks.patterns import window as window
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.call.masks.base": ("Mask",),
-            "regard.call.masks.basic": ("as_mask", "causal", "lengths", "padding", "predicate"),
-            "regard.call.masks.chosen_keys": ("chosen",),
-            "regard.call.masks.patterns": ("blocks", "documents", "prefix", "strided", "window"),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -10,10 +10,4 @@ if TYPE_CHECKING:
     from regard.watching.checks.check_model import check as check
     from regard.watching.checks.finding import Finding as Finding
 else:
-    __getattr__, __dir__, __all__ = on_demand(
-        __name__,
-        {
-            "regard.watching.checks.check_model": ("Checked", "check"),
-            "regard.watching.checks.finding": ("Finding",),
-        },
-    )
+    __getattr__, __dir__, __all__ = on_demand(__name__)

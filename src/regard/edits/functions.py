@@ -24,7 +24,6 @@ from regard.maps.attention_map import AttentionMap
 from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.hooks.module_kinds import would_run_fused
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.observers import FunctionObserver
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import masked
@@ -37,6 +36,7 @@ from regard.watching.readers.multi_head_calls import arguments_by_name, observe_
 from regard.watching.readers.provenance import Origins
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
 from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa, one_rank
+from regard.watching.readers.traced_calls import FunctionObserver
 
 Vectors = tuple[Tensor, Tensor, Tensor]
 

@@ -7,6 +7,7 @@ would do. The names and meanings are torch's.
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,15 +44,7 @@ def _squeeze(input: Source, dim: int) -> Any:
     return input.choose(None, layout).told(input.dimensions.without(dim % rank))
 
 
-def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return _joined(tensors, dim, torch.stack)
-
-
-def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return _joined(tensors, dim, torch.cat)
-
-
-def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any:
+def _joined(tensors: Sequence[Any], dim: int = 0, *, how: Callable[..., Tensor]) -> Any:
     sources = list(tensors)
     if not sources or not all(isinstance(source, Source) for source in sources):
         return NOT_LAZY
@@ -80,17 +73,11 @@ def _joined(tensors: Sequence[Any], dim: int, how: Callable[..., Tensor]) -> Any
     return made.told(names)
 
 
-def _sum(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
-    return _reduced(input, dim, keepdim, sum_over, mean=False)
-
-
-def _mean(input: Source, dim: Any = None, keepdim: bool = False) -> Any:
-    return _reduced(input, dim, keepdim, average, mean=True)
-
-
-def _reduced(source: Source, dim: Any, keepdim: bool, over: Callable[[Source, int], Source], *, mean: bool) -> Any:
+def _reduced(
+    input: Source, dim: Any = None, keepdim: bool = False, *, over: Callable[[Source, int], Source], mean: bool
+) -> Any:
     """Over leading dimensions a map, over queries the sums of columns, over keys the sums of rows."""
-    rank = len(source.shape)
+    source, rank = input, len(input.shape)
     dims = _dimensions(dim, rank)
     if dims is None or 0 in source.shape:
         return NOT_LAZY
@@ -191,10 +178,10 @@ def _matmul(input: Any, other: Any) -> Any:
 
 ENTRIES: Mapping[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
-    "stack": _stack,
-    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    "sum": _sum,
-    "mean": _mean,
+    "stack": partial(_joined, how=torch.stack),
+    **dict.fromkeys(("cat", "concat", "concatenate"), partial(_joined, how=torch.cat)),
+    "sum": partial(_reduced, over=sum_over, mean=False),
+    "mean": partial(_reduced, over=average, mean=True),
     "max": _max,
     "argmax": _argmax,
     "topk": _topk,

@@ -46,7 +46,8 @@ def visual_order(labels: Sequence[str]) -> list[int]:
     places, start = [], 0
     for gap, text in zip(gaps, texts, strict=True):
         start += len(gap)
-        places.append(at[start + _first_letter(text)])
+        # The first letter or digit places the token.
+        places.append(at[start + next((n for n, char in enumerate(text) if char.isalnum()), 0)])
         start += len(text)
     return sorted(range(len(labels)), key=places.__getitem__)
 
@@ -65,8 +66,3 @@ def _gaps(texts: Sequence[str]) -> list[str]:
         return [""] * len(texts)
     numbers = (before[-1:].isdigit() and text[:1].isdigit() for before, text in pairwise(texts))
     return ["", *("" if number else " " for number in numbers)]
-
-
-def _first_letter(text: str) -> int:
-    """The position of the first letter or digit, which places the token; 0 without one."""
-    return next((at for at, char in enumerate(text) if char.isalnum()), 0)

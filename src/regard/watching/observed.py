@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from regard.call.shapes import Sizes
 from regard.errors import GradientError, ShapeError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sources.source import Source
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
@@ -243,12 +242,15 @@ class Record(Interceptor):
         else:
             observed.proof = prove(reading.rebuilding, self._rows)
         # Statistics need no vectors later.
-        may_wait = self._summary is None
-        before = self._place(path, index, reading.evidence, when, may_wait=may_wait)
+        before = self._place(path, index, reading.evidence, when, may_wait=self._summary is None)
         if self._summary is not None:
-            observed.made, observed.softmax, observed.factors = _summarized(weights, self._summary), None, None
+            # Without this a watch would take the functions called here for calls of the model.
+            with undisturbed(), DisableTorchFunction():
+                observed.made = AttentionMap(SummarySource.of(weights, self._summary))
+            observed.softmax = observed.factors = None
         elif before is not None and reading.holds_keys and reading.factors is not None:
-            share_keys(self._call(path, before).factors, reading.factors)
+            call = next(one for one in reversed(self.calls) if (one.name, one.index) == (path, before))
+            share_keys(call.factors, reading.factors)
         return observed
 
     def _blocks(self, source: ObservedCall, when: Moment) -> BlockKeys | None:
@@ -271,9 +273,6 @@ class Record(Interceptor):
         except RuntimeError:
             # Tensors without data (FakeTensor) cannot be compared. The map is as good as any.
             return self.sequences.add(path, index, None, when)
-
-    def _call(self, path: str, index: int) -> Observed:
-        return next(call for call in reversed(self.calls) if (call.name, call.index) == (path, index))
 
     def unread(self, path: str, reason: str) -> None:
         if self.wanted(path):
@@ -305,9 +304,3 @@ def _kind(call: ObservedCall) -> str:
     if call.kind != "attention" or call.origins is None or not call.origins.crosses:
         return call.kind
     return "attention over depth" if call.origins.keys.sort == "layers" else "cross-attention"
-
-
-def _summarized(source: Source, what: Summarize) -> AttentionMap:
-    # Without this a watch would take the functions called here for calls of the model.
-    with undisturbed(), DisableTorchFunction():
-        return AttentionMap(SummarySource.of(source, what))

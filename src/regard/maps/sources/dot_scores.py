@@ -28,10 +28,6 @@ IN_NUMBERS: dict[type[Mask], tuple[str, ...]] = {
 """Masks defined by their fields, by name; these are Python numbers where the mask is relative."""
 
 
-def _to_base_2(state: Tensor) -> Tensor:
-    return (state / LN_2).masked_fill(state == -torch.inf, NEVER)
-
-
 def _bias_of(call: Call, rows: Rows, columns: Rows, dtype: torch.dtype) -> Tensor:
     assert call.bias is not None
     # In the map's dtype, as everywhere: a bias of the vectors would round in half precision.
@@ -146,7 +142,8 @@ class DotFactors:
         dtype = call.compute_dtype
         self.group = call.group
         self.query, self.key = (t.to(dtype).flatten(0, 1) for t in (call.query, call.key))
-        self.state = _to_base_2(state.flatten(0, 1))
+        state = state.flatten(0, 1)
+        self.state = (state / LN_2).masked_fill(state == -torch.inf, NEVER)
         self._logs = self._weights = self.query.new_empty(0)
 
     def key_of(self, flat_heads: range) -> Tensor:

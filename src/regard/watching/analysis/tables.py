@@ -58,7 +58,7 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     if isinstance(maps, AttentionMap | Tensor):
         found = [("0", maps)]
     elif callable(items) and not isinstance(maps, type):
-        keyed = [(_name_and_call(key), one) for key, one in items()]
+        keyed = [(key if isinstance(key, tuple) and len(key) == 2 else (str(key), 0), one) for key, one in items()]
         calls = [name for (name, _), _ in keyed]
         found = [(name if calls.count(name) == 1 else f"{name} [{call}]", one) for (name, call), one in keyed]
     elif isinstance(maps, Iterable):
@@ -73,10 +73,6 @@ def named(maps: Maps) -> list[tuple[str, AttentionMap]]:
     for name, one in found:
         one.source.require_heads(f"this, for {name!r},")
     return [(name, one.with_heads()) for name, one in found]
-
-
-def _name_and_call(key: Any) -> tuple[str, Any]:
-    return key if isinstance(key, tuple) and len(key) == 2 else (str(key), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +123,8 @@ class HeadTable(Displayed):
                 lines.append(f"... {len(rows) - SHOWN} more")
                 continue
             cells = zip(self.columns, numbers[row].tolist(), strict=True)
-            shown = "".join(f"  {_short(value):>{max(7, len(name))}}" for name, value in cells)
+            short = [(name, "-" if value != value else f"{value:.2f}") for name, value in cells]
+            shown = "".join(f"  {value:>{max(7, len(name))}}" for name, value in short)
             lines.append(f"{self.layers[row[0]]:<{width}}  {row[1]:>4}{shown}")
         return "\n".join([*lines, *(f"not covered: {path}" for path in self.given_up)])
 
@@ -146,7 +143,3 @@ def table(layers: list[str], rows: list[dict[str, Tensor]], given_up: tuple[str,
 
     names = dict.fromkeys(name for row in rows for name in row)
     return HeadTable(tuple(layers), {name: column(name) for name in names}, given_up)
-
-
-def _short(value: float) -> str:
-    return "-" if value != value else f"{value:.2f}"

@@ -162,7 +162,7 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
         layers = [(call, facts) for call, facts in alike if not facts.mask.is_unknown]
         if not layers:
             continue
-        seen = [_keys(facts) for _, facts in layers]
+        seen = [facts.seen.keys.unflatten(0, facts.seen.shape).any(1) for _, facts in layers]
         if len({one.shape for one in seen}) > 1:
             seen = list(torch.broadcast_tensors(*seen))
         padding = torch.stack([~one for one in seen]).sum(0) * 2 > len(layers)
@@ -175,10 +175,6 @@ def _unlike_their_like(known: list[tuple[Observed, Facts]]) -> Iterator[Finding]
                     "mask",
                     call.name, call.index, {"keys": count},
                 )  # fmt: skip
-
-
-def _keys(facts: Facts) -> Tensor:
-    return facts.seen.keys.unflatten(0, facts.seen.shape).any(1)
 
 
 def _fitting(call: Observed, keep: Tensor | None) -> Tensor | None:

@@ -50,7 +50,8 @@ class GivenSubject(Subject):
         shortest = min(rest, key=lambda row: int(self._real(row).sum()), default=None)
         is_short = shortest is not None and not bool(self._real(shortest).all())
         alike = next((row for row in rest if bool(self._real(row).all())), None)
-        self.rows = Samples(whole, self._turned(whole) if alike is None else alike, shortest if is_short else None)
+        turned = {name: one.flip(0) if name in self._inputs else one for name, one in whole.items()}
+        self.rows = Samples(whole, turned if alike is None else alike, shortest if is_short else None)
         self.sides: tuple[Side, ...] = ("right",) if is_short else ()
 
     def run(self, rows: Sequence[Sample], *, side: Side = "right", filler: int = 0) -> list[Outputs]:
@@ -104,9 +105,6 @@ class GivenSubject(Subject):
                 donor = self.rows.long[name].roll(filler, 0)
                 out[name] = torch.where(real.view(-1, *(1,) * (row[name].dim() - 1)), row[name], donor)
         return out
-
-    def _turned(self, row: Sample) -> Sample:
-        return {name: one.flip(0) if name in self._inputs else one for name, one in row.items()}
 
 
 def _shared(named: Mapping[str, Any]) -> dict[str, Any]:

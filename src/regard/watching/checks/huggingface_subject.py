@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
-from regard.watching.checks.subject import Outputs, Padded, Sample, Samples, Side, Subject, by_row, padded, tensors_of
+from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, padded, tensors_of
 
 LONG, SHORT = 13, 8
 """The lengths of the made-up sequences,"""
@@ -19,6 +19,8 @@ DECODED, FEW = 11, 6
 """and of the decoder's inputs."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The inputs of tokens, and the names of their masks."""
+MASKED_PIXELS = ("return_loss", "bool_masked_pos")
+"""Arguments of models that read pixels beside tokens."""
 FEEDS_ALL = ("fsmt",)
 """Models that take the whole sequence at each cached step, and crop it themselves."""
 ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_values", "attentions", "hidden_states")
@@ -73,7 +75,8 @@ class HuggingFaceSubject(Subject):
         main = self.model.main_input_name if isinstance(self.model.main_input_name, str) else "input_ids"
         if main == "input_ids" or ("input_ids" in self._takes and "pixel_values" not in (main,)):
             row["input_ids"] = self._tokens(generator, SHORT if is_short else LONG)
-        if main == "pixel_values" or (main == "input_ids" and self._needs("pixel_values")):
+        masks_pixels = "pixel_values" in self._takes and not self._takes.keys().isdisjoint(MASKED_PIXELS)
+        if main == "pixel_values" or (main == "input_ids" and masks_pixels):
             row["pixel_values"] = self._pixels(generator)
         if main == "input_features":
             frames = 2 * int(getattr(self.config, "max_source_positions", 50))
@@ -88,9 +91,6 @@ class HuggingFaceSubject(Subject):
                 "check(model, batch=...) or a function that returns (model, batch)"
             )
         return {name: tensor.to(device) for name, tensor in row.items()}
-
-    def _needs(self, name: str) -> bool:
-        return name in self._takes and any(n in self._takes for n in ("return_loss", "bool_masked_pos"))
 
     def _tokens(self, generator: torch.Generator, length: int) -> Tensor:
         limits = [getattr(self._text, name, None) for name in ("max_position_embeddings", "n_positions")]
@@ -136,7 +136,7 @@ class HuggingFaceSubject(Subject):
             if together.is_padded and MASKS[name] in self._takes:
                 inputs[MASKS[name]] = together.keep.long()
             if name == "input_ids" and self._gives_positions:
-                inputs["position_ids"] = _positions(together)
+                inputs["position_ids"] = (together.keep.long().cumsum(-1) - 1).clamp_min(0)
         return inputs, keeps
 
     def _filler(self, number: int) -> int:
@@ -219,10 +219,6 @@ def _special(config: Any) -> Iterator[int]:
     for name, value in vars(config).items():
         if "token" in name and name.endswith(("_id", "_index", "_ids")):
             yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int))
-
-
-def _positions(batch: Padded) -> Tensor:
-    return (batch.keep.long().cumsum(-1) - 1).clamp_min(0)
 
 
 def _cuts(length: int, chunk: int) -> Iterator[tuple[int, int]]:

@@ -165,7 +165,7 @@ def _fitting(rows: _Rows) -> Iterator[Fit]:
     if rows.is_whole or not rows.seen.is_exact:
         if sees_first and sees_last:
             yield "none", offset, None, *whole
-        for offset in dict.fromkeys((rows.end, 0, _last_offset(rows))):
+        for offset in dict.fromkeys((rows.end, 0, int(rows.seen.last[:, -1].max()) - rows.queries + 1)):
             yield from _causal(rows, offset, sees_first=sees_first)
     if rows.is_whole:
         for offset in dict.fromkeys((rows.end, 0)):
@@ -175,10 +175,6 @@ def _fitting(rows: _Rows) -> Iterator[Fit]:
     if is_causal and bool((position >= most).any()) and rows.all(count == (position + 1).clamp(max=most)):
         yield "chosen", rows.end, most, *whole
     yield "dense of no known kind", rows.end, None, *whole
-
-
-def _last_offset(rows: _Rows) -> int:
-    return int(rows.seen.last[:, -1].max()) - rows.queries + 1
 
 
 def _causal(rows: _Rows, offset: int, *, sees_first: bool) -> Iterator[Fit]:

@@ -65,9 +65,9 @@ class Trials:
         except RegardError:
             raise
         except Exception as error:
+            given = ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in rows.long.items())
             raise ArgumentError(
-                f"{type(subject.model).__name__} does not run on {_described(rows.long)}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(subject.model).__name__} does not run on {given}: {type(error).__name__}: {error}"
             ) from error
         if any(bool(output.values.isnan().any()) for output in first[0].values()):
             self.found.append(
@@ -146,7 +146,8 @@ class Trials:
         ways: list[tuple[str, DifferenceMeasure]] = [("", _ahead([rows.long], "right"))]
         if rows.short is not None:
             ways += [(f", padded {side}", _ahead([rows.long, rows.short], side)) for side in subject.sides]
-        ways += [(", in training", _in_training(ways[0][1]))] if not _mixes_in_training(subject.model) else []
+        mixes_in_training = any(isinstance(module, BATCH_NORMS) for module in subject.model.modules())
+        ways += [] if mixes_in_training else [(", in training", _in_training(ways[0][1]))]
         if subject.eager() is not None:
             ways += [(f"{said}, eager", _in_eager(measure)) for said, measure in ways[:1]]
         for said, measure in ways:
@@ -299,11 +300,3 @@ def _in_training(measure: DifferenceMeasure) -> DifferenceMeasure:
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def _mixes_in_training(model: nn.Module) -> bool:
-    return any(isinstance(module, BATCH_NORMS) for module in model.modules())
-
-
-def _described(row: Sample) -> str:
-    return ", ".join(f"{name} {(1, *tensor.shape)}" for name, tensor in row.items())

@@ -36,6 +36,7 @@ from regard.watching.readers.flex_calls import hand_on_compiled
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.mixing import CONVOLUTION
 from regard.watching.readers.product_calls import close, observe_plain
+from regard.watching.readers.traced_calls import FunctionObserver
 
 _local = threading.local()
 _lock = threading.RLock()
@@ -301,10 +302,7 @@ def _late(modules: Iterable[nn.Module]) -> list[str]:
     return found
 
 
-Observe = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-
-def _observing(original: Callable[..., Any], observe: Observe) -> Callable[..., Any]:
+def _observing(original: Callable[..., Any], observe: FunctionObserver) -> Callable[..., Any]:
     function = original.func if isinstance(original, partial) else original
 
     @wraps(function)

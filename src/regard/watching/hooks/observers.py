@@ -30,6 +30,7 @@ from regard.watching.readers.traced_calls import (
     FOLLOWED,
     JOINED,
     WRITTEN,
+    FunctionObserver,
     observe_choice,
     observe_embedding,
     observe_followed,
@@ -37,8 +38,6 @@ from regard.watching.readers.traced_calls import (
     observe_written,
 )
 
-FunctionObserver = Callable[[ThreadState, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Takes (thread, function, args, kwargs), runs the function for the model, and hands the call to the thread."""
 ModuleObserver = Callable[[ThreadState, RunningModule, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 """Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""
 

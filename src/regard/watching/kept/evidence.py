@@ -109,7 +109,7 @@ def _printed(queries: Tensor | SavedTensor, keys: Tensor | SavedTensor, memory: 
 def same_rows(one: Tensor, other: Tensor) -> Tensor:
     """Equality of the rows of two batches of fingerprints (B, L, n) and (C, L, n): bool (B, C)."""
     # Rows whose sums differ are not the same. Only the other pairs are looked at closely.
-    weights = _weights(one.shape[1], one.device)
+    weights = torch.linspace(1.0, 2.0, one.shape[1], dtype=torch.float32, device=one.device)[:, None]
     sums, others = ((prints * weights).sum(1) for prints in (one, other))
     size = (one.abs() * weights.abs()).sum(1).amax(-1)[:, None]
     found = (sums[:, None] - others).abs().amax(-1) <= SAME * size
@@ -179,7 +179,3 @@ def _directions(groups: int, dim: int, device: torch.device) -> Tensor:
     # Cached, so the default dtype and device of the first call must not be in them.
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.randn(groups, dim, DIRECTIONS, generator=generator, dtype=torch.float32, device="cpu").to(device)
-
-
-def _weights(length: int, device: torch.device) -> Tensor:
-    return torch.linspace(1.0, 2.0, length, dtype=torch.float32, device=device)[:, None]

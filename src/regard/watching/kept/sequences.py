@@ -183,7 +183,8 @@ class Sequences:
             origins = _origins(prints.keys[:, : prints.filled], end.known)
             if origins is not None:
                 told = self._told_since(end, when)
-                if end.queries.shape == prints.queries.shape and _are_same(prints.queries, end.queries):
+                is_alike = end.queries.shape == prints.queries.shape
+                if is_alike and bool(same_rows(prints.queries, end.queries).diagonal().all()):
                     why = "it asks the same queries of the same keys as an earlier call"
                 elif prints.memory.is_that_of(end.memory) if told is None else told.origins is not None:
                     origins = _narrowed(origins, None if told is None else told.origins)
@@ -295,10 +296,6 @@ def _alike(prints: Prints, first: int) -> Tensor:
     new = prints.keys[:, first : prints.filled]
     alike = same_rows(prints.queries, prints.queries)
     return alike & same_rows(new, new) if new.shape[1] else alike
-
-
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    return bool(same_rows(one, other).diagonal().all())
 
 
 def _is_one_to_one(origins: Tensor) -> bool:

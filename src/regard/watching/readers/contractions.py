@@ -67,20 +67,12 @@ def _matmul(input: Tensor, other: Tensor) -> Contraction:
     return Contraction((input, other), (tuple(left), tuple(right)), tuple(output))
 
 
-def _reversed_matmul(input: Tensor, other: Tensor) -> Contraction:
-    return _matmul(other, input)
-
-
 def _added(make: Callable[[Tensor, Tensor], Contraction]) -> Callable[..., Contraction]:
     def read(added: Tensor, one: Tensor, two: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Contraction:
         made = make(one, two)
         return Contraction(made.operands, made.labels, made.output, float(alpha), float(beta), added)
 
     return read
-
-
-def _summed_batches(one: Tensor, two: Tensor) -> Contraction:
-    return Contraction((one, two), (("b", "t", "k"), ("b", "k", "e")), ("t", "e"))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Contraction:
@@ -173,9 +165,9 @@ OPERANDS = (
 
 READERS: dict[str, Callable[..., Contraction | None]] = {
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul"), _matmul),
-    "__rmatmul__": _reversed_matmul,
+    "__rmatmul__": lambda input, other: _matmul(other, input),
     **dict.fromkeys(("baddbmm", "addmm", "addmv"), _added(_matmul)),
-    "addbmm": _added(_summed_batches),
+    "addbmm": _added(lambda one, two: Contraction((one, two), (("b", "t", "k"), ("b", "k", "e")), ("t", "e"))),
     "linear": _linear,
     "inner": _inner,
     "tensordot": _tensordot,

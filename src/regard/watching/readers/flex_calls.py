@@ -34,6 +34,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.provenance import Origins
+from regard.watching.readers.traced_calls import after
 
 PARTIAL, FULL = 1, 2
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -169,7 +170,10 @@ class FlexCall(ObservedCall):
         bias = None if plain else Modified(self.score_mod, self.scale)
         call = settled(replace(call, bias=bias, mask=self._mask(call.sizes, query.device)))
         factors = Factors(call.sizes, call, held=kept, graph=policy.graph)
-        beside = saved_values(policy, name, call.sizes, lambda: self._values(policy, name, call.sizes), self._output)
+        beside = saved_values(
+            policy, name, call.sizes, lambda: self._values(policy, name, call.sizes),
+            lambda: OutputOf(self.output, lambda gradient: gradient),
+        )  # fmt: skip
         value = self.value.detach().expand(call.sizes.flat_batch, -1, -1, -1)
         rebuilding = CallRebuilding(call, value, self.output.detach(), factors)
         evidence = Evidence(call.query, call.key, self.key, held=() if policy.graph else kept)
@@ -178,9 +182,6 @@ class FlexCall(ObservedCall):
     def _values(self, policy: RetentionPolicy, name: str, sizes: Sizes) -> ValuesOf:
         kept = policy.keep(self.value, f"the values of {name}")
         return ValuesOf(lambda: kept.tensor.expand(sizes.flat_batch, -1, -1, -1), [kept])
-
-    def _output(self) -> OutputOf:
-        return OutputOf(self.output, lambda gradient: gradient)
 
     def query_key_value(self) -> CallVectors:
         return CallVectors(self.query, self.key, self.value)
@@ -224,17 +225,15 @@ def _is_identity(score_mod: Function) -> bool:
         return False
 
 
-def _with(function: Function, buffers: tuple[Any, ...]) -> Function:
-    captured = buffers
+def _with(function: Function, captured: tuple[Any, ...]) -> Function:
     return function if not captured else lambda *places: function(*places, *captured)
 
 
-def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run FlexAttention's operator, and hand its arguments to the thread's watches."""
-    result = func(*args, **kwargs)
+@after
+def observe_flex(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A call of FlexAttention's operator, whose arguments are handed to the thread's watches."""
     thread.handed.add(result[0].data_ptr())
-    thread.try_to(give_flex, thread, args, result[0], None)
-    return result
+    give_flex(thread, args, result[0], None)
 
 
 def hand_on_compiled(thread: ThreadState) -> None:

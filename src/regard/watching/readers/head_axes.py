@@ -88,7 +88,7 @@ def find_folding(values: Tensor) -> Folding | str | None:
     """
     with undisturbed(), DisableTorchFunction():
         for module, tensors in running():
-            heads = _heads_of(module, len(values))
+            heads = [n for n in inferred_heads(module) if n > 1 and len(values) % n == 0]
             if any(len(tensor) == len(values) for tensor in tensors):
                 # The rows came from outside: folded already, or one for each sequence; but lengths may come first.
                 found = _order_of(module, tensors, values, heads)
@@ -177,10 +177,6 @@ def _of_config(config: object, name: str) -> object:
         return getattr(config, name, None)
     except Exception:  # A config of others may raise anything.
         return None
-
-
-def _heads_of(module: nn.Module, count: int) -> list[int]:
-    return [n for n in inferred_heads(module) if n > 1 and count % n == 0]
 
 
 def _order(module: nn.Module, tensors: list[Tensor], values: Tensor, heads: int) -> Folding | None:

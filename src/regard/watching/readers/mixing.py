@@ -13,7 +13,7 @@ from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.provenance import base_of, is_learned
-from regard.watching.readers.traced_calls import observe_traced
+from regard.watching.readers.traced_calls import after_traces
 
 PRODUCTS = "products of activations with each other"
 CONVOLUTION, SUM = "a convolution", "a running sum"
@@ -27,24 +27,19 @@ MIXING = {
 """The functions that mix positions, by name, each with its description."""
 
 
-def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a function that may mix positions, and note it for the running module."""
-    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
-    if name_of(func) == "pad":
-        thread.try_to(thread.traces.follow, result, *args)
-    elif MIXING[name_of(func)] == CONVOLUTION:
-        thread.try_to(follow_convolution, thread, result, *(args or kwargs.values()))
-    if (frame := thread.innermost()) is not None and not frame.mixes:
-        thread.try_to(_note, thread, frame, name_of(func), (*args, *kwargs.values()), kwargs.get("stride", args[3:4]))
-    return result
-
-
-def _note(thread: ThreadState, frame: RunningModule, name: str, given: Args, stride: Any) -> None:
+@after_traces
+def observe_mixing(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A function that may mix positions, noted for the running module."""
+    name, given, frame = name_of(func), (*args, *kwargs.values()), thread.innermost()
     x, how = given[0], MIXING[name]
-    if not isinstance(x, Tensor) or x.dim() < 3 or not x.is_floating_point():
+    if name == "pad":
+        thread.traces.follow(result, *args)
+    elif how == CONVOLUTION:
+        follow_convolution(thread, result, *(args or kwargs.values()))
+    if frame is None or frame.mixes or not isinstance(x, Tensor) or x.dim() < 3 or not x.is_floating_point():
         return
     if how == CONVOLUTION:
-        note_convolution(thread, frame.module, x, tuple(given[1].shape[2:]), stride)
+        note_convolution(thread, frame.module, x, tuple(given[1].shape[2:]), kwargs.get("stride", args[3:4]))
     elif not (name == "pad" and min(given[1]) >= 0) and not (how == SUM and bool(((x == 0) | (x == 1)).all())):
         frame.mixes = how  # (Sums over a mask count positions.)
 

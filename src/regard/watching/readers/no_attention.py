@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.contractions import Contraction, Labels
@@ -86,13 +86,9 @@ class ValueProduct:
             return self
         return replace(self, unfolded=lead)
 
-    def laid_out(self, weights: Tensor) -> Tensor:
-        """Weights in the layout of the product as (batch..., H, T, S)."""
-        return self.layout(weights)
-
     @property
-    def layout(self) -> Callable[[Tensor], Tensor]:
-        """The function for this layout of weights, without references to tensors."""
+    def laid_out(self) -> Callable[[Tensor], Tensor]:
+        """From weights in the layout of the product to (batch..., H, T, S), without references to tensors."""
         return partial(_laid_out, self.order, self.has_queries, self.unfolded)
 
     def laid_out_values(self) -> Tensor | None:
@@ -181,15 +177,16 @@ def _sizes_say_channel(thread: ThreadState, product: ValueProduct) -> bool:
     without a known projection."""
     if not thread.stack or product.queries != product.keys or len(product.features) != 1:
         return False
-    module = thread.innermost_module()
-    shapes = _inputs(module) if module is not None else []
+    if (module := thread.innermost_module()) is None:
+        return False
+    shapes = next(([tuple(one.shape) for one in given] for running_, given in running() if running_ is module), [])
     features, keys = product.values.shape[product.features[0]], product.keys
     heads = prod(product.weights.shape[n] for n in product.order[1:-2]) if len(product.order) > 2 else 1
     for shape in shapes:
         for channels, positions in _readings(shape):
             is_channel = keys == channels or keys * heads == channels
             if is_channel and features == positions and keys != positions and features * heads != channels:
-                return _has_width(module, channels)
+                return any(channels in parameter.shape for parameter in module.parameters())
     return False
 
 
@@ -198,12 +195,3 @@ def _readings(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     if len(shape) < 3:
         return []
     return [(shape[-1], prod(shape[1:-1])), (shape[1], prod(shape[2:]))]
-
-
-def _has_width(module: nn.Module | None, channels: int) -> bool:
-    return module is not None and any(channels in parameter.shape for parameter in module.parameters())
-
-
-def _inputs(module: nn.Module) -> list[tuple[int, ...]]:
-    """The shapes of the tensor arguments of a module's running forward."""
-    return next(([tuple(one.shape) for one in given] for running_, given in running() if running_ is module), [])

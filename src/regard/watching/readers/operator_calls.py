@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.tensors.torch_private import HigherOrderOperator, tree_leaves
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, namespace_of
-from regard.watching.readers.traced_calls import observe_traced
+from regard.watching.readers.traced_calls import after, after_traces
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
 """Parts of the names of attention operators. An operator's own name, which its library published, is all that an opaque
@@ -25,19 +25,18 @@ POSITIONS = frozenset({torch.bool, torch.int32, torch.int64})
 """Dtypes of positions and masks; bytes may be quantized queries, keys and values."""
 
 
-def observe_operator(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run an opaque operator, and name it."""
-    result = func(*args, **kwargs)
+@after
+def observe_operator(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """An opaque operator, which is named."""
     if not _is_of_positions((args, kwargs, result)):
-        thread.try_to(_name, thread, func)
-    return result
+        _name(thread, func)
 
 
-def observe_own(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run an operator of torch outside the table; name it if it attends."""
+@after_traces
+def observe_own(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """An operator of torch outside the table, which is named if it attends."""
     if any(part in name_of(func) for part in ATTENTION):
-        thread.try_to(_name, thread, func)
-    return observe_traced(thread, func, args, kwargs)
+        _name(thread, func)
 
 
 def is_own(func: Any) -> bool:

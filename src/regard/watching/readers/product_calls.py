@@ -7,6 +7,7 @@ the softmax and it.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class WrittenOut(ObservedCall):
         names = self.heads.dimensions or Dimensions.of_call(weights.dim() - 2, has_heads=False)
         if self.origins is None:
             names = replace(names, queries="unknown", keys="unknown")
-        shown: Callable[[Tensor], Tensor] = _as_laid_out if layout is None else layout.unfolded
+        shown: Callable[[Tensor], Tensor] = (lambda weights: weights) if layout is None else layout.unfolded
         if softmax is not None and softmax.shape == weights.shape:
             softmax = shown(softmax)
         weights, values = shown(weights), None if values is None else shown(values)
@@ -83,7 +84,7 @@ class WrittenOut(ObservedCall):
         if policy.gradients is None:
             return None
         # The function must not hold the product, and with it the values.
-        layout = self.product.layout
+        layout = self.product.laid_out
         output = OutputOf(self.product.weights, lambda gradient: shown(layout(gradient)))
         return weights_gradient(policy, name, output)
 
@@ -99,10 +100,6 @@ CHANGED = (
     "these are the weights that multiplied the values; the softmax that the model changed into them (by a mask, a "
     "gate, a mix of heads or dropout) is seen.softmax(name)"
 )
-
-
-def _as_laid_out(weights: Tensor) -> Tensor:
-    return weights
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -153,14 +150,8 @@ def observe_plain(thread: ThreadState, module: nn.Module, args: Args, output: An
         thread.try_to(_multiplied, thread, F.linear, (args[0], module.weight, module.bias), {}, output)
     else:
         name = "Identity" if isinstance(module, nn.Identity) else f"{type(module).__name__}()"
-        thread.try_to(trace_results, thread, _Named(name), args, {}, output)
-
-
-class _Named:
-    """Stands for the function of a module."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
+        function: Any = SimpleNamespace(__name__=name)  # (stands for that of the module)
+        thread.try_to(trace_results, thread, function, args, {}, output)
 
 
 def _multiplied(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:

@@ -214,12 +214,10 @@ def run_with_heads(func: Func, args: Args, kwargs: Kwargs, given: dict[str, Any]
     if is_function_observed() or is_overridden(*tensors) or not isinstance(func, FunctionType):
         return func(*args, **kwargs), None
     # The function hands itself to modes first; its inner calls are wanted here, so this question is answered no.
-    body = FunctionType(func.__code__, {**func.__globals__, "has_torch_function": _never}, closure=func.__closure__)
+    body = FunctionType(
+        func.__code__, {**func.__globals__, "has_torch_function": lambda tensors: False}, closure=func.__closure__
+    )
     body.__defaults__, body.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
     with _InnerCalls(given["num_heads"]) as inner:
         output = body(*args, **kwargs)
     return output, inner.heads
-
-
-def _never(tensors: object) -> bool:
-    return False

@@ -17,6 +17,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
+from regard.watching.readers.traced_calls import after
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
 
@@ -265,14 +266,9 @@ def _give(thread: ThreadState, name: str, given: dict[str, Any], state: Tensor |
             thread.refuse(frame, "one of several recurrences of a module, each for some of its channels")
 
 
-def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run `regard.linear_attention`, and hand it to the thread's watches."""
-    result = func(*args, **kwargs)
-    thread.try_to(_give_own, thread, args, kwargs, result)
-    return result
-
-
-def _give_own(thread: ThreadState, args: Args, kwargs: Kwargs, result: Any) -> None:
+@after
+def observe_linear_attention(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A call of `regard.linear_attention`, handed to the thread's watches."""
     query, key, value = args[:3]
     decay, beta, removal = (kwargs.get(name) for name in ("decay", "beta", "removal"))
     if query.dim() != 4:

@@ -242,12 +242,8 @@ def one_rank(query: Tensor, key: Tensor, has_groups: bool) -> tuple[Tensor, Tens
 def observe_sdpa(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run F.scaled_dot_product_attention, and hand its arguments and its kernel's lse to the thread's watches."""
     output, kernel = run_with_lse(func, args, kwargs)
-    thread.try_to(_give, thread, args, kwargs, output, kernel)
+    thread.try_to(lambda: thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel)))
     return output
-
-
-def _give(thread: ThreadState, args: Args, kwargs: Kwargs, output: Tensor, kernel: KernelLse) -> None:
-    thread.give(laid_out_by_heads(thread, args, kwargs, output, kernel))
 
 
 def laid_out_by_heads(

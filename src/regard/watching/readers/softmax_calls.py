@@ -16,17 +16,13 @@ from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import attended
 from regard.watching.readers.provenance import ADDED, MULTIPLIED, SoftmaxOrigin, Trace, is_learned
-from regard.watching.readers.traced_calls import observe_followed, trace_results
+from regard.watching.readers.traced_calls import after, observe_followed, trace_results
 
 
-def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a softmax, and trace its result: it may turn out to be attention."""
-    result = func(*args, **kwargs)
-    thread.try_to(_softmax, thread, name_of(func), args, kwargs, result)
-    return result
-
-
-def _softmax(thread: ThreadState, name: str, args: Args, kwargs: Kwargs, result: Tensor) -> None:
+@after
+def observe_softmax(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A softmax, whose result may turn out to be attention."""
+    name = name_of(func)
     scores = args[0] if args else kwargs.get("input", kwargs.get("logits", kwargs.get("self")))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if name == "gumbel_softmax":
@@ -38,18 +34,15 @@ def _softmax(thread: ThreadState, name: str, args: Args, kwargs: Kwargs, result:
     if not isinstance(dim, int) or not isinstance(scores, Tensor) or isinstance(scores, nn.Parameter):
         return
     if result.dim() == 1 and len(result) > 1 and not is_learned(scores):
-        _name_one_row(thread, f"a {name} over {len(result)} numbers of one dimension")
+        # A row of weights without a dimension of queries is not traced.
+        what = f"a {name} over {len(result)} numbers of one dimension"
+        if thread.is_in_attention():
+            thread.unread(f"{what} was made, which is not followed: give it a dimension of queries, scores[None]")
+        else:
+            thread.other(f"{what}: one query's attention, a router or classifier?")
     elif result.dim() > 1:
         kind = "logs" if name == "log_softmax" else "weights"
         begin(thread, f"the model's own {name}", result, dim, scores, kind)
-
-
-def _name_one_row(thread: ThreadState, what: str) -> None:
-    """Report a row of weights without a dimension of queries, which is not traced."""
-    if thread.is_in_attention():
-        thread.unread(f"{what} was made, which is not followed: give it a dimension of queries, scores[None]")
-    else:
-        thread.other(f"{what}: one query's attention, a router or classifier?")
 
 
 def begin(
@@ -75,47 +68,32 @@ def _beside(thread: ThreadState, result: Tensor) -> Tensor:
     return result.view_as(result) if any(watch.keeps_graph for watch in thread.watches) else result.detach()
 
 
-def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run an exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
-    result = func(*args, **kwargs)
-    thread.try_to(_exponential, thread, args, result)
-    return result
-
-
-def _exponential(thread: ThreadState, args: Args, result: Tensor) -> None:
+@after
+def observe_exponential(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """An exponential. That of a logarithm of weights is weights; any other may be divided by its sum later."""
     trace = thread.traces.of(args[0]) if args else None
     if trace is None or trace.kind != "logs":
-        if isinstance(result, Tensor):
-            follow_exponential(thread, result)
+        # It may be divided by its sum later.
+        if isinstance(result, Tensor) and result.dim() > 1 and result.is_floating_point():
+            thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
+        return
+    if trace.key is None:
         return
     before = trace.origins[0]
     # The logarithms were not the weights yet: the weights begin here.
-    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key or 0, _beside(thread, result),
-                    counted_version(result),
+    origin = SoftmaxOrigin(before.how, tuple(result.shape), trace.key, _beside(thread, result), counted_version(result),
                     before.is_projected, before.is_projection, before.depth, before.module, before.streams,
                     before.is_compared)  # fmt: skip
-    if trace.key is None:
-        return
     thread.traces.put(result, Trace("weights", (origin,), trace.key, trace.other, trace.is_changed, depth=trace.depth))
     if (frame := thread.innermost()) is not None:
         frame.pending.append(origin)
 
 
-def follow_exponential(thread: ThreadState, result: Tensor) -> None:
-    """Trace an exponential, in case it is divided by its sum later."""
-    if result.dim() > 1 and result.is_floating_point():
-        thread.traces.put(result, Trace("exponentials", of=weakref.ref(result), depth=len(thread.stack)))
-
-
-def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a sum, and remember its summand: elements divided by their own sum are weights."""
-    result = func(*args, **kwargs)
-    if args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1:
-        thread.try_to(_sum, thread, func, args, kwargs, result)
-    return result
-
-
-def _sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Tensor) -> None:
+@after
+def observe_sum(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A sum, whose summand is remembered: elements divided by their own sum are weights."""
+    if not (args and isinstance(result, Tensor) and isinstance(args[0], Tensor) and args[0].dim() > 1):
+        return
     thread.traces.follow(result, args[0])
     if thread.traces:
         trace_results(thread, func, args, kwargs, result)

@@ -1,6 +1,6 @@
 """Follow traced tensors through the functions and the plain modules a model applies to them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,65 +33,77 @@ WRITES = frozenset({"__setitem__", "copy", "index_put", "masked_scatter", "slice
 """Functions that write one tensor into a part of another."""
 
 
-def observe_traced(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run any function, and trace its results if an argument is traced."""
-    result = func(*args, **kwargs)
-    if result is None or isinstance(result, Tensor | tuple | list):
-        thread.try_to(trace_results, thread, func, args, kwargs, result)
-    return result
+FunctionObserver = Callable[[ThreadState, Func, Args, Kwargs], Any]
+"""Runs a function for the model, hands the call to the thread, and returns the result."""
+Note = Callable[[ThreadState, Func, Args, Kwargs, Any], None]
+"""Looks at a function that has run, and at its result."""
 
 
-def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a function whose result has the positions of its argument, and follow these."""
-    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+def after(note: Note) -> FunctionObserver:
+    """The observer that runs a function and then notes it."""
+
+    def observe(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        result = func(*args, **kwargs)
+        thread.try_to(note, thread, func, args, kwargs, result)
+        return result
+
+    return observe
+
+
+def after_traces(note: Note) -> FunctionObserver:
+    """The same, and traced results are followed before."""
+
+    def observe(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+        thread.try_to(note, thread, func, args, kwargs, result)
+        return result
+
+    return observe
+
+
+@after_traces
+def observe_followed(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A result with the positions of its argument."""
     of = result[0] if isinstance(result, tuple) else result
     # (A view by an index is found by its base, and two inputs of which parts are taken may be one sequence.)
     if isinstance(of, Tensor) and (func is not Tensor.__getitem__ or viewed(of) is None):
-        thread.try_to(thread.traces.follow, of, *(args or kwargs.values()))
-    return result
+        thread.traces.follow(of, *(args or kwargs.values()))
 
 
-def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run an embedding of ids, which begins a stream."""
-    result = func(*args, **kwargs)
+@after
+def observe_embedding(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """An embedding of ids, which begins a stream."""
     thread.traces.given(result)
-    return result
 
 
-def observe_choice(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run topk, and note a choice of keys by the scores of queries and keys, as an indexer's."""
-    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
-    scores, chosen = args[0] if args else None, result[1]
-    if isinstance(scores, Tensor) and scores.dim() > 2 and thread.has_compared():
-        thread.try_to(_chosen, thread, scores, chosen)
-    return result
-
-
-def _chosen(thread: ThreadState, scores: Tensor, chosen: Tensor) -> None:
-    """Note a choice, with the keys that no query could choose: a mask hides them by their scores."""
-    if (module := thread.innermost_module()) is not None:
+@after_traces
+def observe_choice(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A topk, which may be a choice of keys by the scores of queries and keys, as an indexer's. A mask hides the keys
+    that no query could choose by their scores."""
+    scores, module = args[0] if args else None, thread.innermost_module()
+    if isinstance(scores, Tensor) and scores.dim() > 2 and thread.has_compared() and module is not None:
         hidden = (scores.detach() <= HIDDEN).flatten(1, -2).all(1)
-        thread.chose(module, KeysChosen("", chosen.shape[-1], hidden), scores.shape[-2])
+        thread.chose(module, KeysChosen("", result[1].shape[-1], hidden), scores.shape[-2])
 
 
-def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """The same for tensors in a row: a cache puts the new keys last."""
-    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
+@after_traces
+def observe_joined(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """Tensors in a row: a cache puts the new keys last."""
     if args and isinstance(args[0], tuple | list):
-        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
-        thread.try_to(thread.traces.join, result, args[0], dim)
-    return result
+        dim: Any = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+        thread.traces.join(result, args[0], dim)
 
 
-def observe_written(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """The same for a write into a part of a tensor, as of new keys into the buffer of a cache."""
-    result = observe_traced(thread, func, args, kwargs) if thread.traces else func(*args, **kwargs)
-    thread.try_to(thread.traces.follow, args[0] if result is None else result, *reversed(args))
-    return result
+@after_traces
+def observe_written(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+    """A write into a part of a tensor, as of new keys into the buffer of a cache."""
+    thread.traces.follow(args[0] if result is None else result, *reversed(args))
 
 
 def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     """Trace the results of a function with a traced argument."""
+    if not (result is None or isinstance(result, Tensor | tuple | list)):
+        return
     found = [(tensor, trace) for tensor in tensors_in(args, kwargs) if (trace := thread.traces.of(tensor)) is not None]
     if not found:
         return
@@ -105,6 +117,9 @@ def trace_results(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, r
     for place, one in enumerate(results):
         if isinstance(one, Tensor):
             _follow_one(thread, func, name, args, kwargs, found, one, place)
+
+
+observe_traced = after(trace_results)
 
 
 def tensors_in(args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
@@ -128,9 +143,8 @@ def _follow_one(
             traces.put(result, replace(trace, beside=None))
         return
     if trace.kind == "exponentials":
-        if name in REDUCTIONS or result.numel() != tensor.numel():
-            return
-        traces.put(result, replace(trace, of=trace.of))
+        if name not in REDUCTIONS and result.numel() == tensor.numel():
+            traces.put(result, replace(trace))
         return
     if trace.kind == "spread":
         return
@@ -153,10 +167,8 @@ def _follow_one(
         trace, origins=origins, key=key, other=other, is_changed=changed, lost_in=lost, is_product=is_product,
         is_moved=trace.is_moved or name in MOVES, of=None,
     )  # fmt: skip
-    if name == "mul" and (spread := _spread(tensor, trace, args, kwargs, result)) is not None:
-        traces.put(result, spread)
-        return
-    traces.put(result, new)
+    spread = _spread(tensor, trace, args, kwargs, result) if name == "mul" else None
+    traces.put(result, spread or new)
 
 
 def _spread(tensor: Tensor, trace: Trace, args: Args, kwargs: Kwargs, result: Tensor) -> Trace | None:
@@ -168,9 +180,7 @@ def _spread(tensor: Tensor, trace: Trace, args: Args, kwargs: Kwargs, result: Te
     from_right = key - tensor.dim()
     if tensor.dim() < -from_right or values.dim() < -from_right or values.shape[from_right] != tensor.shape[from_right]:
         return None
-    grown = [
-        n for n in range(from_right + 1, 0) if tensor.shape[n] == 1 and result.shape[n] > 1
-    ]  # fmt: skip
+    grown = [n for n in range(from_right + 1, 0) if tensor.shape[n] == 1 and result.shape[n] > 1]
     if not grown or tensor.shape[from_right] < 2:
         return None
     return replace(trace, kind="spread", key=result.dim() + from_right, of=(tensor, values))

@@ -465,10 +465,7 @@ def test_debug_shows_where_it_happened(call: Call, tmp_path: Path) -> None:
         ((), "Expected one of {train, translate"),
         (("train", "--bath-tokens=3"), "Unrecognized options: --bath-tokens=3; perhaps you meant --batch-tokens"),
         (("train", "--transformer.dm", "3"), "perhaps you meant --transformer.dim"),
-        (
-            ("train", "--out", "x", "language-model"),
-            "language-model must stand before all flags",
-        ),
+        (("train", "--out", "x", "language-model"), "language-model must stand before all flags"),
         (("train", "langage-model"), "unknown command 'langage-model': language-model?"),
         (("train", "language-model", "--label-smoothing", "0"), "Unrecognized options: --label-smoothing 0"),
         (

@@ -17,13 +17,7 @@ import pytest
 
 from regard.cli import main as program
 from regard.models.config import DecoderOnlyConfig, TransformerConfig
-from regard.tasks import (
-    FitConfig,
-    LanguageModelConfig,
-    TranslationConfig,
-    train_language_model,
-    train_translation,
-)
+from regard.tasks import FitConfig, LanguageModelConfig, TranslationConfig, train_language_model, train_translation
 
 PAGE = Path(__file__).parents[1] / "docs" / "design" / "messages.md"
 

@@ -91,12 +91,7 @@ def check_it_can_be_gone_on_with(call: Call, data: Path, out: Path, err: str) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_it_ends_and_says_how_to_go_on(
-    call: Call,
-    data: Path,
-    tmp_path: Path,
-    moment: dict[str, Any],
-    name: str,
-    number: signal.Signals,
+    call: Call, data: Path, tmp_path: Path, moment: dict[str, Any], name: str, number: signal.Signals
 ) -> None:
     out, (event, path, nth) = tmp_path / "run", MOMENTS[name]
     moment.update(event=event, path=path, left=nth, number=number)
@@ -108,11 +103,7 @@ def test_it_ends_and_says_how_to_go_on(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_in_the_middle_of_a_validation(
-    call: Call,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
+    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     real = loop._Run.judge
 
@@ -129,10 +120,7 @@ def test_in_the_middle_of_a_validation(
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(
-    call: Call,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = loop._Run.judge
 
@@ -150,10 +138,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
 
 
 def test_before_anything_is_written_there_is_nothing_to_go_on_with(
-    call: Call,
-    data: Path,
-    tmp_path: Path,
-    moment: dict[str, Any],
+    call: Call, data: Path, tmp_path: Path, moment: dict[str, Any]
 ) -> None:
     moment.update(event="open", path=".config.json", left=1, number=signal.SIGTERM)
     status, _, err = call(*command(data, tmp_path / "run"))

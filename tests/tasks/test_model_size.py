@@ -147,10 +147,7 @@ def test_nothing_is_refused_where_the_memory_is_not_told(
     refuse_too_large(made, sizes, replace(config, transformer=sizes))
 
 
-@pytest.mark.parametrize(
-    ("device", "copies"),
-    [("cpu", 4), ("cuda", 1)],
-)
+@pytest.mark.parametrize(("device", "copies"), [("cpu", 4), ("cuda", 1)])
 def test_ranks_share_a_machine(
     device: str, copies: int, config: TranslationConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,10 +207,7 @@ def test_the_command_line(
         (["--reverse", "{back}-not"], "{back}-not"),
         (["--length-reward", "-1"], "--length-reward must be at least 0, got -1.0"),
         (["--length-reward", "nan"], "--length-reward must be at least 0, got nan"),
-        (
-            ["--length-reward", "0.5", "--length-penalty", "1"],
-            "--length-reward changes nothing at a",
-        ),
+        (["--length-reward", "0.5", "--length-penalty", "1"], "--length-reward changes nothing at a"),
         (["--length-reward", "0.5", "--beam", "1"], "--length-reward is for a beam"),
         (["--length-reward", "1e308"], "--length-penalty and --length-reward must be at most 50, got 1e+308"),
         (["--length-penalty", "400"], "--length-penalty and --length-reward must be at most 50, got 400.0"),

@@ -29,11 +29,7 @@ from tests.tasks.small_runs import PAIRS, small_config, write_pairs
 from tests.tasks.test_translate_options import TARGETS, favour, make
 
 SENTENCES = ["we see two trees", "they see two", "we", "Zoë sees Oslo"]
-KINDS: dict[str, Any] = {
-    "words": Words,
-    "pieces": lambda: ByteLevelBPE(vocab_size=300),
-    "characters": Characters,
-}
+KINDS: dict[str, Any] = {"words": Words, "pieces": lambda: ByteLevelBPE(vocab_size=300), "characters": Characters}
 
 
 # -- lagging: the formulas of the papers, written out here a second time ------------------------------------

@@ -365,11 +365,7 @@ def test_more_layers_than_tensors_are_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("package", "folder"),
-    [
-        ("antiberty", "trained_models/AntiBERTy_md_smooth"),
-        ("mgm", "resources/general_model"),
-    ],
+    ("package", "folder"), [("antiberty", "trained_models/AntiBERTy_md_smooth"), ("mgm", "resources/general_model")]
 )
 def test_published_models(package: str, folder: str, call: Call, tmp_path: Path) -> None:
     """antiberty 0.1.3 and microformer-mgm 0.5.8, with their weights in the package."""

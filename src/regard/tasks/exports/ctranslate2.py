@@ -7,37 +7,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import needs
-from regard.models.config import TransformerConfig
+from regard.errors import ArgumentError, needs
+from regard.models.config import DecoderOnlyConfig, TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
 from regard.tasks.exports.huggingface import write_tokenizers
 from regard.tasks.exports.trained import ExportedRun, refuse, split_attention
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
 
 
 def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     """Write model.bin, config.json, the vocabularies and the tokenizers."""
-    refuse_for_ctranslate2(trained.config)
-    specs = library().specs
-    spec = _spec(trained, specs)
+    config = trained.config
+    refuse_for_ctranslate2(config)
+    layers = config.encoder_layers, config.decoder_layers
+    spec = library().specs.TransformerSpec.from_config(layers, config.num_heads, **kinds_of(config))
     _fill(trained, spec)
-    spec.register_source_vocabulary(_tokens(trained.source_tokenizer))
-    spec.register_target_vocabulary(_tokens(trained.target_tokenizer))
-    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
-    spec.config.eos_token, spec.config.decoder_start_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[BOS]
-    spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = epsilon_of(trained.model)
-    spec.validate()
-    spec.optimize()
-    spec.save(str(out))
+    spec.register_source_vocabulary(pieces_of(trained.source_tokenizer))
+    spec.register_target_vocabulary(pieces_of(trained.target_tokenizer))
+    spec.config.decoder_start_token, spec.config.add_source_eos = SPECIAL_TOKENS[BOS], True
+    save_spec(spec, trained.model, out)
     write_tokenizers(trained, out)
 
 
 def refuse_for_ctranslate2(config: TransformerConfig) -> None:
     """Check that CTranslate2 can express a model of this configuration."""
     refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
+
+
+def refuse_foreign(run: Path) -> None:
+    """Check that a folder is a run of ours."""
+    if is_huggingface(run):
+        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
 
 
 def library() -> ModuleType:
@@ -47,16 +50,14 @@ def library() -> ModuleType:
     return ctranslate2
 
 
-def _spec(trained: ExportedRun, specs: Any) -> Any:
-    config = trained.config
-    return specs.TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers),
-        config.num_heads,
-        pre_norm=config.norm_position == "pre",
-        activation=specs.common_spec.Activation[ACTIVATIONS[config.activation]],
-        ffn_glu=config.activation == "swiglu",
-        rms_norm=config.norm == "rms",
-    )
+def kinds_of(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
+    """The kinds of the layers, as the specs of all Transformers take them."""
+    return {
+        "pre_norm": config.norm_position == "pre",
+        "activation": library().specs.common_spec.Activation[ACTIVATIONS[config.activation]],
+        "ffn_glu": config.activation == "swiglu",
+        "rms_norm": config.norm == "rms",
+    }
 
 
 def _fill(trained: ExportedRun, spec: Any) -> None:
@@ -79,8 +80,19 @@ def _fill(trained: ExportedRun, spec: Any) -> None:
             fill_layer(theirs, ours)
 
 
-def _tokens(tokenizer: Tokenizer) -> list[str]:
+def pieces_of(tokenizer: Tokenizer) -> list[str]:
+    """The vocabulary in the order of the ids."""
     return [tokenizer.piece(number) for number in range(len(tokenizer))]
+
+
+def save_spec(spec: Any, model: nn.Module, out: Path) -> None:
+    """Write model.bin, config.json and the vocabularies of a model whose weights the spec has."""
+    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
+    spec.config.eos_token = SPECIAL_TOKENS[EOS]
+    spec.config.layer_norm_epsilon = epsilon_of(model)
+    spec.validate()
+    spec.optimize()
+    spec.save(str(out))
 
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}

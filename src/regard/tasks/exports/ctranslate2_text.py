@@ -1,6 +1,6 @@
 """A language model for CTranslate2, as its decoder-only Transformer."""
 
-from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +11,21 @@ from regard.errors import ArgumentError
 from regard.models.config import DecoderOnlyConfig
 from regard.models.decoder_only import DecoderOnly
 from regard.nn import LearnedPositions
-from regard.tasks.exports.ctranslate2 import ACTIVATIONS, epsilon_of, fill_layer, fill_norm, library
-from regard.tasks.exports.plain import PlainModel
+from regard.tasks.exports.ctranslate2 import (
+    fill_layer,
+    fill_norm,
+    kinds_of,
+    library,
+    pieces_of,
+    refuse_foreign,
+    save_spec,
+)
+from regard.tasks.exports.plain import PlainModel, plain_model
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
+from regard.tasks.text.tokenizers import Tokenizer
 
 
 class ExportedText(NamedTuple):
@@ -32,11 +39,18 @@ class ExportedText(NamedTuple):
     plain: PlainModel | None = None
     """The loaded model, which may change later; None for one that is asked by the export alone."""
 
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return (self.tokenizer,)
+
+    @property
+    def max_length(self) -> int:
+        return self.block_length
+
 
 def text_config_of(folder: Path) -> LanguageModelConfig:
     """The configuration of a language model's run."""
-    if is_huggingface(folder):
-        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {folder} is in Hugging Face's format")
+    refuse_foreign(folder)
     config = RunFolder(folder).read_config(LANGUAGE_MODEL, LanguageModelConfig)
     _refuse(config.model)
     return config
@@ -47,16 +61,12 @@ def exported_text(language_model: LanguageModel, config: LanguageModelConfig) ->
     _refuse(config.model)
     tokenizer = language_model.tokenizer
     assert isinstance(tokenizer, Tokenizer)
-    model = language_model.model
-    with torch.device("meta"):
-        made = DecoderOnly(config.model, vocab_size=len(tokenizer))
-    plain = PlainModel.of(model, made)
-    model = model if language_model.device.type == "cpu" else deepcopy(model).cpu()
+    plain, model = plain_model(language_model.model, partial(DecoderOnly, config.model, vocab_size=len(tokenizer)))
     return ExportedText(model, config.model, tokenizer, config.block_length, plain)
 
 
 def _refuse(config: DecoderOnlyConfig) -> None:
-    """Refuse the parts for which `_spec` has no word."""
+    """Refuse the parts for which the spec has no word."""
     without = DecoderOnlyConfig()
     for name in ("layers", "rotary_fraction", "no_positions_every", "qk_norm", "gate", "sink"):
         if (value := getattr(config, name)) != getattr(without, name):
@@ -65,31 +75,18 @@ def _refuse(config: DecoderOnlyConfig) -> None:
 
 def text_to_ctranslate2(trained: ExportedText, out: Path) -> None:
     """Write model.bin, config.json and the vocabulary."""
-    spec = _spec(trained.config)
-    _fill(trained, spec.decoder)
-    tokenizer = trained.tokenizer
-    spec.register_vocabulary([tokenizer.piece(number) for number in range(len(tokenizer))])
-    spec.config.unk_token, spec.config.bos_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
-    spec.config.eos_token = SPECIAL_TOKENS[EOS]
-    spec.config.layer_norm_epsilon = epsilon_of(trained.model)
-    spec.validate()
-    spec.optimize()
-    spec.save(str(out))
-
-
-def _spec(config: DecoderOnlyConfig) -> Any:
-    specs = library().specs
-    return specs.TransformerDecoderModelSpec.from_config(
+    config = trained.config
+    spec = library().specs.TransformerDecoderModelSpec.from_config(
         config.num_layers,
         config.num_heads,
-        pre_norm=config.norm_position == "pre",
-        activation=specs.common_spec.Activation[ACTIVATIONS[config.activation]],
-        ffn_glu=config.activation == "swiglu",
-        rms_norm=config.norm == "rms",
+        **kinds_of(config),
         rotary_dim=0 if config.positions == "rotary" else None,  # 0 turns the whole head
         rotary_interleave=False,
         num_heads_kv=config.num_kv_heads,
     )
+    _fill(trained, spec.decoder)
+    spec.register_vocabulary(pieces_of(trained.tokenizer))
+    save_spec(spec, trained.model, out)
 
 
 def _fill(trained: ExportedText, decoder: Any) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2
+from regard.tasks.exports.ctranslate2 import library, pieces_of, refuse_for_ctranslate2, refuse_foreign
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
@@ -26,8 +25,7 @@ IMPOSSIBLE = -1e9
 def refuse_run(run: Path) -> None:
     """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
-    if is_huggingface(run):
-        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
+    refuse_foreign(run)
     refuse_for_ctranslate2(transformer_of(run))
 
 
@@ -60,8 +58,7 @@ class CTranslate2Engine:
         self.longest: int | None = trained.max_length
         """The number of rows in the export's tables of positions."""
         self._threads, self._plain = threads, trained.plain
-        tokenizers = trained.source_tokenizer, trained.target_tokenizer
-        self._source, self._target = ([one.piece(number) for number in range(len(one))] for one in tokenizers)
+        self._source, self._target = map(pieces_of, trained.tokenizers)
         self._numbers = {piece: number for number, piece in enumerate(self._target)}
 
     def __str__(self) -> str:
@@ -153,10 +150,7 @@ class EngineOrOwn:
     longest: int | None = None
 
     def __init__(
-        self,
-        engine: CTranslate2Engine,
-        own: Callable[[SearchJob], list[list[Hypothesis]]],
-        tell: Callable[[str], None],
+        self, engine: CTranslate2Engine, own: Callable[[SearchJob], list[list[Hypothesis]]], tell: Callable[[str], None]
     ) -> None:
         self._engine, self._own, self._tell = engine, own, tell
         self._told: set[str] = set()
@@ -197,13 +191,12 @@ def searching_by_ctranslate2(
         RunFolderError: something else is in the place of the export.
         OSError: the disk is full.
     """
-    config = transformer_of(run)
-    trained = exported(translator, config)
+    trained = exported(translator, transformer_of(run))
 
     def load(folder: Path) -> CTranslate2Engine:
         return CTranslate2Engine(folder, trained, device=translator.device, precision=precision, threads=threads)
 
-    engine = with_kept_export(Export.of_run(trained), run, load)
+    engine = with_kept_export(Export.of(trained), run, load)
     translator.searcher = (
         engine if or_own is None else EngineOrOwn(engine, lambda job: search(translator.model, job), or_own)
     )

@@ -12,8 +12,8 @@ one makes anew.
 import errno
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,26 +49,18 @@ class Export:
     write: Callable[[Path], None]
 
     @classmethod
-    def of_run(cls, trained: ExportedRun) -> Self:
-        tokenizers = [one.fingerprint() for one in (trained.source_tokenizer, trained.target_tokenizer)]
-        content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.max_length}
-        return cls(content, partial(to_ctranslate2, trained))
-
-    @classmethod
-    def of_text(cls, trained: ExportedText) -> Self:
-        tokenizers = [trained.tokenizer.fingerprint()]
-        content = {**_content(trained), "tokenizers": tokenizers, "positions": trained.block_length}
-        return cls(content, partial(text_to_ctranslate2, trained))
-
-
-def _content(trained: ExportedRun | ExportedText) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "regard": __version__,
-        "ctranslate2": library().__version__,
-        "model": fingerprint(trained.model),
-        "settings": to_plain(trained.config),
-    }
+    def of(cls, trained: ExportedRun | ExportedText) -> Self:
+        content = {
+            "format": FORMAT,
+            "regard": __version__,
+            "ctranslate2": library().__version__,
+            "model": fingerprint(trained.model),
+            "settings": to_plain(trained.config),
+            "tokenizers": [one.fingerprint() for one in trained.tokenizers],
+            "positions": trained.max_length,
+        }
+        write: Callable[..., None] = to_ctranslate2 if isinstance(trained, ExportedRun) else text_to_ctranslate2
+        return cls(content, partial(write, trained))
 
 
 def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
@@ -96,9 +88,9 @@ def with_kept_export(export: Export, run: Path, use: Callable[[Path], T]) -> T:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        with _elsewhere() as other:
-            export.write(other)
-            return use(other)
+        with tempfile.TemporaryDirectory() as other:
+            export.write(Path(other))
+            return use(Path(other))
     finally:
         with suppress(OSError):
             remove_empty(folder)
@@ -134,9 +126,3 @@ def _make(export: Export, folder: Path) -> None:
         write_sealed(folder / RECORD, {**export.content, "files": files})
     finally:
         shutil.rmtree(half_done, ignore_errors=True)
-
-
-@contextmanager
-def _elsewhere() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)

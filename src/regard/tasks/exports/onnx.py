@@ -33,13 +33,7 @@ class ExplicitAttention(nn.Module):
         self.attention = attention
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        *,
-        mask: Mask,
-        bias: None = None,
-        return_weights: bool = False,
+        self, query: Tensor, key: Tensor | None = None, *, mask: Mask, bias: None = None, return_weights: bool = False
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         theirs = self.attention

@@ -1,35 +1,45 @@
 """Whether a model is no more than its configuration and its weights, the content of an export."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from itertools import chain
-from typing import Any, Self
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import counted_version, has_hooks_of_all, is_bare
 
+M = TypeVar("M", bound=nn.Module)
 NUMBERS = 8
 """How many elements of each weight are compared: a fused optimizer writes without counting it."""
 
 
 class PlainModel:
-    """A model that was no more than its configuration and its weights when it was exported, and may change since."""
+    """A model that was no more than its configuration and its weights when it was exported, and may change since.
+
+    Raises:
+        ArgumentError: it is more: an export would be of another model.
+    """
 
     def __init__(self, model: nn.Module, made: nn.Module) -> None:
-        self._model, self._made, self._weights = model, made, _weights(model)
-
-    @classmethod
-    def of(cls, model: nn.Module, made: nn.Module) -> Self:
-        """Raises ArgumentError if the model is more than that: an export would be of another one."""
         if reason := why_not_plain(model, made):
             raise ArgumentError(f"an export would be another model than the one that was loaded: {reason}")
-        return cls(model, made)
+        self._model, self._made, self._weights = model, made, _weights(model)
 
     def why_changed(self) -> str | None:
         """How the model differs from the exported one by now; None if it does not."""
         if (reason := why_not_plain(self._model, self._made)) is None:
             reason = None if _weights(self._model) == self._weights else "its weights were written or replaced"
         return reason and f"has an older model than the one that is asked: {reason}"
+
+
+def plain_model(model: M, make: Callable[[], nn.Module]) -> tuple[PlainModel, M]:
+    """A model as the export is compared with it, and on the CPU; `make` makes one of its configuration."""
+    with torch.device("meta"):
+        plain = PlainModel(model, make())
+    return plain, model if next(model.parameters()).device.type == "cpu" else deepcopy(model).cpu()
 
 
 def _weights(model: nn.Module) -> list[object]:

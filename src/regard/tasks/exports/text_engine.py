@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.tasks.exports.ctranslate2 import library
+from regard.tasks.exports.ctranslate2 import library, pieces_of
 from regard.tasks.exports.ctranslate2_text import exported_text, text_config_of
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
@@ -44,7 +44,7 @@ class CTranslate2Writer:
     ) -> None:
         assert isinstance(language.tokenizer, Tokenizer)
         self._plain = plain
-        self._pieces = [language.tokenizer.piece(number) for number in range(len(language.tokenizer))]
+        self._pieces = pieces_of(language.tokenizer)
         writable = set(language.writable)
         self._banned = [[piece] for number, piece in enumerate(self._pieces) if number not in writable]
         self._ends = [self._pieces[number] for number in language.end_ids]
@@ -125,13 +125,11 @@ def writing_by_ctranslate2(
         RunFolderError: something else is in the place of the export.
         OSError: the disk is full.
     """
-    config = text_config_of(run)
-    trained = exported_text(model, config)
+    trained = exported_text(model, text_config_of(run))
     make = partial(
         CTranslate2Writer, language=model.language, plain=trained.plain, device=model.device, precision=precision
     )
-    writer = with_kept_export(Export.of_text(trained), run, make)
-    model.writer = writer
+    model.writer = writer = with_kept_export(Export.of(trained), run, make)
     try:
         yield writer
     finally:

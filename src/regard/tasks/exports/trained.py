@@ -1,6 +1,7 @@
 """The input of an export: a trained Transformer, its configuration and its tokenizers."""
 
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from regard.errors import ArgumentError
 from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
-from regard.tasks.exports.plain import PlainModel
+from regard.tasks.exports.plain import PlainModel, plain_model
 from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
@@ -33,6 +34,10 @@ class ExportedRun(NamedTuple):
     target_tokenizer: Tokenizer
     plain: PlainModel | None = None
     """The loaded model, which may change later; None for one that is asked by the export alone."""
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        return self.source_tokenizer, self.target_tokenizer
 
     @property
     def max_length(self) -> int:
@@ -62,11 +67,9 @@ def exported(translator: Translator, config: TransformerConfig) -> ExportedRun:
     model, tokenizers = translator.model, (translator.source_tokenizer, translator.target_tokenizer)
     assert isinstance(model, Transformer)
     source, target = (tokenizer for tokenizer in tokenizers if isinstance(tokenizer, Tokenizer))
-    with torch.device("meta"):
-        made = make_model(config, source_vocab_size=len(source), target_vocab_size=len(target))
-    plain = PlainModel.of(model, made)
-    model = model if translator.device.type == "cpu" else deepcopy(model).cpu()
-    return ExportedRun(_scaled_by_width(model, config), config, source, target, plain)
+    vocabularies = {"source_vocab_size": len(source), "target_vocab_size": len(target)}
+    plain, plainly = plain_model(model, partial(make_model, config, **vocabularies))
+    return ExportedRun(_scaled_by_width(plainly, config), config, source, target, plain)
 
 
 def _scaled_by_width(model: Transformer, config: TransformerConfig) -> Transformer:

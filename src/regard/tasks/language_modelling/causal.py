@@ -293,13 +293,7 @@ class LanguageModel:
         for step in steps:
             yield from zip(step.rows.tolist(), step.tokens.tolist(), strict=True)
 
-    def evaluate(
-        self,
-        lines: Iterable[str],
-        *,
-        stride: int | None = None,
-        tell: Tell = tell_nobody,
-    ) -> TextEvaluation:
+    def evaluate(self, lines: Iterable[str], *, stride: int | None = None, tell: Tell = tell_nobody) -> TextEvaluation:
         """Measure how well the model predicts a text, read as one row of tokens.
 
         Args:

@@ -85,9 +85,7 @@ class FillingEvaluation(NamedTuple):
     def with_singles(self, found: FilledSingly) -> "FillingEvaluation":
         """The same with the pseudo-perplexity of tokens masked one at a time."""
         return self._replace(
-            pseudo_perplexity=math.exp(min(found.loss, 700.0)),
-            pseudo_perplexity_error=found.error,
-            singly=found.tokens,
+            pseudo_perplexity=math.exp(min(found.loss, 700.0)), pseudo_perplexity_error=found.error, singly=found.tokens
         )
 
 

@@ -53,7 +53,7 @@ Prepare = Callable[[C, RunFolder, Say], None]
 WATCHING = frozenset({"validate_every", "save_every", "log_every", "pictures", "keep", "log_attention"})
 """The settings of the display of a training, and of its checkpoints."""
 RESUMABLE = WATCHING | {
-    *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads"),
+    *("out", "steps", "epochs", "patience", "bad_batches", "device", "gradient_checkpointing", "threads")
 }
 """The settings free to change when a run is resumed; the meaning of a checkpoint depends on all others."""
 

@@ -102,11 +102,7 @@ class TokenStore(TokenFile[PairFooter]):
 
     @classmethod
     def build(
-        cls,
-        path: StrPath,
-        pairs: Iterable[tuple[str, str]],
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer,
+        cls, path: StrPath, pairs: Iterable[tuple[str, str]], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer
     ) -> "TokenStore":
         """Tokenise pairs into a file, chunk by chunk, and open it. An older file is replaced.
 

@@ -173,10 +173,7 @@ def _word_level(library: ModuleType, pattern: str) -> Any:
 
 def _word_level_trainer(library: ModuleType, vocab_size: int, min_count: int) -> Any:
     return library.trainers.WordLevelTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_count,
-        special_tokens=list(SPECIAL_TOKENS),
-        show_progress=False,
+        vocab_size=vocab_size, min_frequency=min_count, special_tokens=list(SPECIAL_TOKENS), show_progress=False
     )
 
 

@@ -19,11 +19,7 @@ class LossSum:
 
 
 def cross_entropy(
-    logits: Float[Tensor, "... V"],
-    targets: Integer[Tensor, "..."],
-    *,
-    ignore_index: int,
-    label_smoothing: float = 0.0,
+    logits: Float[Tensor, "... V"], targets: Integer[Tensor, "..."], *, ignore_index: int, label_smoothing: float = 0.0
 ) -> LossSum:
     """Summed cross-entropy with label smoothing, in nats, over all targets except `ignore_index`.
 

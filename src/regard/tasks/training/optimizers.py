@@ -33,11 +33,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
 
 def adamw(
-    model: nn.Module,
-    *,
-    weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.98),
-    eps: float = 1e-9,
+    model: nn.Module, *, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.98), eps: float = 1e-9
 ) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`, in one fused pass if torch has one for the device.
 

@@ -1,3 +1,13 @@
-"""The version of the package, read by `pyproject.toml`."""
+"""The version of the package, read by `pyproject.toml`, and those of others."""
 
 __version__ = "0.1.0"
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    from importlib import metadata  # no start needs it
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

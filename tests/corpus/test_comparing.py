@@ -12,8 +12,7 @@ import tomli_w
 from regard.corpus import compare_statistics
 from regard.corpus.comparing import weights_of
 from regard.corpus.settings import MeasureSettings
-from regard.corpus.tables import heads_schema, write_parquet
-from regard.corpus.totals import totals_of
+from regard.corpus.tables import heads_schema, totals_of, write_parquet
 from tests.conftest import Call
 from tests.corpus.conftest import measure_into
 

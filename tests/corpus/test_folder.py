@@ -24,7 +24,7 @@ from pyarrow import parquet
 from regard.cli.measure import MeasureCommand
 from regard.corpus import Measure, measure_corpus
 from regard.corpus.settings import USUAL_STATISTICS
-from regard.corpus.totals import BINS, EDGES, merged_totals, totals_of
+from regard.corpus.tables import BINS, EDGES, merged_totals, totals_of
 from regard.errors import ArgumentError
 from regard.files import atomic
 from regard.files.locks import locked

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.errors import ArgumentError
-from regard.serving.addresses import refuse_open
+from regard.serving.guard import refuse_open
 from regard.serving.served import Served
 from tests.serving.conftest import TRANSLATOR, WRITER, Running, serving
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from regard.serving import renewing
-from regard.serving.renewing import CheckpointWatch
 from regard.serving.served import Served
+from regard.serving.server import CheckpointWatch
 from regard.tasks.training.checkpoints import Checkpoints, Position
 from tests.serving.conftest import LOAD, TRANSLATOR, Running, serving
 
@@ -84,7 +83,7 @@ def test_a_new_checkpoint_is_taken_while_requests_run(run: Path, monkeypatch: py
 
 def test_a_damaged_checkpoint_is_not_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, looked = list[str](), threading.Semaphore(0)
-    monkeypatch.setattr(renewing, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("regard.serving.server.LOOK_SECONDS", 0.01)
     look = CheckpointWatch.look
     monkeypatch.setattr(CheckpointWatch, "look", lambda self: (look(self), looked.release()))
     with serving({TRANSLATOR: (model := LOAD(TRANSLATOR, run))}) as server:

@@ -6,7 +6,7 @@ import pytest
 
 from regard.errors import ArgumentError, DataError, RegardError
 from regard.files.untrusted import DEEPEST, parse_json, parse_toml
-from regard.tasks.runs.toml import read_toml
+from regard.tasks.runs.serialisation import read_toml
 
 BAD_JSON: dict[str, tuple[bytes | str, str]] = {
     "deep lists": ("[" * 100_000, "levels deep"),

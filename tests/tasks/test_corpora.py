@@ -21,8 +21,7 @@ from regard.tasks.text import tokenizer_recipes
 from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, in_background
 from regard.tasks.training.interrupts import Interrupted, ending_at_once
 from regard.tasks.translation.corpus import open_corpus, prepare_corpus
-from regard.tasks.translation.train import run_translation
-from regard.tasks.translation.validation import Validation
+from regard.tasks.translation.train import Validation, run_translation
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, changed, small_config, write_pairs
 

@@ -21,8 +21,7 @@ from regard.models.encoder_only import EncoderOnly
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 from regard.tasks.runs import model_size
-from regard.tasks.runs.chosen_optimizer import chosen_optimizer
-from regard.tasks.runs.model_size import count_parameters, refuse_too_large
+from regard.tasks.runs.model_size import chosen_optimizer, count_parameters, refuse_too_large
 from regard.tasks.text.tokenizer_recipes import MOST_PIECES, ByteLevelBPE
 from regard.tasks.training.averaging import MovingAverage
 from regard.tasks.training.reporting.memory import most_bytes

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from regard.cli.engines import Ranking
 from regard.cli.main import run_command
-from regard.cli.ranking import Ranking
 from regard.errors import ArgumentError, DataError
 from regard.tasks.generation.config import Beam
 from regard.tasks.training.bleu import bleu

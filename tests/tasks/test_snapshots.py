@@ -16,7 +16,7 @@ from regard.errors import ArgumentError, MissingExtraError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
-from regard.tasks.pictures.snapshots import Snapshots
+from regard.tasks.pictures.save import Snapshots
 from regard.tasks.pictures.validation_examples import look_at_pairs, short_pairs
 from regard.tasks.runs import run as runs
 from regard.tasks.runs.run_folder import RunFolder

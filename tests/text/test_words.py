@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from regard.tasks.generation.filters import Progress
-from regard.tasks.generation.whole_words import WholeWords
+from regard.tasks.generation.filters import Progress, WholeWords
 from regard.tasks.text.bpe_dropout import BPEDropout
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer

@@ -17,9 +17,8 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import LossSum
+from regard.tasks.training.losses import Batches, Loss, LossSum
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.protocols import Batches, Loss
 from regard.tasks.training.random_state import seed_everything
 from regard.tasks.training.reporting.display import PlainLines
 from regard.tasks.training.reporting.events import Callback, Event, Finished, Saved, Skipped, Stepped

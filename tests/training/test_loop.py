@@ -15,9 +15,8 @@ from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.interrupts import TrainingInterrupted
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import LossSum
+from regard.tasks.training.losses import Batches, Loss, LossSum, Validate
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.protocols import Batches, Loss, Validate
 from regard.tasks.training.reporting.events import Event, Finished, Saved, Stepped, Validated
 from regard.tasks.training.schedules import constant
 from tests import forked

@@ -15,9 +15,8 @@ from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
-from regard.tasks.training.losses import LossSum, cross_entropy
+from regard.tasks.training.losses import BatchSize, Loss, LossSum, cross_entropy
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.protocols import BatchSize, Loss
 from regard.tasks.training.random_state import seed_everything
 from regard.tasks.training.reporting.events import Callback, Event, Stepped
 from regard.tasks.training.reporting.logs import MetricsFile

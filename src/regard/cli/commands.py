@@ -10,22 +10,19 @@ import tyro
 
 from regard.cli.align_pairs import AlignCommand
 from regard.cli.arguments import Known, refuse_bare_lists, told_in_one_line, with_flags
-from regard.cli.atlas import AtlasCommand
 from regard.cli.check import CheckCommand
-from regard.cli.defaults import Beginning
+from regard.cli.defaults import FIRST, Beginning, settings_as_flags
 from regard.cli.demo import DemoCommand
 from regard.cli.evaluate import ChooseCommand, EvaluateCommand, ScoreCommand
 from regard.cli.export import ExportCommand
 from regard.cli.generate import GenerateCommand
-from regard.cli.headings import FIRST, settings_as_flags
 from regard.cli.help import EXAMPLES, described, documented, printed_in_lines
-from regard.cli.measure import MeasureCommand
-from regard.cli.remember import RememberCommand
+from regard.cli.measure import AtlasCommand, MeasureCommand
 from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
 from regard.cli.translate import TranslateCommand
-from regard.cli.tune import TuneCommand
+from regard.cli.tune import RememberCommand, TuneCommand
 from regard.cli.view import ViewCommand
 from regard.tasks.training.fit_config import FitConfig
 

@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from regard.cli.engines import SearchCommand
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
-from regard.cli.ranking import SearchCommand
 from regard.cli.shared import (
     AnyRun,
     Command,

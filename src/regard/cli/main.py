@@ -16,7 +16,7 @@ from typing import Any
 from regard.cli.loading import loading, speaks
 from regard.errors import ArgumentError, RegardError, needs
 from regard.tasks.training.interrupts import Interrupted, ending_at_once
-from regard.version import __version__
+from regard.version import __version__, installed_version
 
 
 def program() -> None:
@@ -78,8 +78,6 @@ def _run(arguments: list[str]) -> None:
         print(f"regard {__version__}")
         return
     if sorted(arguments) == ["--verbose", "--version"]:
-        from regard.cli.environment import environment
-
         print(environment())
         return
     with loading():
@@ -135,3 +133,32 @@ def _keep_freed_memory() -> None:
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(top_pad, 2**28)
     mallopt(mmap_max, 0)
+
+
+LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "ctranslate2", "matplotlib", "anywidget")
+
+
+def environment() -> str:
+    """A line for regard, for Python, for each library, and for the code that numba has compiled."""
+    import platform
+
+    lines = [f"regard {__version__}", f"Python {platform.python_version()} on {platform.platform()}"]
+    lines += [f"{name} {installed_version(name) or 'is not installed'}" for name in LIBRARIES]
+    return "\n".join([*lines, f"compiled code: {', '.join(_folders()) or 'none'}"])
+
+
+def _folders() -> list[str]:
+    """The folders in which the compiled loops of the maps, of dropout and of short sequences are kept."""
+    from regard.tensors.readable import is_installed
+
+    if not is_installed():
+        return []
+    from regard.kernels.short_sequences import why_not_vectors
+    from regard.maps.loop.one_loop import in_one_loop
+    from regard.nn.dropout_decisions import decide
+    from regard.tensors.vector_code import kept_code_folder
+
+    try:
+        return [kept_code_folder(one) for one in (in_one_loop, decide, why_not_vectors)]
+    except RuntimeError:  # no folder can be written
+        return []

@@ -71,7 +71,7 @@ class ServeCommand(Command):
             ),
         )
         serve_libraries()
-        from regard.serving.addresses import refuse_open
+        from regard.serving.guard import refuse_open
 
         refuse_open(self.host, self._token())
         for folder in self.models:
@@ -80,8 +80,7 @@ class ServeCommand(Command):
     def work(self) -> None:
         with loading():
             from regard.serving.guard import allowed_hosts
-            from regard.serving.renewing import CheckpointWatch
-            from regard.serving.server import ListeningPlace, load_model, load_models, serve_forever
+            from regard.serving.server import CheckpointWatch, ListeningPlace, load_model, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)

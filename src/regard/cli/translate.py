@@ -6,9 +6,9 @@ from pathlib import Path
 
 import tyro
 
+from regard.cli.engines import SearchCommand
 from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
-from regard.cli.ranking import SearchCommand
 from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require_task
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.names import TRANSLATION

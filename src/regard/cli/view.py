@@ -119,7 +119,7 @@ class ViewCommand(Command):
         return ForeignModel(self.run, device=self.device, sequence=self.sequence, tell=tell)
 
     def _asked(self) -> list[ViewInput]:
-        from regard.tasks.viewing.inputs import read_ids, read_text
+        from regard.tasks.viewing.view_input import read_ids, read_text
 
         texts: list[str | None] = [*self.sentences]
         if self.input is not None or not (texts or self.tokens or self.ids or self.image or self.audio):

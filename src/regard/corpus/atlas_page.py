@@ -120,7 +120,7 @@ class Atlas:
         return self.before.statistics if self.changes is None else self.changes.statistics
 
     def _table(self) -> dict[str, Any]:
-        from regard.corpus.totals import EDGES
+        from regard.corpus.tables import EDGES
 
         names = self._statistics()
         return {

@@ -130,7 +130,7 @@ def _work(
     workers = job.workers or usual or (1 if ranks.world_size > 1 else cores())
     told = _told(settings)
     if job.engine == "ray":
-        from regard.corpus.on_ray import in_ray
+        from regard.corpus.shard_work import in_ray
 
         for record in in_ray(job, left, told):
             progress.add(record)

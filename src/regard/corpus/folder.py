@@ -20,8 +20,7 @@ from pyarrow import parquet
 from regard.corpus.examples import Examples
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.out_folder import FOLDERS, SETTINGS_FILE, SUCCESS, holds_statistics, refuse_out
-from regard.corpus.tables import write_parquet
-from regard.corpus.totals import merged_totals
+from regard.corpus.tables import merged_totals, write_parquet
 from regard.errors import ArgumentError, DataError, needs
 from regard.files.atomic import file_errors, is_temporary, write_atomically
 from regard.files.locks import locked

@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import platform
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from regard.corpus.documents import CheckedCorpus
 from regard.corpus.reading import own_function
 from regard.corpus.settings import MeasureSettings
 from regard.tasks.runs.foreign_folders import is_huggingface
+from regard.tasks.runs.run_folder import versions_of
 from regard.tasks.training.distributed.devices import find_device
 
 FORMAT = 1
@@ -39,23 +39,12 @@ def identity(measure: MeasureSettings, corpus: CheckedCorpus, *, shard_documents
         "functions": {
             name: _digest([Path(inspect.getfile(own_function(name)))]) for name in measure.statistics if ":" in name
         },
-        "versions": {"python": platform.python_version(), **versions()},
+        "versions": {name: found or "none" for name, found in versions_of(PACKAGES).items()},
         "files": corpus.files,
     }
 
 
 SETTINGS = ("statistics", "text", "id", "layers", "heads", "keys", "threads")
-
-
-def versions() -> dict[str, str]:
-    """The versions of the installed packages that take part."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ class MeasuredFolder:
     deviation: Any
     """(H, S): standard deviations over documents, with n - 1; NaN for less than two."""
     histogram: Any
-    """(H, S, bins): see `regard.corpus.totals`."""
+    """(H, S, bins): see `regard.corpus.tables`."""
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "MeasuredFolder":
@@ -42,7 +42,7 @@ class MeasuredFolder:
         extra_package("pyarrow", extra="measure")
         from pyarrow import parquet
 
-        from regard.corpus.totals import BINS
+        from regard.corpus.tables import BINS
 
         folder = Path(path)
         if not folder.is_dir():

@@ -1,7 +1,8 @@
-"""A shard of a corpus is measured, and its files are written: in this process, a worker or a task of an engine."""
+"""A shard of a corpus is measured, and its files are written: in this process, a worker, or a task of Ray."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import Any
 
 from regard.corpus.documents import Shard
@@ -9,9 +10,10 @@ from regard.corpus.examples import Examples
 from regard.corpus.folder import StatisticsFolder
 from regard.corpus.measured_document import CorpusCounts
 from regard.corpus.reading import measure_documents
-from regard.corpus.settings import CorpusJob
-from regard.corpus.tables import heads_table, write_parquet
-from regard.corpus.totals import totals_of
+from regard.corpus.settings import CorpusJob, extra_package
+from regard.corpus.tables import heads_table, totals_of, write_parquet
+from regard.errors import EngineError
+from regard.tasks.training.distributed.devices import find_device
 
 AHEAD = 2
 """Shards that wait for each worker, so that none is idle."""
@@ -47,3 +49,39 @@ def records_of(
     while running:
         done, running = wait(running, return_when=FIRST_COMPLETED)
         yield from (one.result() for one in done)
+
+
+RETRIES = 5
+"""How often Ray runs a shard again whose process or machine has died. A shard writes the same bytes each time."""
+
+
+def in_ray(job: CorpusJob, left: Iterator[Shard], settings: dict[str, Any]) -> Iterator[CorpusCounts]:
+    """Measure shards in tasks of Ray, with as many at a time as the cluster has room for."""
+    ray = extra_package("ray", extra="ray")
+    begins = not ray.is_initialized()
+    if begins:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # The device of this process, whose name is in run.toml.
+    device = find_device(job.measure.device).type
+    job = replace(job, measure=replace(job.measure, device=device))
+    is_gpu = device != "cpu"
+    task = ray.remote(num_cpus=job.measure.threads, num_gpus=int(is_gpu), max_retries=RETRIES)(measure_shard)
+    room = ray.cluster_resources().get("GPU" if is_gpu else "CPU", 1) // (1 if is_gpu else job.measure.threads)
+
+    def submit(shard: Shard) -> Future[CorpusCounts]:
+        future: Future[CorpusCounts] = task.remote(job, shard, settings).future()
+        return future
+
+    try:
+        # A cluster may grow: more tasks wait than it has room for now.
+        yield from records_of(submit, left, AHEAD * max(int(room), job.workers or 1))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"a shard could not be measured in {RETRIES + 1} tries ({str(error).splitlines()[0]:.200}); "
+            "go on with --resume"
+        ) from None
+    finally:
+        if begins:
+            ray.shutdown()

@@ -1,6 +1,7 @@
 """The guard before all addresses: names of hosts, origins, the token, the size of bodies, and headers of answers."""
 
 import hmac
+import ipaddress
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits
 from regard.serving.ticket import Refused
 
@@ -158,3 +160,17 @@ def refusal(error: Refused, *, openai: bool = False) -> JSONResponse:
     headers |= {"www-authenticate": "Bearer"} if error.status == 401 else {}
     headers |= {"connection": "close"} if error.status in (408, 413) else {}
     return JSONResponse({"error": content}, status_code=error.status, headers=headers)
+
+
+def refuse_open(host: str, token: str | None) -> None:
+    """Refuse to listen on other than this machine's own address without a token.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    try:
+        is_own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_own = host == "localhost"
+    if not is_own and token is None:
+        raise ArgumentError(f"host {host} lets others in: give a token_file with a secret")

@@ -1,4 +1,4 @@
-"""The models of a server: a translator or a language model, with all that is asked of it in its thread."""
+"""The models of a server: a translator or a language model, with all that is asked of it, and texts to try it with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from regard.edits.editing import edit
 from regard.edits.scale_heads import ScaleHeads
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RegardError
 from regard.files.atomic import read_json
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.residual import Residual
-from regard.serving.examples import example_texts
 from regard.serving.settings import RequestLimits
 from regard.serving.shapes import AnswerQuestion, HeadEdit, LookedAt
 from regard.serving.ticket import Refused, Ticket, check_at_work
@@ -25,14 +24,51 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Filter, ForcedPrefix, Progress, Temperature, TopK, TopP
 from regard.tasks.generation.sampling import sample_steps
 from regard.tasks.language_modelling.causal import LanguageModel
+from regard.tasks.language_modelling.corpus import open_text
 from regard.tasks.names import LANGUAGE_MODEL, TRANSLATION
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
+from regard.tasks.pictures.validation_examples import short_pairs
 from regard.tasks.registry import task_name_of
+from regard.tasks.runs.run_folder import RunFolder
+from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.translation.attend import forced_attention
-from regard.tasks.translation.drafts import drafts_of
-from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.config import TranslationConfig
+from regard.tasks.translation.corpus import load_tokenizers
+from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.results import Translation
 from regard.tasks.translation.translator import ALTERNATIVES, Translator
+
+EXAMPLES, READ_TOKENS, SHOWN_CHARACTERS = 3, 400, 48
+
+
+def example_texts(folder: Path, task: str) -> list[str]:
+    """Sentences that a translator was not trained on, or beginnings of lines of a language model's held-out text.
+
+    >>> example_texts(Path("nowhere"), TRANSLATION)
+    []
+    """
+    try:
+        found = _sentences(RunFolder(folder)) if task == TRANSLATION else _beginnings(RunFolder(folder))
+    except (RegardError, OSError):  # the run keeps none, or is in Hugging Face's format
+        return []
+    return list(dict.fromkeys(text.strip() for text in found if text.strip()))[:EXAMPLES]
+
+
+def _sentences(run: RunFolder) -> list[str]:
+    tokenizers = load_tokenizers(run.read_config(TRANSLATION, TranslationConfig), run)
+    valid = TokenStore.open(run.data / "valid.tokens", *tokenizers)
+    return [tokenizers[0].decode(valid.source(index).tolist()) for index in short_pairs(valid, 4 * EXAMPLES)]
+
+
+def _beginnings(run: RunFolder) -> list[str]:
+    corpus, found = open_text(run), []
+    for start in (number * len(corpus.valid.tokens) // EXAMPLES for number in range(EXAMPLES)):
+        lines = corpus.tokenizer.decode(corpus.valid.tokens[start : start + READ_TOKENS].tolist()).split("\n")
+        line = max(lines[1:-1] or lines, key=len)  # the first and the last may be pieces of lines
+        cut = line[:SHOWN_CHARACTERS]
+        found.append(line if cut == line else cut.rpartition(" ")[0] or cut)
+    return found
+
 
 T = TypeVar("T")
 _SERIALS = count()

@@ -25,8 +25,8 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
     layers = config.encoder_layers, config.decoder_layers
     spec = library().specs.TransformerSpec.from_config(layers, config.num_heads, **kinds_of(config))
     _fill(trained, spec)
-    spec.register_source_vocabulary(pieces_of(trained.source_tokenizer))
-    spec.register_target_vocabulary(pieces_of(trained.target_tokenizer))
+    spec.register_source_vocabulary(vocabulary_of(trained.source_tokenizer))
+    spec.register_target_vocabulary(vocabulary_of(trained.target_tokenizer))
     spec.config.decoder_start_token, spec.config.add_source_eos = SPECIAL_TOKENS[BOS], True
     save_spec(spec, trained.model, out)
     write_tokenizers(trained, out)
@@ -37,7 +37,7 @@ def refuse_for_ctranslate2(config: TransformerConfig) -> None:
     refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
 
 
-def refuse_foreign(run: Path) -> None:
+def refuse_downloaded(run: Path) -> None:
     """Check that a folder is a run of ours."""
     if is_huggingface(run):
         raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
@@ -80,7 +80,7 @@ def _fill(trained: ExportedRun, spec: Any) -> None:
             fill_layer(theirs, ours)
 
 
-def pieces_of(tokenizer: Tokenizer) -> list[str]:
+def vocabulary_of(tokenizer: Tokenizer) -> list[str]:
     """The vocabulary in the order of the ids."""
     return [tokenizer.piece(number) for number in range(len(tokenizer))]
 

@@ -16,11 +16,11 @@ from regard.tasks.exports.ctranslate2 import (
     fill_norm,
     kinds_of,
     library,
-    pieces_of,
-    refuse_foreign,
+    refuse_downloaded,
     save_spec,
+    vocabulary_of,
 )
-from regard.tasks.exports.plain import PlainModel, plain_model
+from regard.tasks.exports.trained import PlainModel, plain_model
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL
@@ -50,7 +50,7 @@ class ExportedText(NamedTuple):
 
 def text_config_of(folder: Path) -> LanguageModelConfig:
     """The configuration of a language model's run."""
-    refuse_foreign(folder)
+    refuse_downloaded(folder)
     config = RunFolder(folder).read_config(LANGUAGE_MODEL, LanguageModelConfig)
     _refuse(config.model)
     return config
@@ -85,7 +85,7 @@ def text_to_ctranslate2(trained: ExportedText, out: Path) -> None:
         num_heads_kv=config.num_kv_heads,
     )
     _fill(trained, spec.decoder)
-    spec.register_vocabulary(pieces_of(trained.tokenizer))
+    spec.register_vocabulary(vocabulary_of(trained.tokenizer))
     save_spec(spec, trained.model, out)
 
 

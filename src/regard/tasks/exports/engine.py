@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.tasks.exports.ctranslate2 import library, pieces_of, refuse_for_ctranslate2, refuse_foreign
+from regard.tasks.exports.ctranslate2 import library, refuse_downloaded, refuse_for_ctranslate2, vocabulary_of
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
@@ -25,7 +25,7 @@ IMPOSSIBLE = -1e9
 def refuse_run(run: Path) -> None:
     """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
-    refuse_foreign(run)
+    refuse_downloaded(run)
     refuse_for_ctranslate2(transformer_of(run))
 
 
@@ -58,7 +58,7 @@ class CTranslate2Engine:
         self.longest: int | None = trained.max_length
         """The number of rows in the export's tables of positions."""
         self._threads, self._plain = threads, trained.plain
-        self._source, self._target = map(pieces_of, trained.tokenizers)
+        self._source, self._target = map(vocabulary_of, trained.tokenizers)
         self._numbers = {piece: number for number, piece in enumerate(self._target)}
 
     def __str__(self) -> str:

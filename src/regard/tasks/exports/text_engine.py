@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.tasks.exports.ctranslate2 import library, pieces_of
+from regard.tasks.exports.ctranslate2 import library, vocabulary_of
 from regard.tasks.exports.ctranslate2_text import exported_text, text_config_of
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
-from regard.tasks.exports.plain import PlainModel
+from regard.tasks.exports.trained import PlainModel
 from regard.tasks.generation.filters import Filter, Temperature, TopK, TopP
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.text_format import TextFormat
@@ -44,7 +44,7 @@ class CTranslate2Writer:
     ) -> None:
         assert isinstance(language.tokenizer, Tokenizer)
         self._plain = plain
-        self._pieces = pieces_of(language.tokenizer)
+        self._pieces = vocabulary_of(language.tokenizer)
         writable = set(language.writable)
         self._banned = [[piece] for number, piece in enumerate(self._pieces) if number not in writable]
         self._ends = [self._pieces[number] for number in language.end_ids]

@@ -13,9 +13,9 @@ from regard.tasks.generation.protocol import (
     check_source,
     log_probabilities,
     mean_over_heads,
+    steps,
     worth_leaving,
 )
-from regard.tasks.generation.steps import steps
 from regard.tensors.topk import largest
 
 

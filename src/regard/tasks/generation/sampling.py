@@ -10,8 +10,7 @@ from torch import Tensor
 from regard.errors import NonFiniteError
 from regard.lazy import displayed
 from regard.tasks.generation.filters import Constraint, Filter, Progress, constrain
-from regard.tasks.generation.protocol import Decodable, Hypothesis, check_source, precise
-from regard.tasks.generation.steps import steps
+from regard.tasks.generation.protocol import Decodable, Hypothesis, check_source, precise, steps
 
 
 @displayed

@@ -19,8 +19,7 @@ from regard.tasks.language_modelling.likelihood import MOST_UNKNOWN
 from regard.tasks.language_modelling.masked import MaskedLanguageModel
 from regard.tasks.names import LANGUAGE_MODEL, MASKED_LANGUAGE_MODEL
 from regard.tasks.pictures.validation_examples import attend_to_text, look_at_text
-from regard.tasks.runs.chosen_optimizer import chosen_optimizer
-from regard.tasks.runs.model_size import made_for_training
+from regard.tasks.runs.model_size import chosen_optimizer, made_for_training
 from regard.tasks.runs.run import RunOptions, TrainingJob, train_run, warm_up
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.blocks import (
@@ -37,9 +36,8 @@ from regard.tasks.text.blocks import (
 from regard.tasks.text.codec import UNPREDICTED
 from regard.tasks.text.tokenizers import BOS
 from regard.tasks.training.distributed.ranks import Ranks
-from regard.tasks.training.losses import LossSum
+from regard.tasks.training.losses import BatchSize, Loss, LossSum, Validate
 from regard.tasks.training.output_loss import output_cross_entropy
-from regard.tasks.training.protocols import BatchSize, Loss, Validate
 from regard.tasks.training.reporting.events import Callback
 
 

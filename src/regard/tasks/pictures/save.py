@@ -1,10 +1,12 @@
-"""Save the attention of a trained model, as a picture and as a page."""
+"""The attention of a trained model as a picture, a page and numbers, and of one in training at each validation."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from regard.errors import ArgumentError, DataError, TooLargeError
@@ -15,7 +17,7 @@ from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
 from regard.tasks.pictures.token_maps import TextMaps
 from regard.tasks.viewing.choice import EVERYTHING, Choice
-from regard.tasks.viewing.seen import ForeignAttention, SeenImage
+from regard.tasks.viewing.places import ForeignAttention, SeenImage
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.drawing import Panel
 from regard.views.figures import save_figure
@@ -23,6 +25,7 @@ from regard.views.heatmap import heatmap_grid
 from regard.views.html.contents import Example, Map
 from regard.views.html.page import page
 from regard.views.overlay import overlay_grid
+from regard.views.pixels import pixels
 from regard.views.scales import ColourScale
 
 if TYPE_CHECKING:
@@ -196,3 +199,27 @@ def _of_map(name: str, attention: TextMaps) -> dict[str, object]:
     dense: Tensor = weights.dense() if isinstance(weights, AttentionMap) else weights
     numbers = [[[float(f"{one:.5g}") for one in row] for row in head] for head in dense.float().tolist()]
     return {"name": name, "queries": queries, "keys": keys, "weights": numbers}
+
+
+Look = Callable[[], Sequence[tuple[str, TextMaps]]]
+"""Sentences, and the model's present attention to them."""
+
+
+class Snapshots:
+    """Draws, for each sentence, the mean over the heads of the map that is shown first."""
+
+    def __init__(self, look: Look, say: Callable[[str], None]) -> None:
+        self._look: Look | None = look
+        self._say = say
+
+    def __call__(self) -> Mapping[str, npt.NDArray[np.uint8]]:
+        """The name and pixels (height, width, 3) of the picture of now; empty if it cannot be drawn."""
+        if self._look is None:
+            return {}
+        try:
+            panels = [panel(sentence, seen) for sentence, seen in self._look()]
+            return {"attention": pixels(heatmap_grid(panels, across=1))}
+        except Exception as error:  # of any kind: training must go on
+            self._look = None
+            self._say(f"no heatmaps for TensorBoard: {' '.join(str(error).split()) or type(error).__name__}")
+            return {}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.maps.attention_map import AttentionMap
 from regard.tasks.language_modelling.corpus import TextCorpus
-from regard.tasks.pictures.snapshots import Look
+from regard.tasks.pictures.save import Look
 from regard.tasks.pictures.token_maps import TextMaps, text_attention
 from regard.tasks.text.batches import collate
 from regard.tasks.text.pair_store import TokenStore

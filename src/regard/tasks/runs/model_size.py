@@ -1,10 +1,10 @@
-"""The parameters of a model, counted before it is made, and whether the machine has the memory to train it."""
+"""The model and the optimizer of a run: parameters counted before the model is made, and the memory to train it."""
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from regard.models.layer_pattern import read_layers
 from regard.tasks.config import TrainingConfig
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.training.distributed.devices import find_device
+from regard.tasks.training.optimizers import adamw, muon
 from regard.tasks.training.reporting.memory import most_bytes
 from regard.tensors.byte_size import human
 
@@ -84,3 +85,20 @@ def made_for_training(make: Callable[[S], M], sizes: S, config: TrainingConfig) 
     """The model of these settings, if there is memory to train it."""
     refuse_too_large(make, sizes, config)
     return made_of(partial(make, sizes))
+
+
+class AdamSettings(TypedDict, total=False):
+    """The settings of AdamW in which a task differs from its defaults."""
+
+    betas: tuple[float, float]
+    eps: float
+
+
+def chosen_optimizer(
+    config: TrainingConfig, model: nn.Module, output: nn.Module, **settings: Unpack[AdamSettings]
+) -> torch.optim.Optimizer:
+    """AdamW, or Muon with AdamW, over a model whose last layer is `output`."""
+    decay = config.weight_decay
+    if config.optimizer == "muon":
+        return muon(model, aside=[output], rate=config.muon_rate, weight_decay=decay, **settings)
+    return adamw(model, weight_decay=decay, **settings)

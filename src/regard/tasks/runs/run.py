@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DataError, MissingExtraError, RegardErr
 from regard.files.locks import locked
 from regard.files.own_files import appended_to
 from regard.tasks.config import TrainingConfig, make_schedule
-from regard.tasks.pictures.snapshots import Look, Snapshots
+from regard.tasks.pictures.save import Look, Snapshots
 from regard.tasks.runs.made_models import made_of
 from regard.tasks.runs.model_size import refuse_too_large
 from regard.tasks.runs.prepared import check_prepared
@@ -36,8 +36,8 @@ from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.gradient_checkpointing import recompute_layers
 from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
+from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
-from regard.tasks.training.protocols import Batches, Loss, Validate
 from regard.tasks.training.qk_clip import QKClip
 from regard.tasks.training.random_state import seed_everything
 from regard.tasks.training.reporting.attention_log import Attend, AttentionLog

@@ -15,10 +15,9 @@ metrics.jsonl     train.log     tensorboard/
 
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,9 +25,9 @@ from regard.errors import RunFolderError
 from regard.files.atomic import is_temporary, temporary_of
 from regard.files.own_files import refuse_links_in, remove_empty
 from regard.files.sealed import read_sealed, write_sealed
-from regard.tasks.runs.serialisation import from_plain, to_plain
-from regard.tasks.runs.toml import write_toml
+from regard.tasks.runs.serialisation import from_plain, to_plain, write_toml
 from regard.tasks.training.checkpoint_names import KEPT, TRAINED
+from regard.version import installed_version
 
 if TYPE_CHECKING:
     from regard.tasks.training.checkpoints import Checkpoints
@@ -151,8 +150,7 @@ class RunFolder:
 
     def write_config(self, task: str, config: Any) -> None:
         """Write the configuration, and the versions of Python and of the libraries."""
-        versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-        record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions}
+        record = {"format": FORMAT, "task": task, "config": to_plain(config), "versions": versions_of(PACKAGES)}
         # config.json comes first, as it makes the folder a run: if the process dies, --resume can write the rest.
         write_sealed(self.config_file, record)
         write_toml(self.path / "run.toml", task, config)
@@ -211,8 +209,6 @@ def _move(source: Path, target: Path) -> None:
     source.rmdir()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
+    """The versions of Python and of packages, None for those that are not installed."""
+    return {"python": platform.python_version()} | {name: installed_version(name) for name in packages}

@@ -1,4 +1,4 @@
-"""Configurations on disk: frozen dataclasses become JSON and come back, and no value or type is guessed."""
+"""Configurations on disk: frozen dataclasses become JSON or TOML and come back, and no value or type is guessed."""
 
 import types
 from collections.abc import Mapping
@@ -6,7 +6,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from regard.errors import ArgumentError, RunFolderError
+from regard.errors import ArgumentError, RunFolderError, needs
+from regard.files.atomic import write_atomically
+from regard.files.untrusted import parse_toml
 
 T = TypeVar("T")
 
@@ -90,3 +92,36 @@ def _read_tuple(arguments: tuple[Any, ...], value: Any, source: Path, key: str) 
 def _refuse(expected: Any, value: Any, source: Path, key: str) -> Any:
     wanted = getattr(expected, "__name__", str(expected)) if get_origin(expected) is None else str(expected)
     raise RunFolderError(f"{source}: {key or 'the file'} must be {wanted.removeprefix('typing.')}, got {value!r}")
+
+
+HEADER = """\
+# The settings of a run. Edit a copy and pass it on; flags on the command line override what stands here:
+#     regard train --config run.toml --out runs/another
+# What is left out has its default.
+"""
+
+
+def write_toml(path: Path, task: str, config: Any) -> None:
+    """Write a task and its settings; None is left out, because TOML has no such value."""
+    with needs("tomli-w", extra="train"):
+        import tomli_w
+    write_atomically(path, HEADER + tomli_w.dumps({"task": task, **_without_none(to_plain(config))}))
+
+
+def read_toml(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Read the task of a file (None without one) and its settings, which are not checked yet."""
+    try:
+        settings = parse_toml(path.read_bytes())
+    except OSError as error:
+        raise ArgumentError(f"cannot read the settings in {path} ({error.strerror}); check the path") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path} is {error}") from None
+    return settings.pop("task", None), settings
+
+
+def _without_none(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
+        for name, value in plain.items()
+        if value is not None
+    }

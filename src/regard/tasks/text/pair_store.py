@@ -10,17 +10,64 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from regard.errors import ArgumentError, RunFolderError
 from regard.files.atomic import replacing
-from regard.files.mapped import ADVICE, item_bytes, write_footer
+from regard.files.mapped import ADVICE, Footer, item_bytes, open_mapped, write_footer
 from regard.tasks.text.lines import StrPath
-from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import Tokenizer
+
+
+class TokenFooter(Footer, Protocol):
+    """The description of a file of tokens."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The fingerprints of the file's tokenizers."""
+
+
+F = TypeVar("F", bound=TokenFooter)
+
+
+class TokenFile(Generic[F]):
+    """A file of tokens. Reading some loads only their pages of memory."""
+
+    footer_type: ClassVar[type[Any]]
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+        footer: F
+        self.raw, footer = open_mapped(self.path, self.footer_type)
+        self.footer = footer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,)
+
+    @classmethod
+    def open(cls, path: StrPath, *tokenizers: Tokenizer) -> Self:
+        """Open a file made with these tokenizers."""
+        file = cls(path)
+        if file.footer.fingerprints != fingerprints(*tokenizers):
+            raise RunFolderError(f"{path} was made with other tokenizers than these; {ADVICE}")
+        return file
+
+
+def fingerprints(*tokenizers: Tokenizer) -> list[str]:
+    """The fingerprint of each tokenizer."""
+    return [one.fingerprint() for one in tokenizers]
+
+
+def dtype_below(count: int) -> np.dtype[Any]:
+    """The dtype for integers below `count`."""
+    return np.dtype(np.uint16 if count <= 2**16 else np.int32)
+
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]

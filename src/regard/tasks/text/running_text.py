@@ -13,8 +13,7 @@ from regard.errors import ArgumentError
 from regard.files.atomic import replacing
 from regard.files.mapped import item_bytes, write_footer
 from regard.tasks.text.lines import StrPath
-from regard.tasks.text.pair_store import CHUNK_PAIRS, chunks
-from regard.tasks.text.token_file import TokenFile, dtype_below, fingerprints
+from regard.tasks.text.pair_store import CHUNK_PAIRS, TokenFile, chunks, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
 from regard.tasks.text.unicode import bounded
 

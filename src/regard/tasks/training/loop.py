@@ -28,8 +28,8 @@ from regard.tasks.training.checkpoints import (
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.interrupts import StopWish, TrainingInterrupted, listening
+from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import RATE
-from regard.tasks.training.protocols import Batches, Loss, Validate
 from regard.tasks.training.random_state import get_random_state, set_random_state
 from regard.tasks.training.reporting.events import (
     Callback,

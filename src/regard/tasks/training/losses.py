@@ -1,6 +1,8 @@
-"""Losses as a sum and a count, for the mean over all tokens of a step on any number of ranks."""
+"""Losses as a sum and a count, for the mean over all tokens of a step; and other interfaces of the training loop."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Integer
@@ -52,3 +54,29 @@ def cross_entropy(
         ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum",
     )  # fmt: skip
     return LossSum(total, (flat != ignore_index).sum())
+
+
+B = TypeVar("B")
+
+
+class BatchSize(NamedTuple):
+    """How large a batch is: the number of its tokens, and of its places including padding."""
+
+    tokens: int
+    places: int
+
+
+class Batches(Protocol[B]):
+    """Training data in an order that depends on the epoch alone."""
+
+    def epoch(self, epoch: int, start: int) -> Iterator[B]:
+        """This rank's batches of one pass over the data, from index `start` on. All ranks have equally many."""
+
+    def size(self, batch: B) -> BatchSize: ...
+
+
+Loss = Callable[[nn.Module, Any], LossSum]
+"""Computes the summed loss of a model on one batch."""
+
+Validate = Callable[[], Mapping[str, float]]
+"""Computes the metrics of the model on the validation data, by name."""

@@ -15,7 +15,7 @@ from regard.tasks.text.codec import Codec
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import is_spaced, is_word, stretches, units
 from regard.tasks.translation.aligning import Align
-from regard.tasks.translation.drafts import Draft, Written
+from regard.tasks.translation.options import Draft, Written
 from regard.tasks.translation.searching import Begun, Search, WordRule
 from regard.tasks.translation.terms import Occurrence, PlacedTerm, Terms, added_texts, begins_of_units, place_of
 from regard.tasks.translation.translation_model import TranslationModel

@@ -13,9 +13,8 @@ from regard.tasks.pictures.token_maps import Axis, axis, merge
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
-from regard.tasks.translation.drafts import Draft, Written
 from regard.tasks.translation.markup import marks_of
-from regard.tasks.translation.options import TranslationOptions
+from regard.tasks.translation.options import Draft, TranslationOptions, Written
 from regard.tasks.translation.results import Candidate, TermLabels, Translation
 from regard.tasks.translation.tags import between_units, put_back
 from regard.tasks.translation.terms import PlacedTerm, added_texts

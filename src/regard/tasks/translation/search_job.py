@@ -9,10 +9,9 @@ from torch import Tensor
 
 from regard.tasks.generation.beam import beam_search
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted, Vocabulary
+from regard.tasks.generation.filters import Constraint, ForcedPrefix, StillWanted, Vocabulary, WholeWords
 from regard.tasks.generation.greedy_search import greedy
 from regard.tasks.generation.protocol import Decodable, Hypothesis
-from regard.tasks.generation.whole_words import WholeWords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

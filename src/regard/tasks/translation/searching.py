@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary
+from regard.tasks.generation.filters import Vocabulary, WholeWords
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.generation.whole_words import WholeWords
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translation_model import BATCH_PLACES, TokenKinds, TranslationModel, by_length
 

@@ -11,7 +11,7 @@ from regard.tasks.text.batches import Batch, collate, plan_batches
 from regard.tasks.text.bpe_dropout import NewCuts
 from regard.tasks.text.pair_store import TokenStore
 from regard.tasks.text.sections import Indices, Integers, sections
-from regard.tasks.training.protocols import BatchSize
+from regard.tasks.training.losses import BatchSize
 
 FRESH_PAIRS = 2**16
 """The most pairs whose new cuts are held at once: a section of so many is hundreds of batches."""

@@ -21,7 +21,7 @@ from regard.tasks.translation.search_job import Searcher
 
 
 class TokenKinds(NamedTuple):
-    """The tensors (V,) of the same names of `regard.tasks.generation.whole_words.WholeWords`."""
+    """The tensors (V,) of the same names of `regard.tasks.generation.filters.WholeWords`."""
 
     begins: Tensor
     lengthens: Tensor

@@ -34,11 +34,10 @@ from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.drafts import Written, drafts_of
 from regard.tasks.translation.forced_terms import force_terms
 from regard.tasks.translation.made_model import make_model
 from regard.tasks.translation.memory_file import give_memories
-from regard.tasks.translation.options import Request, TranslationOptions
+from regard.tasks.translation.options import Request, TranslationOptions, Written, drafts_of
 from regard.tasks.translation.presenting import Present
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation

@@ -21,8 +21,7 @@ from regard.tasks.text.tokenizers import is_byte_level
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.attend import probable_others
 from regard.tasks.viewing.media import read_audio, read_image
-from regard.tasks.viewing.places import InputLabels, image_places, sound_places
-from regard.tasks.viewing.seen import ForeignAttention
+from regard.tasks.viewing.places import ForeignAttention, InputLabels, image_places, sound_places
 from regard.tasks.viewing.view_input import ViewInput
 from regard.views.examples import of_sequence
 from regard.watching.analysis.tables import named

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard.errors import DataError
 from regard.tasks.generation.filters import Progress
-from regard.tasks.generation.protocol import log_probabilities, worth_leaving
-from regard.tasks.generation.steps import steps
+from regard.tasks.generation.protocol import log_probabilities, steps, worth_leaving
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.simultaneous.policies import ReadWritePolicy
 from regard.tasks.translation.translator import Translator

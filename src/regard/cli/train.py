@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -14,12 +14,10 @@ from regard.cli.shared import Command
 from regard.errors import ArgumentError, RegardError
 from regard.models.sizes import Size
 from regard.tasks.config import TrainingConfig
-from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.recipes import RecipeName, recipes_told
-from regard.tasks.registry import TASKS
+from regard.tasks.registry import TASKS, Task
 from regard.tasks.runs.refusals import refuse_settings
 from regard.tasks.runs.run_folder import RunFolder
-from regard.tasks.translation.config import TranslationConfig
 
 USES = {
     "translation": "regard translate {}",
@@ -53,7 +51,7 @@ class Start:
 
 
 class Train(Command):
-    """Train a model; the subclasses declare the fields, with the settings of their task."""
+    """Train a model; for each task there is a class with the settings of it."""
 
     __slots__ = ()
     task: ClassVar[str]
@@ -71,36 +69,13 @@ class Train(Command):
         _train(self.task, self.settings, self.beginning)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainTranslation(Train):
-    """Train a translator on pairs of sentences."""
-
-    task = "translation"
-    settings: Annotated[TranslationConfig, NAMELESS]
-    beginning: Start = Start()
+def _trainer(name: str, task: Task) -> type[Train]:
+    arguments = [("settings", Annotated[task.config, NAMELESS]), ("beginning", Start, Start())]
+    named = {"task": name, "__doc__": task.config.__doc__, "__module__": __name__}
+    return make_dataclass(f"Train {name}", arguments, bases=(Train,), namespace=named, frozen=True, slots=True)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainLanguageModel(Train):
-    """Train a language model on running text."""
-
-    task = "language-model"
-    settings: Annotated[LanguageModelConfig, NAMELESS]
-    beginning: Start = Start()
-
-
-@dataclass(frozen=True, slots=True)
-class TrainMaskedLanguageModel(Train):
-    """Train a model to fill in masked tokens of running text."""
-
-    task = "masked-language-model"
-    settings: Annotated[MaskedLanguageModelConfig, NAMELESS]
-    beginning: Start = Start()
-
-
-TRAINERS: dict[str, type[Train]] = {
-    one.task: one for one in (TrainTranslation, TrainLanguageModel, TrainMaskedLanguageModel)
-}
+TRAINERS = {name: _trainer(name, task) for name, task in TASKS.items()}
 
 
 def _train(task: str, settings: TrainingConfig, start: Start) -> None:

@@ -23,13 +23,17 @@ class TrainingRecipe:
     """The settings by name, as a run's config.json and run.toml nest them; all others have their defaults."""
 
 
-_SMALL_TRANSFORMER: Mapping[str, Any] = {
-    "num_heads": 4,
-    "activation_dropout": 0.0,
-    "shared_embeddings": True,
-    "embedding_gain": 1.0,
-}
+_TRANSLATION: Mapping[str, Any] = {"shared_vocabulary": True, "vocab_size": 6_000, "schedule": "cosine"}
+_SMALL: Mapping[str, Any] = {
+    "num_heads": 4, "activation_dropout": 0.0, "shared_embeddings": True, "embedding_gain": 1.0,
+}  # fmt: skip
 """What the small Transformers have in common. At their learning rates a gain of 3 leads for a thousand updates only."""
+
+
+def _transformer(layers: int, *, dim: int, feed_forward_dim: int, dropout: float) -> dict[str, Any]:
+    sizes = {"encoder_layers": layers, "decoder_layers": layers, "dim": dim, "feed_forward_dim": feed_forward_dim}
+    return {**_SMALL, **sizes, "dropout": dropout}
+
 
 TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
     {
@@ -38,20 +42,11 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
             purpose="some ten thousand pairs of sentences (Transformer-tiny)",
             measured="Multi30k en-de: 39.79 BLEU cased, 40.15 lower-cased; de-en with --steps 3600: 41.23 cased",
             settings={
-                "shared_vocabulary": True,
-                "vocab_size": 6_000,
-                "transformer": {
-                    **_SMALL_TRANSFORMER,
-                    "encoder_layers": 4,
-                    "decoder_layers": 4,
-                    "dim": 128,
-                    "feed_forward_dim": 256,
-                    "dropout": 0.3,
-                },
+                **_TRANSLATION,
+                "transformer": _transformer(4, dim=128, feed_forward_dim=256, dropout=0.3),
                 "batch_tokens": 8_192,
                 "learning_rate": 0.005,
                 "warmup_steps": 1_500,
-                "schedule": "cosine",
                 "fit": {"steps": 8_000, "ema_decay": 0.998, "keep": 8, "validate_every": 400, "save_every": 400},
             },
         ),
@@ -60,20 +55,11 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
             purpose="a hundred thousand pairs or more of short sentences, in 40 minutes on two cores",
             measured="Tatoeba eng-fra: 46.15 BLEU line by line, with two ranks",
             settings={
-                "shared_vocabulary": True,
-                "vocab_size": 6_000,
-                "transformer": {
-                    **_SMALL_TRANSFORMER,
-                    "encoder_layers": 3,
-                    "decoder_layers": 3,
-                    "dim": 192,
-                    "feed_forward_dim": 512,
-                    "dropout": 0.1,
-                },
+                **_TRANSLATION,
+                "transformer": _transformer(3, dim=192, feed_forward_dim=512, dropout=0.1),
                 "batch_tokens": 8_192,
                 "learning_rate": 0.004,
                 "warmup_steps": 600,
-                "schedule": "cosine",
                 "fit": {"steps": 4_500, "ema_decay": 0.998, "keep": 4, "validate_every": 500, "save_every": 500},
             },
         ),
@@ -82,14 +68,12 @@ TRAINING_RECIPES = MappingProxyType[RecipeName, TrainingRecipe](
             purpose="some ten thousand pairs, by the recurrent model with Bahdanau's attention",
             measured="Multi30k de-en: 38.24 BLEU cased, 38.46 lower-cased",
             settings={
+                **_TRANSLATION,
                 "model": "rnn",
-                "shared_vocabulary": True,
-                "vocab_size": 6_000,
                 "rnn": {"embedding_dim": 256, "hidden_dim": 320, "attention_dim": 256, "dropout": 0.4},
                 "batch_tokens": 4_096,
                 "learning_rate": 0.002,
                 "warmup_steps": 500,
-                "schedule": "cosine",
                 "fit": {"steps": 3_000, "ema_decay": 0.998, "keep": 6, "validate_every": 250, "save_every": 250},
             },
         ),

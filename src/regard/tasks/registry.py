@@ -1,7 +1,6 @@
 """The tasks by name: how each is configured, trained and loaded. Only what trains or loads needs torch."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Task(ABC):
+class Task:
     """One task."""
 
     config: type[TrainingConfig]
@@ -31,78 +30,70 @@ class Task(ABC):
     """The name of the setting that describes the model."""
     sizes: Mapping[Size, Any]
     """The values of that setting that have a name."""
+    trained: Callable[[], Any]
+    """Imports the class of its trained models."""
+    training: Callable[[], tuple[Callable[..., str], Callable[..., "TrainingJob"]]]
+    """Imports the functions that train a run, and that make its job for the training loop."""
 
     def sized(self, config: Any, size: Size) -> Any:
         return replace(config, **{self.model_field: self.sizes[size]})
 
-    @abstractmethod
     def run(self, config: Any, **options: Any) -> str:
         """Train, and return the name of the device that it ran on; `train_run` has the options."""
+        return self.training()[0](config, **options)
 
-    @abstractmethod
     def load(self, folder: Path | str, *, device: str = "auto") -> "Translator | LanguageModel | MaskedLanguageModel":
         """Read the best model of a run."""
+        found: Translator | LanguageModel | MaskedLanguageModel = self.trained().load(folder, device=device)
+        return found
 
-    @abstractmethod
     def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
         """Make the training loop's job from a configuration, a prepared folder and a launched fabric."""
+        return self.training()[1](config, folder, fabric)
 
 
-class _Translation(Task):
-    def run(self, config: Any, **options: Any) -> str:
-        from regard.tasks.translation.train import run_translation
+def _translator() -> Any:
+    from regard.tasks.translation.translator import Translator
 
-        return run_translation(config, **options)
-
-    def load(self, folder: Path | str, *, device: str = "auto") -> "Translator":
-        from regard.tasks.translation.translator import Translator
-
-        return Translator.load(folder, device=device)
-
-    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
-        from regard.tasks.translation.train import translation_job
-
-        return translation_job(config, folder, fabric)
+    return Translator
 
 
-class _LanguageModelling(Task):
-    def run(self, config: Any, **options: Any) -> str:
-        from regard.tasks.language_modelling.train import run_language_model
+def _language_model() -> Any:
+    from regard.tasks.language_modelling.causal import LanguageModel
 
-        return run_language_model(config, **options)
-
-    def load(self, folder: Path | str, *, device: str = "auto") -> "LanguageModel":
-        from regard.tasks.language_modelling.causal import LanguageModel
-
-        return LanguageModel.load(folder, device=device)
-
-    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
-        from regard.tasks.language_modelling.train import next_token_job
-
-        return next_token_job(config, folder, fabric)
+    return LanguageModel
 
 
-class _MaskedLanguageModelling(Task):
-    def run(self, config: Any, **options: Any) -> str:
-        from regard.tasks.language_modelling.train import run_masked_language_model
+def _masked_language_model() -> Any:
+    from regard.tasks.language_modelling.masked import MaskedLanguageModel
 
-        return run_masked_language_model(config, **options)
+    return MaskedLanguageModel
 
-    def load(self, folder: Path | str, *, device: str = "auto") -> "MaskedLanguageModel":
-        from regard.tasks.language_modelling.masked import MaskedLanguageModel
 
-        return MaskedLanguageModel.load(folder, device=device)
+def _translation() -> Any:
+    from regard.tasks.translation import train
 
-    def job(self, config: Any, folder: RunFolder, fabric: Any) -> "TrainingJob":
-        from regard.tasks.language_modelling.train import masked_job
+    return train.run_translation, train.translation_job
 
-        return masked_job(config, folder, fabric)
+
+def _next_tokens() -> Any:
+    from regard.tasks.language_modelling import train
+
+    return train.run_language_model, train.next_token_job
+
+
+def _masked_tokens() -> Any:
+    from regard.tasks.language_modelling import train
+
+    return train.run_masked_language_model, train.masked_job
 
 
 TASKS: Mapping[str, Task] = {
-    TRANSLATION: _Translation(TranslationConfig, "transformer", TRANSFORMER_SIZES),
-    LANGUAGE_MODEL: _LanguageModelling(LanguageModelConfig, "model", DECODER_ONLY_SIZES),
-    MASKED_LANGUAGE_MODEL: _MaskedLanguageModelling(MaskedLanguageModelConfig, "model", ENCODER_ONLY_SIZES),
+    TRANSLATION: Task(TranslationConfig, "transformer", TRANSFORMER_SIZES, _translator, _translation),
+    LANGUAGE_MODEL: Task(LanguageModelConfig, "model", DECODER_ONLY_SIZES, _language_model, _next_tokens),
+    MASKED_LANGUAGE_MODEL: Task(
+        MaskedLanguageModelConfig, "model", ENCODER_ONLY_SIZES, _masked_language_model, _masked_tokens
+    ),
 }
 
 

@@ -1,9 +1,9 @@
 """Train a language model on running text, to predict the next token or to fill in masked ones."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import IO, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -38,17 +38,9 @@ from regard.tasks.text.tokenizers import BOS
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import BatchSize, Loss, LossSum, Validate
 from regard.tasks.training.output_loss import output_cross_entropy
-from regard.tasks.training.reporting.events import Callback
 
 
-def train_language_model(
-    config: LanguageModelConfig,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: IO[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> LanguageModel:
+def train_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> LanguageModel:
     """Train a language model and leave all of it in `config.out`.
 
     Args, errors and the behaviour under `torchrun` are those of `regard.tasks.translation.train.train_translation`.
@@ -56,17 +48,11 @@ def train_language_model(
     Returns:
         The best model of the run by validation loss.
     """
-    device = run_language_model(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
-    return LanguageModel.load(config.out, device=device)
+    return LanguageModel.load(config.out, device=run_language_model(config, **options))
 
 
 def train_masked_language_model(
-    config: MaskedLanguageModelConfig,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: IO[str] | None = None,
-    callbacks: Sequence[Callback] = (),
+    config: MaskedLanguageModelConfig, **options: Unpack[RunOptions]
 ) -> MaskedLanguageModel:
     """Train a model to fill in masked tokens and leave all of it in `config.out`.
 
@@ -75,10 +61,7 @@ def train_masked_language_model(
     Returns:
         The best model of the run by validation loss.
     """
-    device = run_masked_language_model(
-        config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks
-    )
-    return MaskedLanguageModel.load(config.out, device=device)
+    return MaskedLanguageModel.load(config.out, device=run_masked_language_model(config, **options))
 
 
 def run_language_model(config: LanguageModelConfig, **options: Unpack[RunOptions]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import IO, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from regard.tasks.text.pairs import Pair
 from regard.tasks.training.bleu import BleuCounts
 from regard.tasks.training.distributed.ranks import Ranks
 from regard.tasks.training.losses import Loss, LossSum
-from regard.tasks.training.reporting.events import Callback
 from regard.tasks.translation.aligned_corpus import AlignedPair
 from regard.tasks.translation.alignment_error import TOGETHER_PAIRS, links_counted, links_found
 from regard.tasks.translation.alignments import taught_head
@@ -97,24 +96,16 @@ class Validation:
         return counts.score(ranks.sum(torch.tensor(ours, dtype=torch.float64)).tolist())
 
 
-def train_translation(
-    config: TranslationConfig,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: IO[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Translator:
+def train_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> Translator:
     """Train a translator and leave all of it in `config.out`.
 
     Under `torchrun` every rank calls this; rank 0 alone writes to the folder.
 
     Args:
         config: the settings of the model, the data and the training.
-        resume: go on with the run in `config.out` from its last checkpoint (from the start if it has none).
-        overwrite: replace the run in `config.out`.
-        progress: where progress is shown, live if it is a terminal; None shows nothing.
-        callbacks: called with every event of the training loop, on rank 0.
+        options: `resume=True` goes on with the run in `config.out` from its last checkpoint (from the start if it has
+            none), and `overwrite=True` replaces it; `progress` is where progress is shown, live if it is a terminal,
+            None for nowhere; `callbacks` are called with every event of the training loop, on rank 0.
 
     Returns:
         The best model of the run by validation loss.
@@ -127,8 +118,7 @@ def train_translation(
         TrainingInterrupted: Ctrl-C or SIGTERM came; the state was saved first.
         OSError: the disk is full or the folder read-only.
     """
-    device = run_translation(config, resume=resume, overwrite=overwrite, progress=progress, callbacks=callbacks)
-    return Translator.load(config.out, device=device)
+    return Translator.load(config.out, device=run_translation(config, **options))
 
 
 def run_translation(config: TranslationConfig, **options: Unpack[RunOptions]) -> str:

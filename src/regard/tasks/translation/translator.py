@@ -89,10 +89,10 @@ class Translator(TranslationModel):
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
         places = [folder, *ensemble]
-        found = [load_one(cls, Path(one), device=device, checkpoint=checkpoint) for one in places]
+        found = [_loaded(Path(one), device, checkpoint) for one in places]
         if memories:
             give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
-        return ensemble_of(cls, places, found) if ensemble else found[0]
+        return _ensemble_of(places, found) if ensemble else found[0]
 
     def translate(
         self,
@@ -293,15 +293,13 @@ class Translator(TranslationModel):
         )
 
 
-M = TypeVar("M", bound=TranslationModel)
 N = TypeVar("N", bound=nn.Module)
 
 
-def load_one(make: type[M], folder: Path, *, device: str, checkpoint: Literal["best", "last"]) -> M:
-    """Read a run folder, or a folder in Hugging Face's format; see `Translator.load`."""
+def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> Translator:
     if is_huggingface(folder):
-        parts = load_pretrained(folder)
-        return make(_frozen(parts.model, device), parts.source_tokenizer, parts.target_tokenizer)
+        model, *tokenizers = load_pretrained(folder)
+        return Translator(_frozen(model, device), *tokenizers)
     run = RunFolder(folder)
     config = run.read_config(TRANSLATION, TranslationConfig)
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)
@@ -309,11 +307,10 @@ def load_one(make: type[M], folder: Path, *, device: str, checkpoint: Literal["b
     tensors, make_it = run.checkpoints.load_model(checkpoint), partial(make_model, config.sizes, **vocabularies)
     model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
     longest, alignment = config.max_length, taught_head(config)
-    return make(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
+    return Translator(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
 
 
-def ensemble_of(make: type[M], places: Sequence[Path | str], found: Sequence[M]) -> M:
-    """An ensemble of models that were loaded from these places."""
+def _ensemble_of(places: Sequence[Path | str], found: Sequence[Translator]) -> Translator:
     first = found[0]
     for place, other in zip(places, found, strict=True):
         for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),
@@ -327,7 +324,7 @@ def ensemble_of(make: type[M], places: Sequence[Path | str], found: Sequence[M])
                 )
     longest = min((one.longest for one in found if one.longest is not None), default=None)
     model = Ensemble([one.model for one in found])
-    return make(model, first.source_tokenizer, first.target_tokenizer, longest=longest)
+    return Translator(model, first.source_tokenizer, first.target_tokenizer, longest=longest)
 
 
 def _frozen(model: N, device: str) -> N:

@@ -1,6 +1,5 @@
 """`regard serve`: models behind HTTP, and a page to type into."""
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -11,7 +10,7 @@ import tyro
 
 from regard.cli.engines import usable_cores
 from regard.cli.loading import loading
-from regard.cli.shared import Command, Device, below, refuse_first
+from regard.cli.shared import Command, Device, below, refuse_first, say
 from regard.errors import ArgumentError
 from regard.serving.settings import Entrance, RequestLimits, serve_libraries
 from regard.tasks.registry import task_name_of
@@ -85,15 +84,15 @@ class ServeCommand(Command):
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
         place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)
         threads = self.workers or usable_cores()
-        load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=_say)
+        load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=say)
         models = load_models(self.models, self.languages, load)
         runs = dict(zip(models, self.models, strict=True))
 
         def watched(desk: Any) -> AbstractContextManager[None]:
-            return CheckpointWatch(desk, runs, load, _say) if self.watch_run else nullcontext()
+            return CheckpointWatch(desk, runs, load, say) if self.watch_run else nullcontext()
 
         serve_forever(
-            models, place, entrance, self.limits, lambda at: _say(f"serving at {at} (Ctrl-C ends it)"), watched
+            models, place, entrance, self.limits, lambda at: say(f"serving at {at} (Ctrl-C ends it)"), watched
         )
 
     def _token(self) -> str | None:
@@ -106,7 +105,3 @@ class ServeCommand(Command):
         if not token or not token.isascii():
             raise ArgumentError(f"--token-file: {self.token_file} must have a secret in ASCII")
         return token
-
-
-def _say(line: str) -> None:
-    print(f"regard: {line}", file=sys.stderr, flush=True)

@@ -132,6 +132,11 @@ def require_task(run: Path, task: str) -> None:
         raise ArgumentError(f"{run} is {kind}, not {KINDS[task][0]}: regard {use} {quote(str(run))}")
 
 
+def say(line: str) -> None:
+    """Say a line about the work on standard error."""
+    print(f"regard: {line}", file=sys.stderr, flush=True)
+
+
 def print_table(rows: Iterable[tuple[str, ...]]) -> None:
     """Print rows with tabs between their cells."""
     for row in rows:

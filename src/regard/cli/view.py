@@ -9,7 +9,7 @@ import tyro
 
 from regard.cli.loading import loading
 from regard.cli.progress import reading
-from regard.cli.shared import Command, Device, PositionalPath, refuse_first
+from regard.cli.shared import Command, Device, PositionalPath, refuse_first, say
 from regard.tasks.registry import task_name_of, task_of
 from regard.tasks.runs.foreign_folders import family_of, is_huggingface
 from regard.tasks.telling import Tell
@@ -101,7 +101,7 @@ class ViewCommand(Command):
 
             files = None if self.terminal else PictureFiles.at(self.out or self.run)
             model = self._model(tell)
-        seen = look_at(model, asked, _say, choice=Choice(self.layers, self.heads))
+        seen = look_at(model, asked, say, choice=Choice(self.layers, self.heads))
         if files is None:
             print("\n\n".join(_printed(panel(*one), self.scale) for one in seen))
             return
@@ -134,7 +134,3 @@ def _printed(shown: "Panel", scale: str) -> str:
 
     text = map_text(shown.weights, shown.rows, shown.columns, scale=scale)
     return f"{printable(shown.title).replace('␣', ' ')}\n{text}"
-
-
-def _say(line: str) -> None:
-    print(f"regard: {line}", file=sys.stderr)

@@ -65,11 +65,12 @@ class Examples:
     def _stronger(
         self, part: LayerNumbers, name: str, values: QueryValues
     ) -> Iterable[tuple[HeadPlace, int, int, float, float]]:
-        means = QueryMeans.of(values)
-        for row, head in enumerate(part.heads.tolist()):
-            place, value = (part.layer, head, name), means.means[row]
+        largest, queries = values.values.where(values.counted, -torch.inf).max(-1)
+        columns = (part.heads, values.mean().float(), queries, largest.float())
+        for row, (head, value, query, there) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+            place = part.layer, head, name
             if value == value and self._enters(place, value):
-                yield place, row, means.places[row], value, means.largest[row]
+                yield place, row, query, value, there
 
     def _enters(self, place: Sequence[Any], value: float) -> bool:
         """Whether a value is among the strongest so far."""
@@ -99,18 +100,3 @@ class Examples:
             for rank, one in enumerate(kept)
         ]
         return pa.Table.from_pylist(rows, schema=SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class QueryMeans:
-    """The mean of each head over its queries, and the query with the largest value."""
-
-    means: list[float]
-    places: list[int]
-    largest: list[float]
-
-    @classmethod
-    def of(cls, by_query: QueryValues) -> "QueryMeans":
-        largest, places = by_query.values.where(by_query.counted, -torch.inf).max(-1)
-        means = by_query.mean().float()
-        return cls(means.tolist(), places.tolist(), largest.float().tolist())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from regard.errors import ArgumentError
 from regard.files.atomic import replacing
 from regard.files.mapped import item_bytes, write_footer
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.lines import StrPath
 from regard.tasks.text.pair_store import CHUNK_PAIRS, TokenFile, chunks, dtype_below, fingerprints
 from regard.tasks.text.tokenizers import BOS, EOS, UNK, Tokenizer
@@ -136,20 +137,11 @@ class TextStore(TokenFile[TextFooter]):
         return cls(path)
 
 
-class PieceBytes(Protocol):
-    """The bytes each token adds to a text."""
-
-    @property
-    def unknown_id(self) -> int | None:
-        """The token for text outside the vocabulary; None for tokenizers without gaps."""
+class PieceBytes(Codec, Protocol):
+    """A tokenizer that knows the bytes each token adds to a text."""
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in UTF-8; they may be only a part of a character."""
-
-    def label_of_each(self, ids: Sequence[int]) -> list[str]:
-        """One label for each token."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class TextStream:

@@ -1,6 +1,6 @@
 """The layers and heads of a model that are shown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.maps.attention_map import AttentionMap
-from regard.tasks.pictures.token_maps import AxisLabels, TextMaps
+from regard.tasks.pictures.token_maps import TextMaps
+from regard.tasks.viewing.places import ForeignAttention
 from regard.views.html.token_lists import kind_and_layer
 
 
@@ -39,7 +40,10 @@ class Choice:
             name for names in kinds.values() for layer in self.layers or range(len(names))
             if -len(names) <= layer < len(names) for name in [names[layer]]
         }  # fmt: skip
-        return _Chosen(attention, {name: self._heads(one) for name, one in attention.maps.items() if name in wanted})
+        maps = {name: self._heads(one) for name, one in attention.maps.items() if name in wanted}
+        shown = attention.shown if attention.shown in maps else list(maps)[-1]
+        others = {name: some for name in maps if (some := attention.alternatives(name)) is not None}
+        return ForeignAttention(maps, {name: attention.labels(name) for name in maps}, shown, others)
 
     def _heads(self, weights: AttentionMap | Tensor) -> AttentionMap | Tensor:
         count = weights.shape[0]
@@ -51,21 +55,3 @@ class Choice:
 
 
 EVERYTHING = Choice()
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Some maps of a text."""
-
-    whole: TextMaps
-    maps: Mapping[str, AttentionMap | Tensor]
-
-    @property
-    def shown(self) -> str:
-        return self.whole.shown if self.whole.shown in self.maps else list(self.maps)[-1]
-
-    def labels(self, name: str) -> tuple[AxisLabels, AxisLabels]:
-        return self.whole.labels(name)
-
-    def alternatives(self, name: str) -> Any:
-        return self.whole.alternatives(name)

@@ -6,7 +6,7 @@ checks each function once for each set of shapes and types, since no annotation 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from functools import wraps
@@ -62,13 +62,21 @@ def _checked(function: FunctionType, jaxtyped: Callable[..., Any], typechecker: 
         result = function(*arguments, **named)
         if (found := _shapes(result)) not in results[given]:
             with one_call:
-                bound = inspect.signature(function).bind(*arguments, **named).arguments
-                for name, value in (bound | {"return": result}).items():
+                for name, value in [*_named(function, arguments, named), ("return", result)]:
                     die_if_unbearable(value, function.__annotations__.get(name, Any))
             results[given].add(found)
         return result
 
     return call
+
+
+def _named(function: FunctionType, arguments: Any, named: Any) -> Iterator[tuple[str, Any]]:
+    """Each argument with the name of its parameter, those of `*arguments` and `**named` one by one."""
+    signature = inspect.signature(function)
+    for name, value in signature.bind(*arguments, **named).arguments.items():
+        kind = signature.parameters[name].kind
+        each = value if kind == kind.VAR_POSITIONAL else value.values() if kind == kind.VAR_KEYWORD else [value]
+        yield from ((name, one) for one in each)
 
 
 def _shapes(value: Any) -> Any:

@@ -66,16 +66,16 @@ def test_each_result_of_the_same_parameters_is_checked() -> None:
     lengths = iter([3, 3, 4, 3, 5])
 
     @jaxtyping.jaxtyped(typechecker=beartype.beartype)
-    def next_of(first: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    def next_of(first: Float[Tensor, " n"], *rest: int, **named: int) -> Float[Tensor, "n n"]:
         return torch.ones(3, next(lengths))
 
     for _ in range(2):
-        next_of(torch.ones(3))
+        next_of(torch.ones(3), 1, 2, last=3)
     with pytest.raises(beartype.roar.BeartypeDoorHintViolation):
-        next_of(torch.ones(3))
-    next_of(torch.ones(3))
+        next_of(torch.ones(3), 1, 2, last=3)
+    next_of(torch.ones(3), 1, 2, last=3)
     with pytest.raises(beartype.roar.BeartypeDoorHintViolation):
-        next_of(torch.ones(3))
+        next_of(torch.ones(3), 1, 2, last=3)
 
 
 def test_what_a_dataclass_is_given_is_checked() -> None:

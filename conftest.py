@@ -9,6 +9,8 @@ from typing import Any
 
 # Two processes of pytest-xdist share the machine: one thread each. Set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What torch compiles, this process compiles: a pool of processes that import torch first takes longer.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import jaxtyping
 

@@ -1,18 +1,21 @@
-"""Shapes in signatures, checked at every call of a test: parameters before it, and what comes back after it.
+"""Shapes in signatures, checked at every call of a test: parameters before it, and its result after it.
 
 jaxtyping's own decorator checks all parameters a second time after the call, binds them by name, and keeps a book of
-axes for functions that name none. In the small steps of a search that was most of the time of a test.
+axes for functions that name none. A search calls its small steps thousands of times with the same shapes: a process
+checks each function once for each set of shapes and types, since no annotation of ours asks for more.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import is_dataclass
 from functools import wraps
 from types import FunctionType
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
 import torch
+from beartype.door import die_if_unbearable
 
 Decorator = Callable[[Any], Any]
 
@@ -22,11 +25,15 @@ def checked_once(jaxtyped: Callable[..., Any]) -> Callable[..., Decorator]:
 
     def jaxtyped_once(*, typechecker: Decorator) -> Decorator:
         def decorate(thing: Any) -> Any:
-            if not isinstance(thing, FunctionType) or inspect.isgeneratorfunction(thing):
-                return jaxtyped(thing, typechecker=typechecker)
+            if is_dataclass(thing) and isinstance(vars(thing).get("__init__"), FunctionType):
+                if not hasattr(thing.__init__, "__wrapped__"):  # (a subclass decorated before its base's)
+                    thing.__init__ = _checked(thing.__init__, jaxtyped, typechecker)
+                return thing
             # One within a function is made by each call of that, and its checks would be compiled each time.
             if "<locals>" in thing.__qualname__ and not any(map(_names_axes, thing.__annotations__.values())):
                 return thing
+            if not isinstance(thing, FunctionType) or inspect.isgeneratorfunction(thing):
+                return jaxtyped(thing, typechecker=typechecker)
             return _checked(thing, jaxtyped, typechecker)
 
         return decorate
@@ -40,15 +47,47 @@ def _checked(function: FunctionType, jaxtyped: Callable[..., Any], typechecker: 
     # Axes of one name are of one length, from here to its return.
     named_axes = any(map(_names_axes, function.__annotations__.values()))
     one_call = jaxtyped("context") if named_axes else nullcontext()
+    results: dict[Any, set[Any]] = {}  # for each set of shapes that has passed, those of its results
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         if jaxtyping.config.jaxtyping_disable or torch.compiler.is_compiling():  # (a graph cannot hold the checks)
             return function(*arguments, **named)
-        with one_call:
-            return checked(*arguments, **named)
+        given = _shapes(arguments), _shapes(named)
+        if given not in results:
+            with one_call:
+                result = checked(*arguments, **named)
+            results[given] = {_shapes(result)}
+            return result
+        result = function(*arguments, **named)
+        if (found := _shapes(result)) not in results[given]:
+            with one_call:
+                for name, value in [*_named(function, arguments, named), ("return", result)]:
+                    die_if_unbearable(value, function.__annotations__.get(name, Any))
+            results[given].add(found)
+        return result
 
     return call
+
+
+def _named(function: FunctionType, arguments: Any, named: Any) -> Iterator[tuple[str, Any]]:
+    """Each argument with the name of its parameter, those of `*arguments` and `**named` one by one."""
+    signature = inspect.signature(function)
+    for name, value in signature.bind(*arguments, **named).arguments.items():
+        kind = signature.parameters[name].kind
+        each = value if kind == kind.VAR_POSITIONAL else value.values() if kind == kind.VAR_KEYWORD else [value]
+        yield from ((name, one) for one in each)
+
+
+def _shapes(value: Any) -> Any:
+    """All that a check reads of a value: dtypes, shapes, types, and the words and numbers that a `Literal` names."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape
+    if isinstance(value, list | tuple):
+        return type(value), *map(_shapes, value)
+    if isinstance(value, dict):
+        return dict, *((_shapes(key), _shapes(one)) for key, one in value.items())
+    return (type(value), value) if isinstance(value, str | bool) else type(value)
 
 
 def _resolved(hint: Any, function: FunctionType) -> Any:

@@ -1,5 +1,6 @@
 """What the signatures say of shapes is checked in every test: of parameters before a call, of its result after it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jaxtyping
@@ -59,6 +60,35 @@ def test_a_result_of_another_length_than_the_parameters_say_is_refused(weigh: An
     with pytest.raises(beartype.roar.BeartypeCallHintReturnViolation):
         weigh(torch.ones(4, 3), torch.ones(3, 5), {"a": None})
     assert called == ["weigh"]
+
+
+def test_each_result_of_the_same_parameters_is_checked() -> None:
+    lengths = iter([3, 3, 4, 3, 5])
+
+    @jaxtyping.jaxtyped(typechecker=beartype.beartype)
+    def next_of(first: Float[Tensor, " n"], *rest: int, **named: int) -> Float[Tensor, "n n"]:
+        return torch.ones(3, next(lengths))
+
+    for _ in range(2):
+        next_of(torch.ones(3), 1, 2, last=3)
+    with pytest.raises(beartype.roar.BeartypeDoorHintViolation):
+        next_of(torch.ones(3), 1, 2, last=3)
+    next_of(torch.ones(3), 1, 2, last=3)
+    with pytest.raises(beartype.roar.BeartypeDoorHintViolation):
+        next_of(torch.ones(3), 1, 2, last=3)
+
+
+def test_what_a_dataclass_is_given_is_checked() -> None:
+    @jaxtyping.jaxtyped(typechecker=beartype.beartype)
+    @dataclass(frozen=True)
+    class Kept:
+        key: Float[Tensor, "s d"]
+        value: Float[Tensor, "s e"]
+
+    for _ in range(2):
+        Kept(torch.ones(3, 2), torch.ones(3, 4))
+        with pytest.raises(beartype.roar.BeartypeCallHintParamViolation):
+            Kept(torch.ones(3, 2), torch.ones(2, 4))
 
 
 def test_axes_are_of_one_call(weigh: Any) -> None:

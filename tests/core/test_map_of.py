@@ -60,4 +60,6 @@ def test_a_row_without_a_key_is_no_contradiction() -> None:
 def test_gradients_flow_to_queries_and_keys() -> None:
     q, k, _ = some()
     q, k = q.double().requires_grad_(), k.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda a, b: regard.map_of(a, b).entropy(), (q[:1, :2, :2], k[:1, :1, :3]))
+    assert torch.autograd.gradcheck(
+        lambda a, b: regard.map_of(a, b).entropy(), (q[:1, :2, :2], k[:1, :1, :3]), fast_mode=True
+    )

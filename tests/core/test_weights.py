@@ -172,7 +172,7 @@ def test_gradients_flow_through_blocks_and_products() -> None:
         weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
         return weights[0, :, 1:3].dense(), weights @ x, weights.at(torch.tensor([0, 3]), torch.tensor([1, 2]))
 
-    assert torch.autograd.gradcheck(read, (q, k))
+    assert torch.autograd.gradcheck(read, (q, k), fast_mode=True)
 
 
 def test_dense_refuses_above_the_limit_and_says_the_cost() -> None:

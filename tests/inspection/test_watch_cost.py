@@ -338,7 +338,8 @@ def test_queries_that_lie_in_the_memory_of_the_keys_are_held_once() -> None:
     with torch.no_grad(), regard.watch(model := Attend()) as seen:
         model(x)
     assert seen.report().held_bytes == 4 * B * H * T * (D + 1)
-    torch.testing.assert_close(seen[""].dense().double(), dense(x, x), atol=1e-6, rtol=0)
+    # (A vector's product with itself is the largest of its scores, and rounds by the most.)
+    torch.testing.assert_close(seen[""].dense().double(), dense(x, x), atol=4e-6, rtol=0)
 
 
 def test_settings_of_equal_shapes_are_told_apart() -> None:

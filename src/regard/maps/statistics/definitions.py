@@ -28,8 +28,8 @@ RANKED_ROWS = 512
 """Queries with their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
 """Keys sorted first to find a share of the mass: most rows need no more."""
-ROUNDED = 128
-"""How many units of rounding an entropy of one key may be below 0."""
+ROUNDED = 1024
+"""How many units of rounding an entropy of one key may be below 0: a score of some hundreds is off by that many."""
 MISSED = 1e-12
 """A relative shortfall of a mass that still counts as reached: else rounding of float64 sums would decide between one
 count of equal keys and the next.

@@ -14,6 +14,7 @@ from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
 from regard.tasks.exports.plain import PlainModel
 from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.config import TranslationConfig
@@ -51,6 +52,8 @@ class ExportedRun(NamedTuple):
 
 def transformer_of(folder: Path) -> TransformerConfig:
     """The configuration of a run's Transformer."""
+    if is_huggingface(folder):
+        raise ArgumentError(f"{folder} is a Hugging Face folder already; only runs of `regard train` are exported")
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")

@@ -61,6 +61,12 @@ class Colouring:
         rule = scale_of(scale)
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
+    def note(self, *, has_axis_titles: bool) -> str:
+        """The end of the colour bar's label, which has room for one clause."""
+        if self.without_sink and self.limits is None:
+            return "; limits without the first key"
+        return "" if has_axis_titles else "; rows look at columns"
+
 
 class Drawn(NamedTuple):
     """One map, ready to draw, with columns in reading order from the left."""

@@ -84,6 +84,9 @@ class ForeignModel:
             return self._sound(asked.audio, places), places
         if asked.image is not None:
             return self._image(asked, places), places
+        if "input_ids" not in self._takes:
+            kind, reads = type(self.model).__name__, self.model.main_input_name
+            raise ArgumentError(f"{kind} reads {reads}, and no text: give --image or --audio")
         ids = list(asked.tokens) if asked.tokens is not None else self.encode(asked.text or "")
         if not ids:
             raise DataError("there is nothing to look at in an empty sentence")
@@ -92,8 +95,6 @@ class ForeignModel:
         return self._of_tokens(ids), places
 
     def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
-        if "input_ids" not in self._takes:
-            raise ArgumentError(f"{type(self.model).__name__} reads {self.model.main_input_name}, and no text")
         rows = torch.tensor([ids])
         mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
         return {"input_ids": rows} | mask

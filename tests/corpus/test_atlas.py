@@ -267,8 +267,9 @@ def test_folders_of_long_names_keep_within_the_page(
             browser,
             """
             await settled();
-            return all(".rows, thead button, .one, .legend, .legend > span, h3")
-              .filter((one) => one.scrollWidth > one.clientWidth && one.clientWidth).map((one) => one.outerHTML.slice(0, 99));""",
+            const found = all(".rows, thead button, .one, .legend, .legend > span, h3");
+            const wide = (one) => one.clientWidth && one.scrollWidth > one.clientWidth;
+            return found.filter(wide).map((one) => one.outerHTML.slice(0, 99));""",
         )
         assert cut == [], width
 

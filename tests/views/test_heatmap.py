@@ -160,6 +160,9 @@ def test_a_grid_of_sentences_keeps_panels_apart() -> None:
     ]
     figure = heatmap_grid(panels, title="Alignments")
     drawn(figure)
+    wide = heatmap_grid([np.eye(2)], title="Attention of a model with a long name, mean of 4 heads")
+    drawn(wide)
+    assert wide.texts[0].get_window_extent().x1 < wide.bbox.x1 - 10
     assert len(figure.axes) == 14  # And the colour bar.
     assert not overlaps([ax.get_tightbbox() for ax in figure.axes])
     for ax, panel in zip(figure.axes, panels, strict=False):

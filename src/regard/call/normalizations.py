@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.call.given_scores import masked_scores
 from regard.call.masks.base import Mask
 from regard.call.named import made
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
@@ -182,7 +182,11 @@ class SoftmaxWithSink(Softmax):
     def sink_of_rows(self, state: Tensor) -> Tensor:
         """z, broadcastable to a row state (B, H, T)."""
         sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
-        return sink[:, None] if sink.dim() == 1 else sink
+        if sink.dim() != 1:
+            return sink
+        if len(sink) not in (1, state.shape[-2]):
+            raise ShapeError(f"expected one sink, or one for each of {state.shape[-2]} heads; got {len(sink)}")
+        return sink[:, None]
 
     def select(self, heads: Tensor) -> Normalization:
         if not isinstance(self.sink, Tensor) or self.sink.numel() == 1:

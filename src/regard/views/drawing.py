@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from regard.call.masks.base import Mask
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import AxisLabel, measured
@@ -59,6 +59,7 @@ class Colouring:
     ) -> "Colouring":
         """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)
+        require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
     def note(self, *, has_axis_titles: bool) -> str:

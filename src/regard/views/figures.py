@@ -146,7 +146,10 @@ def colours_of(colour_map: "str | Colormap | None", theme: Theme, limits: Limits
     if colour_map is None:
         chosen: Colormap = ListedColormap(theme.signed_colours() if limits.low < 0 else theme.colours(), name="regard")
     else:
-        chosen = matplotlib.colormaps[colour_map] if isinstance(colour_map, str) else colour_map
+        try:
+            chosen = matplotlib.colormaps[colour_map] if isinstance(colour_map, str) else colour_map
+        except KeyError as error:
+            raise ArgumentError(f"colour_map must be one of matplotlib's; {error.args[0]}") from None
     return chosen.with_extremes(bad=(0, 0, 0, 0))
 
 

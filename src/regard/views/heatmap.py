@@ -116,6 +116,8 @@ def heatmap(
     ['the', 'cat', 'sleeps']
     """
     require_matplotlib()
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")
     colour_bar = colour_bar and not isinstance(weights, Mask)
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)

@@ -106,9 +106,13 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
         return DenseMask(mask)
     if (torchs := offset_and_shape(mask)) is not None:
         return _SizedCausal(*torchs)
-    what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-    is_whole = isinstance(mask, Tensor) and not mask.is_floating_point()
-    advice = "valid lengths go in as lengths(...)" if is_whole else "a float tensor goes in as bias="
+    what, advice = type(mask).__name__, "make one, such as regard.causal()"
+    if isinstance(mask, Tensor):
+        is_bias = mask.is_floating_point()
+        what, advice = str(mask.dtype), f"{'a float tensor goes' if is_bias else 'valid lengths go'} in as "
+        advice += "bias=" if is_bias else "lengths(...)"
+    elif callable(mask):
+        advice = "call it, as in regard.causal(); a function of indices goes in as predicate(...)"
     raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {advice}")
 
 

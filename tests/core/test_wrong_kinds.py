@@ -64,7 +64,7 @@ DARKLY: Any = "dark"
     ("call", "message"),
     [
         (lambda: regard.attention(X, X, X, mask=regard.causal), r"got function; call it, as in regard.causal\(\)"),
-        (lambda: regard.attention(X, X, X, mask="causal"), r"got str; make one, such as regard.causal\(\)"),
+        (lambda: regard.attention(X, X, X, mask="causal"), r"got str; make one, as in regard.causal\(\)"),
         (lambda: regard.Additive(NUMBER), r"vector must be a tensor \(A,\)"),
         (lambda: regard.Bilinear(NUMBER), r"weight must be a tensor \(Dq, Dk\), got int: 8"),
         (
@@ -78,7 +78,10 @@ DARKLY: Any = "dark"
             "`attn_mask` must be a tensor, .* got Causal",
         ),
         (lambda: regard.views.heatmap(X[0, 0], theme=DARKLY), "theme must be LIGHT, DARK or another Theme"),
-        (lambda: regard.views.heatmap(X[0, 0], colour_map="blue"), "one of matplotlib's; 'blue' is not a valid"),
+        (
+            lambda: regard.views.heatmap(X[0, 0], colour_map="blue"),
+            "one of matplotlib's, such as 'viridis'; got 'blue'",
+        ),
         (
             lambda: regard.views.heatmap(X[0, 0], ax=NUMBER),
             r"ax must be axes of matplotlib, .* got int",

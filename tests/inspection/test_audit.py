@@ -150,7 +150,7 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     told = kind_of(visible(call, None))
     away = torch.arange(keys) - (torch.arange(queries) + told.offset)[:, None]
     places = away > 0
-    assert told.sees_later == bool((dense & places).any()), found
+    assert bool(told.ahead) == bool((dense & places).any()), found
     shown = dense.any(-2, keepdim=True)
     again = {
         "none": lambda: torch.ones(queries, keys, dtype=torch.bool),

@@ -189,4 +189,4 @@ def test_a_picture_names_the_map_that_it_shows(tmp_path: Path, monkeypatch: pyte
     save.save_pictures(
         [save.SeenText("a b", attention)], save.PictureFiles(tmp_path / "x.png", None), title="Attention of x"
     )
-    assert figures[0].texts[0].get_text() == "Attention of x · layer 0, mean of 3 heads"
+    assert figures[0].texts[0].get_text() == "Attention of x · layer 0, mean of the heads"

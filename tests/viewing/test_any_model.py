@@ -265,7 +265,7 @@ def test_inputs_that_a_model_cannot_read(
 def test_a_model_of_images_asks_for_one(folder: Callable[[str], Path], call: Call) -> None:
     status, out, told = call("view", str(folder("vit")), "a text")
     assert (status, out) == (2, "")
-    assert "ViTModel reads pixel_values, and no text: give --image or --audio" in told
+    assert "ViTModel reads pixel_values, no text: give --image or --audio" in told
 
 
 # -- weights -----------------------------------------------------------------------------------------------

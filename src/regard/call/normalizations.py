@@ -182,11 +182,9 @@ class SoftmaxWithSink(Softmax):
     def sink_of_rows(self, state: Tensor) -> Tensor:
         """z, broadcastable to a row state (B, H, T)."""
         sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
-        if sink.dim() != 1:
-            return sink
-        if len(sink) not in (1, state.shape[-2]):
+        if sink.dim() == 1 and len(sink) not in (1, state.shape[-2]):
             raise ShapeError(f"expected one sink, or one for each of {state.shape[-2]} heads; got {len(sink)}")
-        return sink[:, None]
+        return sink[:, None] if sink.dim() == 1 else sink
 
     def select(self, heads: Tensor) -> Normalization:
         if not isinstance(self.sink, Tensor) or self.sink.numel() == 1:

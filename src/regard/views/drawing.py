@@ -62,11 +62,10 @@ class Colouring:
         require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
 
-    def note(self, *, has_axis_titles: bool) -> str:
-        """The end of the colour bar's label, which has room for one clause."""
-        if self.without_sink and self.limits is None:
-            return "; limits without the first key"
-        return "" if has_axis_titles else "; rows look at columns"
+    def note(self, *, titled: bool) -> str:
+        """The end of the colour bar's label, with room for one clause; `titled` axes say how they are read."""
+        is_cut = self.without_sink and self.limits is None
+        return "; limits without the first key" if is_cut else "" if titled else "; rows look at columns"
 
 
 class Drawn(NamedTuple):

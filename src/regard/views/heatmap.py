@@ -129,7 +129,7 @@ def heatmap(
         size = size_of(one, ALONE, axis_titles=LINE * 1.3 if any(axis_titles) else 0.0)
         figure, (ax,) = new_figure(*flow([size], has_bar=colour_bar), theme)
         _name_axes(ax, axis_titles, theme)
-        missing = draw_maps([ax], [one], look, figure if colour_bar else None, has_axis_titles=True)
+        missing = draw_maps([ax], [one], look, figure if colour_bar else None, titled=True)
     else:
         _remove_earlier(ax)
         _name_axes(ax, axis_titles, theme)
@@ -220,12 +220,7 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
 
 
 def draw_maps(
-    axes: "Sequence[Axes]",
-    maps: Sequence[Drawn],
-    look: Colouring,
-    figure: "Figure | None",
-    *,
-    has_axis_titles: bool = False,
+    axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None", *, titled: bool = False
 ) -> str:
     """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
@@ -233,8 +228,7 @@ def draw_maps(
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
     if figure is not None:
         span = min(one.lowest for one in maps), max(one.highest for one in maps)
-        beside = look.note(has_axis_titles=has_axis_titles)
-        colour_bar(images[0], span, limits, look.scale, look.theme, beside=beside, cax=foot(figure))
+        colour_bar(images[0], span, limits, look.scale, look.theme, beside=look.note(titled=titled), cax=foot(figure))
         if any(one.hidden.any() for one in maps):
             key_of_masked(figure, look.theme)
     return missing
@@ -252,8 +246,8 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
     image = _draw(ax, one, look, limits)
     image.set_gid(OURS)
     if with_bar:
-        beside = look.note(has_axis_titles=True)
-        colour_bar(image, (one.lowest, one.highest), limits, look.scale, look.theme, beside=beside, ax=ax)
+        span = one.lowest, one.highest
+        colour_bar(image, span, limits, look.scale, look.theme, beside=look.note(titled=True), ax=ax)
     missing = _label(ax, one, look.theme)
     if (layout := figure.get_layout_engine()) is not None:
         from regard.views.fitting import Fitting

@@ -106,13 +106,11 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
         return DenseMask(mask)
     if (torchs := offset_and_shape(mask)) is not None:
         return _SizedCausal(*torchs)
-    what, advice = type(mask).__name__, "make one, such as regard.causal()"
+    what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+    advice = f"{'call it' if callable(mask) else 'make one'}, as in regard.causal()"
     if isinstance(mask, Tensor):
         is_bias = mask.is_floating_point()
-        what, advice = str(mask.dtype), f"{'a float tensor goes' if is_bias else 'valid lengths go'} in as "
-        advice += "bias=" if is_bias else "lengths(...)"
-    elif callable(mask):
-        advice = "call it, as in regard.causal(); a function of indices goes in as predicate(...)"
+        advice = "a float tensor goes in as bias=" if is_bias else "valid lengths go in as lengths(...)"
     raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {advice}")
 
 

@@ -15,7 +15,6 @@ from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
 from regard.tasks.generation.protocol import Hypothesis
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.translation.search_job import SearchJob, search
 from regard.tasks.translation.translator import Translator
 
@@ -26,8 +25,6 @@ IMPOSSIBLE = -1e9
 def refuse_run(run: Path) -> None:
     """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
-    if is_huggingface(run):
-        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
     refuse_for_ctranslate2(transformer_of(run))
 
 

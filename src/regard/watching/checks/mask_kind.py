@@ -58,11 +58,6 @@ class MaskKind:
     """The module that chose the keys of each query; empty if it is not known."""
 
     @property
-    def sees_later(self) -> bool:
-        """True if any row sees a key after its own position."""
-        return self.ahead > 0
-
-    @property
     def is_unknown(self) -> bool:
         """True for a pattern of no positions: keys hidden from every row need be no padding, as an indexer's."""
         return self.pattern in ("dense of no known kind", "chosen")
@@ -72,8 +67,6 @@ class MaskKind:
 
         >>> str(MaskKind("window", 0, 0, size=4, padding="left", hidden=3))
         'window of 4, padding left (3 keys)'
-        >>> str(MaskKind("window to both sides", 0, 1, size=4))
-        'window of 4, of which 1 later'
         """
         said: str = self.pattern
         keys = f"{self.hidden} key{'' if self.hidden == 1 else 's'}"
@@ -96,9 +89,7 @@ class MaskKind:
 
 def chosen_by(kind: MaskKind, seen: Visible, chooser: KeysChosen | None) -> MaskKind:
     """The kind with the module that chose the keys, and how many: padding may leave a row fewer than that."""
-    if chooser is None or kind.pattern not in ("chosen", "dense of no known kind") or kind.sees_later:
-        return kind
-    if int(seen.count.max()) != chooser.each:
+    if chooser is None or not kind.is_unknown or kind.ahead or int(seen.count.max()) != chooser.each:
         return kind
     return replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
 

@@ -52,5 +52,6 @@ html_title = "regard"
 html_static_path = ["_static"]
 html_math_renderer = "mathml"
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_css_files = ["site.css"]

@@ -107,11 +107,10 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
     if (torchs := offset_and_shape(mask)) is not None:
         return _SizedCausal(*torchs)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-    advice = f"{'call it' if callable(mask) else 'make one'}, as in regard.causal()"
+    hint = f"{'call it' if callable(mask) else 'make one'}, as in regard.causal()"
     if isinstance(mask, Tensor):
-        is_bias = mask.is_floating_point()
-        advice = "a float tensor goes in as bias=" if is_bias else "valid lengths go in as lengths(...)"
-    raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {advice}")
+        hint = "a float tensor goes in as bias=" if mask.is_floating_point() else "valid lengths go in as lengths(...)"
+    raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -25,9 +25,10 @@ def checked_once(jaxtyped: Callable[..., Any]) -> Callable[..., Decorator]:
 
     def jaxtyped_once(*, typechecker: Decorator) -> Decorator:
         def decorate(thing: Any) -> Any:
-            if is_dataclass(thing) and isinstance(vars(thing).get("__init__"), FunctionType):
-                if not hasattr(thing.__init__, "__wrapped__"):  # (a subclass decorated before its base's)
-                    thing.__init__ = _checked(thing.__init__, jaxtyped, typechecker)
+            if isinstance(thing, type) and is_dataclass(thing):
+                made = vars(thing).get("__init__")
+                if isinstance(made, FunctionType) and not hasattr(made, "__wrapped__"):  # (once, if decorated twice)
+                    setattr(thing, "__init__", _checked(made, jaxtyped, typechecker))  # noqa: B010
                 return thing
             # One within a function is made by each call of that, and its checks would be compiled each time.
             if "<locals>" in thing.__qualname__ and not any(map(_names_axes, thing.__annotations__.values())):

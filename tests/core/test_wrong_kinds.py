@@ -11,6 +11,7 @@ import torch
 
 import regard
 from regard.errors import RegardError
+from regard.nn.compat import MultiheadAttention
 
 WRONG: dict[str, Any] = {
     "None": None, "text": "x", "a number": 3, "a number below 0": -1, "a fraction": 1.5, "a list": [], "a mapping": {},
@@ -52,3 +53,42 @@ def test_wrong_kinds_are_refused(one: Callable[..., Any]) -> None:
 
 def test_most_of_the_public_names_are_walked() -> None:
     assert len(list(public())) > 60
+
+
+X = torch.ones(2, 4, 3, 8)
+NUMBER: Any = 8
+DARKLY: Any = "dark"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: regard.attention(X, X, X, mask=regard.causal), r"got function; call it, as in regard.causal\(\)"),
+        (lambda: regard.attention(X, X, X, mask="causal"), r"got str; make one, as in regard.causal\(\)"),
+        (lambda: regard.Additive(NUMBER), r"vector must be a tensor \(A,\)"),
+        (lambda: regard.Bilinear(NUMBER), r"weight must be a tensor \(Dq, Dk\), got int: 8"),
+        (
+            lambda: regard.attention(X, X, X, normalization=regard.SoftmaxWithSink(torch.zeros(3))),
+            "one sink, or one for each of 4 heads; got 3",
+        ),
+        (lambda: regard.models.DecoderOnlyConfig(layers=NUMBER), "their number is num_layers"),
+        (lambda: regard.nn.TokenEmbedding(9, 4)(torch.rand(2, 3)), "whole numbers below 9; got torch.float32"),
+        (
+            lambda: MultiheadAttention(8, 2)(X[0], X[0], X[0], attn_mask=regard.causal()),
+            "`attn_mask` must be a tensor, .* got Causal",
+        ),
+        (lambda: regard.views.heatmap(X[0, 0], theme=DARKLY), "theme must be LIGHT, DARK or another Theme"),
+        (
+            lambda: regard.views.heatmap(X[0, 0], colour_map="blue"),
+            "one of matplotlib's, such as 'viridis'; got 'blue'",
+        ),
+        (
+            lambda: regard.views.heatmap(X[0, 0], ax=NUMBER),
+            r"ax must be axes of matplotlib, .* got int",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("as_installed")
+def test_parts_of_a_wrong_kind_are_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(RegardError, match=message):
+        call()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import zlib
 from base64 import b64decode
 from pathlib import Path
@@ -249,6 +250,28 @@ def test_two_folders_stand_side_by_side(browser: Chromium, pages: tuple[Path, Pa
         "const frame = root.querySelector('.rows'); await settled(); return [frame.scrollWidth, frame.clientWidth];",
     )
     assert wide <= seen
+
+
+def test_folders_of_long_names_keep_within_the_page(
+    browser: Chromium, stats: Path, sharper: Path, tmp_path: Path
+) -> None:
+    folders = [
+        shutil.copytree(one, tmp_path / f"statistics_of_every_head_over_the_whole_corpus_{name}")
+        for one, name in ((stats, "before"), (sharper, "after"))
+    ]
+    path = atlas(*folders).save(tmp_path / "long.html")
+    for width in (1280, 500, 360):
+        browser.size(width, 800)
+        shown(browser, path)
+        cut = run(
+            browser,
+            """
+            await settled();
+            const found = all(".rows, thead button, .one, .legend, .legend > span, h3");
+            const wide = (one) => one.clientWidth && one.scrollWidth > one.clientWidth;
+            return found.filter(wide).map((one) => one.outerHTML.slice(0, 99));""",
+        )
+        assert cut == [], width
 
 
 def test_the_keyboard_walks_through_the_heads(browser: Chromium, pages: tuple[Path, Path]) -> None:

@@ -71,6 +71,8 @@ def test_an_export_comes_back(name: str, run_of: Runs, tmp_path: Path) -> None:
     assert (found[..., size:] < -1e8).all()
     again = [one.text for one in Translator.load(tmp_path / "out", device="cpu").translate(LINES, beam=Beam(3))]
     assert again == [one.text for one in translator.translate(LINES, beam=Beam(3))]
+    with pytest.raises(ArgumentError, match="out is a Hugging Face folder already; only runs of `regard train`"):
+        export_run(tmp_path / "out", to="onnx", out=tmp_path / "again")
 
 
 def test_tokens_that_only_the_source_has_are_never_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
+from regard.call.masks.patterns import Window
 from regard.call.shapes import Sizes
 from regard.functional import make_call
 from regard.watching.checks import facts
@@ -83,6 +84,10 @@ KINDS: list[tuple[str, regard.Mask | None, str]] = [
     ("window", regard.window(3), "window of 3"),
     ("window, left", regard.window(3) & ~regard.lengths(ids(2, 0)), "window of 3, padding left (2 keys)"),
     ("both sides", regard.window(3, side="both"), "window of 3 to both sides"),
+    ("unlike sides", Window(2, 1, None), "window of 4, of which 1 later"),
+    ("unlike sides, right", Window(1, 2, None) & regard.lengths(ids(7, 4)),
+     "window of 4, of which 2 later, padding right (3 keys)"),
+    ("right side", regard.window(3, side="right"), "window of 3, of which 2 later"),
     ("prefix", regard.prefix(3), "prefix of 3"),
     ("prefixes", regard.prefix(ids(3, 5)), "prefix of 5"),
     ("documents", regard.documents(ids(0, 0, 1, 1, 1, 2, 2)), "documents"),
@@ -126,7 +131,7 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     patterns: list[Callable[[], regard.Mask]] = [
         regard.causal,
         lambda: regard.window(1 + upto(5)),
-        lambda: regard.window(3, side="both"),
+        lambda: Window(upto(3), 1 + upto(3), None),
         lambda: regard.prefix(1 + upto(keys)),
         lambda: regard.causal(0),
         lambda: regard.padding(torch.rand(B, keys, generator=pick) < 0.7),
@@ -143,14 +148,16 @@ def test_a_kind_says_what_the_mask_says(seed: int) -> None:
     assert call.mask is not None
     dense = call.allowed(call.mask, range(queries), range(keys)).expand(B, 1, queries, keys)
     told = kind_of(visible(call, None))
-    places = torch.arange(keys) > (torch.arange(queries) + told.offset)[:, None]
-    assert told.sees_later == bool((dense & places).any()), found
+    away = torch.arange(keys) - (torch.arange(queries) + told.offset)[:, None]
+    places = away > 0
+    assert bool(told.ahead) == bool((dense & places).any()), found
     shown = dense.any(-2, keepdim=True)
     again = {
         "none": lambda: torch.ones(queries, keys, dtype=torch.bool),
         "causal": lambda: ~places,
         "causal from the first key": lambda: ~places,
-        "window": lambda: ~places & (torch.arange(keys) > (torch.arange(queries) + told.offset - told.size)[:, None]),
+        "window to both sides": lambda: (told.ahead - told.size < away) & (away <= told.ahead),
+        "window": lambda: ~places & (away > -told.size),
     }.get(told.pattern)
     if again is not None:
         live = dense.any(-1, keepdim=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.errors import NotKeptError, OverwrittenError, ShapeError
+from regard.errors import ArgumentError, NotKeptError, OverwrittenError, ShapeError
 from regard.watching.kept import evidence
 from regard.watching.watch import Seen
 
@@ -152,7 +152,9 @@ def test_a_generation_without_a_cache_is_as_many_maps() -> None:
         ),
     ):
         _, seen = generated(family.build(), inputs, **({"use_cache": False} if "Llama" in family.model else {}))
-        with pytest.raises(ShapeError, match=r"4 sequences.*call 1 \(all its keys are new, so that nothing was cached"):
+        with pytest.raises(
+            ShapeError, match=r"4 sequences.*call 1 \(all its keys are new: another input, or a run without a cache"
+        ):
             seen.joined(path)
         maps = seen.generations(path)
         assert [one.shape[-2:] for one in maps] == [(n, n) for n in range(11, 15)]
@@ -166,8 +168,12 @@ def test_two_inputs_are_two_maps(other: str) -> None:
     with torch.no_grad(), regard.watch(FAMILIES["llama"].build()) as seen:
         seen.modules[""](ids)
         seen.modules[""](second)
-    with pytest.raises(ShapeError, match=r"2 sequences.*call 0; call 1"):
+    with pytest.raises(
+        ShapeError, match=r"2 sequences.*call 0; call 1 \((all its keys are new: another input|it asks)"
+    ):
         seen.joined("model.layers.1.self_attn")
+    with pytest.raises(ArgumentError, match="name must be the path of a module, got tuple"):
+        seen.joined(("model.layers.1.self_attn", 0))  # type: ignore[arg-type]
     assert len(seen.generations("model.layers.1.self_attn")) == 2
 
 

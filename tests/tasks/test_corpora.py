@@ -235,7 +235,7 @@ def test_names_and_prompts_that_are_not_utf8_are_told_in_one_line(call: Call, ru
         ("train", "--data", name, "--out", f"{tmp_path}/new"): r"--data: expected a name in UTF-8, got b'",
         ("train", "--data", str(link), "--out", name): "--out: expected a name in UTF-8",
         ("evaluate", str(run), "--data", name): rf"{tmp_path}/caf\udce9:1: expected a source",
-        ("translate", str(run), "caf\udce9"): "the sentence: expected UTF-8, got byte 0xe9 at byte 4",
+        ("translate", str(run), "caf\udce9"): "sentence 1: expected UTF-8, got byte 0xe9 at byte 4",
     }.items():
         status, out, err = call(*typed, "--device", "cpu")
         assert (status, out, err.count("\n"), said in err) == (2, "", 1, True), err

@@ -16,7 +16,9 @@ from regard.errors import ArgumentError, MissingExtraError
 from regard.models.config import DecoderOnlyConfig, EncoderOnlyConfig, TransformerConfig
 from regard.tasks.language_modelling.config import LanguageModelConfig, MaskedLanguageModelConfig
 from regard.tasks.language_modelling.train import train_language_model, train_masked_language_model
+from regard.tasks.pictures import save
 from regard.tasks.pictures.save import Snapshots
+from regard.tasks.pictures.token_maps import TextAttention
 from regard.tasks.pictures.validation_examples import look_at_pairs, short_pairs
 from regard.tasks.runs import run as runs
 from regard.tasks.runs.run_folder import RunFolder
@@ -178,3 +180,13 @@ def test_the_history_has_every_figure(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="pictures must be at least 0, got -1"):
         small_config(tmp_path, pictures=-1)
+
+
+def test_a_picture_names_the_map_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = TextAttention(["a", "b"], {"layer 0": torch.eye(2).expand(3, 2, 2)})
+    figures: list[Any] = []
+    monkeypatch.setattr(save, "save_figure", lambda figure, path: figures.append(figure))
+    save.save_pictures(
+        [save.SeenText("a b", attention)], save.PictureFiles(tmp_path / "x.png", None), title="Attention of x"
+    )
+    assert figures[0].texts[0].get_text() == "Attention of x · layer 0, mean of the heads"

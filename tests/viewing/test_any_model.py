@@ -122,7 +122,7 @@ def test_a_model_of_sounds_shows_seconds(
     key: str, folder: Callable[[str], Path], media: Path, call: Call, tmp_path: Path
 ) -> None:
     found = numbers(call, tmp_path, str(folder(key)), "--audio", str(media / "clip.wav"))
-    assert found["maps"][0]["keys"][:3] == ["0.00 s", "0.02 s", "0.04 s"]
+    assert found["maps"][0]["keys"][:3] == ["0.00s", "0.02s", "0.04s"]
     assert len(found["maps"][0]["keys"]) in (49, 50)
 
 
@@ -260,6 +260,12 @@ def test_inputs_that_a_model_cannot_read(
     assert (status, out) == (2, "")
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_a_model_of_images_asks_for_one(folder: Callable[[str], Path], call: Call) -> None:
+    status, out, told = call("view", str(folder("vit")), "a text")
+    assert (status, out) == (2, "")
+    assert "ViTModel reads pixel_values, no text: give --image or --audio" in told
 
 
 # -- weights -----------------------------------------------------------------------------------------------

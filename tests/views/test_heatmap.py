@@ -22,6 +22,7 @@ from regard.views.drawing import Panel
 from regard.views.fonts import letter
 from regard.views.heatmap import head_panels, heatmap, heatmap_grid
 from regard.views.layout import FigureSize, flow
+from regard.views.model import model_grid
 from regard.views.reading_order import visual_order
 from tests.views.written_dates import LOCALES, softmax, words, written
 
@@ -159,11 +160,26 @@ def test_a_grid_of_sentences_keeps_panels_apart() -> None:
     ]
     figure = heatmap_grid(panels, title="Alignments")
     drawn(figure)
+    wide = heatmap_grid([np.eye(2)], title="Attention of a model with a long name, mean of 4 heads")
+    drawn(wide)
+    assert wide.texts[0].get_window_extent().x1 < wide.bbox.x1 - 10
     assert len(figure.axes) == 14  # And the colour bar.
     assert not overlaps([ax.get_tightbbox() for ax in figure.axes])
     for ax, panel in zip(figure.axes, panels, strict=False):
         order = visual_order(panel.columns or [])
         np.testing.assert_array_equal(ax.get_images()[0].get_array(), panel.weights[:, order])
+
+
+@pytest.mark.parametrize("scale", ["sqrt", "linear", "log", "row"])
+def test_figures_without_titles_of_axes_say_which_way_they_are_read(scale: str) -> None:
+    weights = torch.from_numpy(softmax(2, 2))
+    for figure in (heatmap_grid([weights], scale=scale), model_grid([weights[None, None]], scale=scale)):
+        drawn(figure)
+        label = figure.axes[-1].xaxis.label
+        assert label.get_text().endswith("; rows look at columns")
+        assert label.get_window_extent().x1 < figure.bbox.x1
+    own = heatmap(weights, scale=scale).figure
+    assert "rows" not in own.axes[-1].get_xlabel()
 
 
 def test_heads_of_a_layer_across_as_asked() -> None:

@@ -59,7 +59,7 @@ def test_what_is_written_on_it() -> None:
     assert [t.get_text() for t in ax.get_xticklabels()] == ["head 0", "head 1", "head 2"]
     assert figure.texts[0].get_text() == "two layers (max of 2.34 × 2.34 weights a dot)"
     assert [text.get_text() for text in model_grid(maps_of(20)).texts] == ["masked"]
-    assert figure.axes[1].get_xlabel() == "attention weight, square-root scale"
+    assert figure.axes[1].get_xlabel() == "attention weight, square-root scale; rows look at columns"
 
 
 def test_layers_of_other_shapes_share_a_picture() -> None:

@@ -58,6 +58,8 @@ def test_each_frame_lies_under_its_panel_and_one_scale_is_that_of_all() -> None:
     assert [float(under.get_array().mean()) for under, _ in shown] == pytest.approx([0.2, 0.4, 0.6])
     assert len({over.get_clim() for _, over in shown}) == 1
     np.testing.assert_allclose([over.get_array().ravel() for _, over in shown], heads)
+    given = overlay_grid(frames, [("", one) for one in heads], limits=(0.0, 0.7))
+    assert {ax.get_images()[-1].get_clim() for ax in given.axes if len(ax.get_images()) == 2} == {(0.0, 0.7)}
 
 
 def test_pixels_lie_under_their_patches() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.call.given_scores import masked_scores
 from regard.call.masks.base import Mask
 from regard.call.named import made
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.tensors.guards import can_look, has_values, in_forward_mode, in_transform
 
 WORST = 2.0**-15
@@ -182,6 +182,8 @@ class SoftmaxWithSink(Softmax):
     def sink_of_rows(self, state: Tensor) -> Tensor:
         """z, broadcastable to a row state (B, H, T)."""
         sink = torch.as_tensor(self.sink, dtype=state.dtype, device=state.device)
+        if sink.dim() == 1 and len(sink) not in (1, state.shape[-2]):
+            raise ShapeError(f"expected one sink, or one for each of {state.shape[-2]} heads; got {len(sink)}")
         return sink[:, None] if sink.dim() == 1 else sink
 
     def select(self, heads: Tensor) -> Normalization:

@@ -1,7 +1,7 @@
 """`regard translate --simultaneous`: words are translated as they come."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -37,10 +37,10 @@ def policy_of(frames: int | None, wait_k: int | None) -> "ReadWritePolicy":
     return AlignAtt(FRAMES if frames is None else frames) if wait_k is None else WaitK(wait_k)
 
 
-def words_of(sentence: str | None, input: Path | None) -> Iterator[HeardWord]:
-    """The words of a sentence, of a file, or of standard input."""
-    if sentence is not None:
-        pieces = iter([sentence.encode("utf-8", "surrogateescape"), b""])
+def words_of(sentences: Sequence[str], input: Path | None) -> Iterator[HeardWord]:
+    """The words of sentences, of a file, or of standard input."""
+    if sentences:
+        pieces = iter(["\n".join(sentences).encode("utf-8", "surrogateescape"), b""])
         return heard_words(lambda: next(pieces), "the sentence")
     if input is not None:
         lines = (line.raw + b"\n" for line in Lines(input))

@@ -39,7 +39,7 @@ class Command(ABC):
 
     tyro makes one of the command line, and Python makes one like any object; calling it checks and works:
 
-        TranslateCommand(Path("runs/mine"), "a sentence", beam=3)()
+        TranslateCommand(Path("runs/mine"), ("a sentence",), beam=3)()
     """
 
     __slots__ = ()

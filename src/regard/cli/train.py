@@ -70,7 +70,7 @@ class Train(Command):
 
 
 def _trainer(name: str, task: Task) -> type[Train]:
-    arguments = [("settings", Annotated[task.config, NAMELESS]), ("beginning", Start, Start())]
+    arguments: list[Any] = [("settings", Annotated[task.config, NAMELESS]), ("beginning", Start, Start())]
     named = {"task": name, "__doc__": task.config.__doc__, "__module__": __name__}
     return make_dataclass(f"Train {name}", arguments, bases=(Train,), namespace=named, frozen=True, slots=True)
 

@@ -27,11 +27,11 @@ FOR_LINES = (
 
 @dataclass(frozen=True, slots=True)
 class TranslateCommand(SearchCommand):
-    """Translate a sentence, or each line of a file or of standard input."""
+    """Translate sentences, or each line of a file or of standard input."""
 
     run: AnyRun
-    sentence: tyro.conf.Positional[str | None] = None
-    """what to translate; without it, --input or standard input is read."""
+    sentences: tyro.conf.Positional[tuple[str, ...]] = ()
+    """what to translate, a line for each; without one, --input or standard input is read."""
     _: KW_ONLY
     input: Path | None = None
     """a file with one sentence on each line; may be packed."""
@@ -134,7 +134,7 @@ class TranslateCommand(SearchCommand):
             require_files([] if path is None else [path], setting=flag)
 
     def _refuse_contradictions(self) -> None:
-        sentence, output, resume, overwrite = self.sentence, self.output, self.resume, self.overwrite
+        sentences, output, resume, overwrite = self.sentences, self.output, self.resume, self.overwrite
         word_by_word, unused = self.simultaneous, "".join(self.given(*FOR_LINES)[:1])
         users = ("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--simultaneous")
         refuse_first(
@@ -143,8 +143,8 @@ class TranslateCommand(SearchCommand):
                 word_by_word and self.names_alignment and self.wait_k is not None,
                 "--wait-k looks at no attention: leave out --alignment-layer and --alignment-head",
             ),
-            (bool(sentence is not None and self.input), "a sentence and --input were both given: give one of them"),
-            (bool(sentence is not None and output), "--output is for many lines: give --input, not a sentence"),
+            (bool(sentences and self.input), "a sentence and --input were both given: give one of them"),
+            (bool(sentences and output), "--output is for many lines: give --input, not a sentence"),
             (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
             (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
             (bool(self.terms and self.vocabulary), "--terms may have words that --vocabulary leaves out: give one"),

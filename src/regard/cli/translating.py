@@ -37,7 +37,7 @@ from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 
 def translate(asked: Any) -> None:
-    """Translate a sentence, a file or standard input as the flags say."""
+    """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
     align = asked.alignment(translator.alignment)
@@ -48,7 +48,7 @@ def translate(asked: Any) -> None:
         return
     interpreter = Interpreter(translator, policy_of(asked.frames, asked.wait_k), align, max_length=asked.max_length)
     with search_by.searching(translator, asked.run):
-        interpret(interpreter, words_of(asked.sentence, asked.input), sys.stdout, bad_lines=asked.bad_lines)
+        interpret(interpreter, words_of(asked.sentences, asked.input), sys.stdout, bad_lines=asked.bad_lines)
 
 
 def _options(asked: Any, translator: Translator, align: AlignmentOf) -> TranslationOptions:
@@ -68,9 +68,9 @@ def _options(asked: Any, translator: Translator, align: AlignmentOf) -> Translat
 
 
 def _translate_lines(asked: Any, translator: Translator, options: TranslationOptions, search_by: SearchBy) -> None:
-    typed = asked.sentence is None and asked.input is None and asked.output is None and sys.stdin.isatty()
-    if asked.sentence is not None:
-        lines: Iterator[Line] = iter([Line("the sentence", os.fsencode(asked.sentence))])
+    typed = not asked.sentences and asked.input is None and asked.output is None and sys.stdin.isatty()
+    if asked.sentences:
+        lines: Iterator[Line] = (Line(f"sentence {n}", os.fsencode(one)) for n, one in enumerate(asked.sentences, 1))
         format: RunningTextFormat = "text"
     else:
         lines = read = Lines(asked.input or STANDARD_INPUT)

@@ -82,11 +82,9 @@ class ViewCommand(Command):
                 "--terminal prints and writes no file: leave out --out or --terminal",
             ),
             *(
-                (
-                    path is not None and not path.is_file(),
-                    f"{path} is no {kind} that can be read: there is no such file",
-                )
+                (not path.is_file(), f"{path} is no {kind} that can be read: there is no such file")
                 for path, kind in ((self.image, "picture"), (self.audio, "sound"))
+                if path is not None
             ),
         )
         if not is_huggingface(self.run):

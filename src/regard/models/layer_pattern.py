@@ -2,7 +2,7 @@
 
 import re
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, require
 
 RECURRENT = ("gated_delta", "mamba2", "lightning")
 """Linear attention, which reads from left to right: a gated delta net, Mamba-2, lightning attention."""
@@ -19,6 +19,7 @@ def read_layers(pattern: str) -> tuple[str, ...]:
     >>> read_layers("2 sliding, full")
     ('sliding', 'sliding', 'full')
     """
+    require(pattern, str, "layers", 'the kinds of layers, like "5 sliding, 1 full" (their number is num_layers)')
     kinds: list[str] = []
     for part in pattern.split(","):
         read = re.fullmatch(r"\s*(?:([1-9][0-9]{0,3})\s+)?(\w+)\s*", part)

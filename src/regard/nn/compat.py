@@ -177,6 +177,8 @@ def _checked_masks(
 
 
 def _check_mask(name: str, mask: Tensor, ranks: str, shapes: dict[int, tuple[int, ...]]) -> None:
+    if not isinstance(mask, Tensor):
+        raise MisfitError(f"`{name}` must be a tensor, bool (True = drop) or float (added), got {type(mask).__name__}")
     if mask.dim() not in shapes:
         raise MisfitError(f"expected `{name}` to be {ranks} but found {mask.dim()}-D tensor instead")
     if tuple(mask.shape) != shapes[mask.dim()]:

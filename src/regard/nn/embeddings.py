@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.call.biases.t5 import T5Bias
 from regard.call.positions import require_even, sinusoidal
 from regard.call.rotary.layouts import Half, Interleaved, Layout
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.lazy import Displayed
 from regard.nn.arguments import require_sizes
 from regard.tensors.guards import may_be_kept
@@ -70,6 +70,8 @@ class TokenEmbedding(nn.Module):
                 self.weight[self.pad_id].zero_()
 
     def forward(self, tokens: Integer[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
+        if tokens.is_floating_point():
+            raise ShapeError(f"tokens must be ids, whole numbers below {len(self.weight)}; got {tokens.dtype}")
         return nn.functional.embedding(tokens.long(), self.weight, padding_idx=self.pad_id) * self.scale
 
 

@@ -115,12 +115,11 @@ def _bars(ax: "Axes", numbers: Any, theme: Theme, name: str, *, is_flat: bool) -
     if is_flat:
         ax.set(ylim=ends[::-1], xlim=(0, 1.05 * largest), yticks=[], xticks=[0, largest])
         ax.set_xticklabels(["0", numeral(largest)])
-        ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
     else:
         # From the map downwards.
         ax.set(xlim=ends, ylim=(1.05 * largest, 0), xticks=[], yticks=[0, largest])
         ax.set_yticklabels(["0", numeral(largest)])
-        ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
+    ax.set_xlabel(name, fontsize=FONT_POINTS - 1, color=theme.ink)
 
 
 def head_distances(maps: Maps, *, title: str = "", theme: Theme = LIGHT, skip: Names = ()) -> "Figure":

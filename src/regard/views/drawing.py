@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from regard.call.masks.base import Mask
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, ShapeError, require
 from regard.lazy import displayed
 from regard.maps.attention_map import AttentionMap
 from regard.views.axis_text import AxisLabel, measured
@@ -59,7 +59,13 @@ class Colouring:
     ) -> "Colouring":
         """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)
+        require(theme, Theme, "theme", "LIGHT, DARK or another Theme of regard.views")
         return cls(rule, None if limits is None else checked_limits(limits, rule), without_sink, theme, colour_map)
+
+    def note(self, *, titled: bool) -> str:
+        """The end of the colour bar's label, with room for one clause; `titled` axes say how they are read."""
+        is_cut = self.without_sink and self.limits is None
+        return "; limits without the first key" if is_cut else "" if titled else "; rows look at columns"
 
 
 class Drawn(NamedTuple):

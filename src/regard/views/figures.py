@@ -146,6 +146,8 @@ def colours_of(colour_map: "str | Colormap | None", theme: Theme, limits: Limits
     if colour_map is None:
         chosen: Colormap = ListedColormap(theme.signed_colours() if limits.low < 0 else theme.colours(), name="regard")
     else:
+        if isinstance(colour_map, str) and colour_map not in matplotlib.colormaps:
+            raise ArgumentError(f"colour_map must be one of matplotlib's, such as 'viridis'; got {colour_map!r}")
         chosen = matplotlib.colormaps[colour_map] if isinstance(colour_map, str) else colour_map
     return chosen.with_extremes(bad=(0, 0, 0, 0))
 

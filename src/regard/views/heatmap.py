@@ -116,6 +116,8 @@ def heatmap(
     ['the', 'cat', 'sleeps']
     """
     require_matplotlib()
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise ArgumentError(f"ax must be axes of matplotlib, such as figure.add_subplot(); got {type(ax).__name__}")
     colour_bar = colour_bar and not isinstance(weights, Mask)
     look = Colouring.chosen(scale, limits, without_sink, theme, colour_map)
     one = drawn(Panel(weights, rows, columns, title, mask), look, max_cells=max_cells, pooling=pooling)
@@ -127,7 +129,7 @@ def heatmap(
         size = size_of(one, ALONE, axis_titles=LINE * 1.3 if any(axis_titles) else 0.0)
         figure, (ax,) = new_figure(*flow([size], has_bar=colour_bar), theme)
         _name_axes(ax, axis_titles, theme)
-        missing = draw_maps([ax], [one], look, figure if colour_bar else None)
+        missing = draw_maps([ax], [one], look, figure if colour_bar else None, titled=True)
     else:
         _remove_earlier(ax)
         _name_axes(ax, axis_titles, theme)
@@ -217,14 +219,16 @@ def size_of(one: Drawn, sides: Sides, *, axis_titles: float = 0.0) -> FigureSize
     return panel_size(one.rows, one.columns, title.inches(TITLE_POINTS), sides=sides, axis_titles=axis_titles)
 
 
-def draw_maps(axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None") -> str:
+def draw_maps(
+    axes: "Sequence[Axes]", maps: Sequence[Drawn], look: Colouring, figure: "Figure | None", *, titled: bool = False
+) -> str:
     """Draw maps with common limits into prepared axes, and return the characters without a font."""
     limits = limits_of(maps, look)
     images = [_draw(ax, one, look, limits) for ax, one in zip(axes, maps, strict=True)]
     missing = "".join(_label(ax, one, look.theme) for ax, one in zip(axes, maps, strict=True))
     if figure is not None:
         span = min(one.lowest for one in maps), max(one.highest for one in maps)
-        colour_bar(images[0], span, limits, look.scale, look.theme, beside=_left_out(look), cax=foot(figure))
+        colour_bar(images[0], span, limits, look.scale, look.theme, beside=look.note(titled=titled), cax=foot(figure))
         if any(one.hidden.any() for one in maps):
             key_of_masked(figure, look.theme)
     return missing
@@ -242,7 +246,8 @@ def _draw_into(ax: "Axes", one: Drawn, look: Colouring, with_bar: bool) -> str:
     image = _draw(ax, one, look, limits)
     image.set_gid(OURS)
     if with_bar:
-        colour_bar(image, (one.lowest, one.highest), limits, look.scale, look.theme, beside=_left_out(look), ax=ax)
+        span = one.lowest, one.highest
+        colour_bar(image, span, limits, look.scale, look.theme, beside=look.note(titled=True), ax=ax)
     missing = _label(ax, one, look.theme)
     if (layout := figure.get_layout_engine()) is not None:
         from regard.views.fitting import Fitting
@@ -325,10 +330,6 @@ def _inches(ax: "Axes", axis: str) -> float:
     across, height = figure.get_size_inches()
     box = ax.get_position()
     return float(across * box.width if axis == "x" else height * box.height)
-
-
-def _left_out(look: Colouring) -> str:
-    return "; limits without the first key" if look.without_sink and look.limits is None else ""
 
 
 def key_of_masked(figure: "Figure", theme: Theme) -> None:

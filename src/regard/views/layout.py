@@ -99,7 +99,8 @@ def flow(
             left += _outer(sizes[i])
         top += above + max(sizes[i].height for i in row) + GAP
     right = max(box.left - size.left + _outer(size) for box, size in zip(boxes, sizes, strict=True)) - GAP
-    return Box(0, 0, max(right, title, NARROWEST * has_bar) + MARGIN, top - GAP + COLOUR_BAR * has_bar + MARGIN), boxes
+    wide = max(right, MARGIN + title, NARROWEST * has_bar) + MARGIN
+    return Box(0, 0, wide, top - GAP + COLOUR_BAR * has_bar + MARGIN), boxes
 
 
 def _fill(sizes: Sequence[FigureSize]) -> list[list[int]]:

@@ -166,7 +166,7 @@ def _drawn(layers: list[LayerPicture], names: list[str], heading: str, look: Col
     shown = dots[outside == 0]
     colour_bar(
         image, (float(shown.min()), float(shown.max())), limits, look.scale, look.theme,
-        beside="; limits without the first key" if look.without_sink and look.limits is None else "", cax=foot(figure),
+        beside=look.note(titled=False), cax=foot(figure),
     )  # fmt: skip
     if any(layer.hidden.any() for layer in layers):
         key_of_masked(figure, look.theme)

@@ -205,6 +205,7 @@ def overlay_grid(
     *,
     title: str = "",
     scale: str | ColourScale = "sqrt",
+    limits: tuple[float, float] | None = None,
     theme: Theme = LIGHT,
 ) -> "Figure":
     """Draw an image several times, and over it the attention of one head each, under one colour bar.
@@ -214,7 +215,8 @@ def overlay_grid(
         panels: titles, and the weights of heads: maps (T, T), of which the class token's row is drawn, or without one
             the mean over all patches; or rows (T,).
         title: printed above the grid.
-        scale: as in `heatmap`, with the same limits for all panels.
+        scale: as in `heatmap`.
+        limits: as in `heatmap`, one pair for all panels.
         theme: as in `heatmap`.
 
     Returns:
@@ -237,10 +239,10 @@ def overlay_grid(
     pixels = frames[0]
     grids = [patch_grid(weights.shape[-1], pixels.shape[:2]) for _, weights in panels]
     rows = [_row(one, "class" if grid.extra else "mean", grid) for (_, one), grid in zip(panels, grids, strict=True)]
-    look = Colouring.chosen(scale, None, False, theme, None)
+    look = Colouring.chosen(scale, limits, False, theme, None)
     values = [look.scale.prepared(row[grid.extra :], np.ones(grid.rows * grid.columns, bool))
               for row, grid in zip(rows, grids, strict=True)]  # fmt: skip
-    limits = look.scale.limits(np.concatenate(values))
+    limits = look.limits or look.scale.limits(np.concatenate(values))
     inches = SIDE_IN_GRID / max(pixels.shape[:2])
     height, width = inches * pixels.shape[0], inches * pixels.shape[1]
     widest_title = max(one.inches(TITLE_POINTS) for one in letter([name for name, _ in panels]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
 
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError
+from regard.errors import ArgumentError, NotKeptError, NotSeenError, ShapeError, require
 from regard.lazy import Displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import is_integer
@@ -241,6 +241,7 @@ class Seen(Displayed):
             ShapeError: the calls are not those of one generation; the message lists the sequences and the reasons.
             NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
+        require(name, str, "name", "the path of a module")
         maps = self[name]
         sequences = self.record.sequences.of[name]
         if isinstance(maps, list) and len(sequences) > 1:

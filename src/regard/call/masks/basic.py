@@ -107,9 +107,10 @@ def as_mask(mask: "Mask | Tensor | None") -> Mask | None:
     if (torchs := offset_and_shape(mask)) is not None:
         return _SizedCausal(*torchs)
     what = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-    is_whole = isinstance(mask, Tensor) and not mask.is_floating_point()
-    advice = "valid lengths go in as lengths(...)" if is_whole else "a float tensor goes in as bias="
-    raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {advice}")
+    hint = f"{'call it' if callable(mask) else 'make one'}, as in regard.causal()"
+    if isinstance(mask, Tensor):
+        hint = "a float tensor goes in as bias=" if mask.is_floating_point() else "valid lengths go in as lengths(...)"
+    raise ShapeError(f"mask= takes a regard mask or a bool tensor (True = keep), got {what}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

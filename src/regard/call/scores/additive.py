@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.call.scores.additive_kernel import KERNEL, has_additive_kernel, pulled_by_kernel, scores_by_kernel
 from regard.call.scores.base import Score, ScorePull
-from regard.errors import ShapeError
+from regard.errors import ShapeError, require
 from regard.tensors.guards import is_recorded
 from regard.tensors.triton_use import or_else, runs_triton
 
@@ -39,6 +39,9 @@ class Additive(Score):
     """W_q; None for queries of width A."""
     key_weight: Float[Tensor, "A Dk"] | None = None
     """W_k; None for keys of width A."""
+
+    def __post_init__(self) -> None:
+        require(self.vector, Tensor, "vector", "a tensor (A,), a weight for each hidden unit")
 
     @classmethod
     def concat(cls, vector: Float[Tensor, " A"], weight: Float[Tensor, "A width"], query_dim: int) -> "Additive":

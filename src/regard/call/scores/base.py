@@ -155,6 +155,9 @@ class Bilinear(PreparedDot):
 
     weight: Float[Tensor, "Dq Dk"]
 
+    def __post_init__(self) -> None:
+        require(self.weight, Tensor, "weight", "a tensor (Dq, Dk)")
+
     def prepare(self, query: Float[Tensor, "*queries T Dq"], key: Float[Tensor, "*keys S Dk"]) -> tuple[Tensor, Tensor]:
         if (query.shape[-1], key.shape[-1]) != tuple(self.weight.shape):
             raise ShapeError(

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import ArgumentError, needs
+from regard.errors import needs
 from regard.models.config import DecoderOnlyConfig, TransformerConfig
 from regard.models.stack import SelfAttentionLayer
 from regard.models.transformer import DecoderLayer
 from regard.nn import GatedFeedForward
 from regard.tasks.exports.huggingface import write_tokenizers
 from regard.tasks.exports.trained import ExportedRun, refuse, split_attention
-from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.text.tokenizers import BOS, EOS, SPECIAL_TOKENS, UNK, Tokenizer
 
 
@@ -35,12 +34,6 @@ def to_ctranslate2(trained: ExportedRun, out: Path) -> None:
 def refuse_for_ctranslate2(config: TransformerConfig) -> None:
     """Check that CTranslate2 can express a model of this configuration."""
     refuse("ctranslate2", config, activation=("relu", "gelu", "swiglu"), positions=("sinusoidal", "learned"))
-
-
-def refuse_downloaded(run: Path) -> None:
-    """Check that a folder is a run of ours."""
-    if is_huggingface(run):
-        raise ArgumentError(f"CTranslate2 is for runs of regard's, and {run} is in Hugging Face's format")
 
 
 def library() -> ModuleType:

@@ -16,11 +16,10 @@ from regard.tasks.exports.ctranslate2 import (
     fill_norm,
     kinds_of,
     library,
-    refuse_downloaded,
     save_spec,
     vocabulary_of,
 )
-from regard.tasks.exports.trained import PlainModel, plain_model
+from regard.tasks.exports.trained import PlainModel, plain_model, refuse_downloaded
 from regard.tasks.language_modelling.causal import LanguageModel
 from regard.tasks.language_modelling.config import LanguageModelConfig
 from regard.tasks.names import LANGUAGE_MODEL

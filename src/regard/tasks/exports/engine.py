@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.errors import ArgumentError, EngineError
-from regard.tasks.exports.ctranslate2 import library, refuse_downloaded, refuse_for_ctranslate2, vocabulary_of
+from regard.tasks.exports.ctranslate2 import library, refuse_for_ctranslate2, vocabulary_of
 from regard.tasks.exports.formats import SearchPrecision
 from regard.tasks.exports.kept_export import Export, with_kept_export
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
@@ -25,7 +25,6 @@ IMPOSSIBLE = -1e9
 def refuse_run(run: Path) -> None:
     """Check that CTranslate2 can search for a run, before its model is loaded."""
     library()
-    refuse_downloaded(run)
     refuse_for_ctranslate2(transformer_of(run))
 
 

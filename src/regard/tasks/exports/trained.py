@@ -16,6 +16,7 @@ from regard.models.config import TransformerConfig
 from regard.models.transformer import Transformer
 from regard.nn import LearnedPositions, MultiHeadAttention
 from regard.tasks.names import TRANSLATION
+from regard.tasks.runs.foreign_folders import is_huggingface
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.translation.config import TranslationConfig
@@ -137,8 +138,15 @@ class ExportedRun(NamedTuple):
         return self.source_tokenizer.fingerprint() == self.target_tokenizer.fingerprint()
 
 
+def refuse_downloaded(folder: Path) -> None:
+    """Check that a folder is a run of ours."""
+    if is_huggingface(folder):
+        raise ArgumentError(f"{folder} is a Hugging Face folder already; only runs of `regard train` are exported")
+
+
 def transformer_of(folder: Path) -> TransformerConfig:
     """The configuration of a run's Transformer."""
+    refuse_downloaded(folder)
     config = RunFolder(folder).read_config(TRANSLATION, TranslationConfig)
     if config.model != "transformer":
         raise ArgumentError(f"{folder} is a run of the model {config.model}; only the Transformer can be exported")

@@ -131,7 +131,8 @@ def _figure(seen: Sequence[SeenText], title: str, scale: str | ColourScale) -> "
     for one in seen:
         if one.image is not None and (rows := _on_patches(one.attention, one.image)) is not None:
             return overlay_grid(one.image.pixels, rows, title=f"{one.sentence} · {one.attention.shown}", scale=scale)
-    return heatmap_grid([panel(*one) for one in seen], title=title, scale=scale)
+    names = dict.fromkeys(f"{one.attention.shown}, mean of the heads" for one in seen)
+    return heatmap_grid([panel(*one) for one in seen], title=" · ".join([title, *names]), scale=scale)
 
 
 def _on_patches(attention: TextMaps, image: SeenImage) -> list[tuple[str, Any]] | None:

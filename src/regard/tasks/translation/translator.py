@@ -298,8 +298,8 @@ N = TypeVar("N", bound=nn.Module)
 
 def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> Translator:
     if is_huggingface(folder):
-        model, *tokenizers = load_pretrained(folder)
-        return Translator(_frozen(model, device), *tokenizers)
+        downloaded, *tokenizers = load_pretrained(folder)
+        return Translator(_frozen(downloaded, device), *tokenizers)
     run = RunFolder(folder)
     config = run.read_config(TRANSLATION, TranslationConfig)
     source_tokenizer, target_tokenizer = load_tokenizers(config, run)

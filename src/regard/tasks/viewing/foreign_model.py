@@ -42,7 +42,7 @@ class ForeignModel:
         self._library = transformers_library()
         loaded = load_folder(folder, tell)
         self.model, self.absent = loaded.model.to(find_device(device)), loaded.absent
-        self._tokens = ForeignTokens(folder, self._library)
+        self._kind, self._tokens = type(self.model).__name__, ForeignTokens(folder, self._library)
         self._takes = inspect.signature(self.model.forward).parameters
         self._is_pair = bool(getattr(self.model.config, "is_encoder_decoder", False))
 
@@ -57,12 +57,12 @@ class ForeignModel:
             inputs, written, read = self._with_target(inputs, asked.target)
             places.written, places.read = map(self._tokens.label_of_each, (written, read))
         elif asked.target is not None:
-            raise ArgumentError(f"--target is for an encoder-decoder; {type(self.model).__name__} is none")
+            raise ArgumentError(f"--target is for an encoder-decoder; {self._kind} is none")
         with watch(self.model) as seen:
             output = self._run(inputs)
         self._refuse_random(seen)
         if not (layers := maps_of_layers(seen)):
-            raise NotSeenError(f"no attention of {type(self.model).__name__} was seen: {seen!r}")
+            raise NotSeenError(f"no attention of {self._kind} was seen: {seen!r}")
         whole = dict(named(layers))
         maps = self._of_sequence(whole)
         crossing = self._crossing(seen, whole)
@@ -83,6 +83,8 @@ class ForeignModel:
             return self._sound(asked.audio, places), places
         if asked.image is not None:
             return self._image(asked, places), places
+        if "input_ids" not in self._takes:
+            raise ArgumentError(f"{self._kind} reads {self.model.main_input_name}, no text: give --image or --audio")
         ids = list(asked.tokens) if asked.tokens is not None else self.encode(asked.text or "")
         if not ids:
             raise DataError("there is nothing to look at in an empty sentence")
@@ -91,8 +93,6 @@ class ForeignModel:
         return self._of_tokens(ids), places
 
     def _of_tokens(self, ids: Sequence[int]) -> dict[str, Any]:
-        if "input_ids" not in self._takes:
-            raise ArgumentError(f"{type(self.model).__name__} reads {self.model.main_input_name}, and no text")
         rows = torch.tensor([ids])
         mask = {"attention_mask": torch.ones_like(rows)} if "attention_mask" in self._takes else {}
         return {"input_ids": rows} | mask
@@ -140,10 +140,8 @@ class ForeignModel:
             with quiet(self._library):
                 return dict(processor(**given, return_tensors="pt"))
         except Exception as error:  # of any kind: its settings are a stranger's
-            said = " ".join(str(error).split())
-            raise DataError(
-                f"{type(processor).__name__} of {self._folder} gives up on the input: {said:.200}"
-            ) from error
+            kind = type(processor).__name__
+            raise DataError(f"{kind} of {self._folder} gives up on the input: {said_by(error)}") from error
 
     def _processor(self, kind: str, flag: str) -> Any:
         try:
@@ -152,10 +150,8 @@ class ForeignModel:
                     self._folder, local_files_only=True, trust_remote_code=False
                 )
         except Exception as error:
-            raise ArgumentError(
-                f"{flag} needs a processor, and transformers loads none from {self._folder}: "
-                f"{' '.join(str(error).split()):.200}"
-            ) from error
+            why = f"transformers loads none from {self._folder}: {said_by(error)}"
+            raise ArgumentError(f"{flag} needs a processor, and {why}") from error
 
     # -- targets -----------------------------------------------------------------------------------------
 
@@ -182,7 +178,7 @@ class ForeignModel:
     def _own_target(self, inputs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """What the model writes by itself, as its folder's settings of generation say, without a beam."""
         if not self.model.can_generate():
-            raise ArgumentError(f"{type(self.model).__name__} writes nothing by itself: give --target")
+            raise ArgumentError(f"{self._kind} writes nothing by itself: give --target")
         limit = getattr(self.model.config, "max_target_positions", None) or self._positions() or 2 * MOST_WRITTEN
         most = min(MOST_WRITTEN, limit // 2)
         try:
@@ -192,13 +188,10 @@ class ForeignModel:
                     self.model.generation_config = kind.from_pretrained(self._folder, local_files_only=True)
                 found = self.model.generate(**self._moved(inputs), max_new_tokens=most, num_beams=1, do_sample=False)
         except Exception as error:
-            raise DataError(
-                f"{type(self.model).__name__} wrote nothing by itself, so give --target "
-                f"({' '.join(str(error).split()):.200})"
-            ) from error
+            raise DataError(f"{self._kind} wrote nothing by itself, so give --target ({said_by(error)})") from error
         row = found[0].tolist()
         if len(row) < 2:
-            raise DataError(f"{type(self.model).__name__} wrote nothing by itself: give --target")
+            raise DataError(f"{self._kind} wrote nothing by itself: give --target")
         return row[:-1], row[1:]
 
     # -- running -----------------------------------------------------------------------------------------
@@ -217,8 +210,8 @@ class ForeignModel:
         except RegardError:
             raise
         except Exception as error:  # of any kind: the model is a stranger's
-            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-            raise DataError(f"{type(self.model).__name__} does not read this{self._limit(inputs)}: {why}") from error
+            why = f"{type(error).__name__}: {said_by(error)}"
+            raise DataError(f"{self._kind} does not read this{self._limit(inputs)}: {why}") from error
 
     def _positions(self) -> int | None:
         config = self.model.config.get_text_config()
@@ -240,7 +233,7 @@ class ForeignModel:
         inside = [name for name in self.absent if any(name.startswith(f"{stack}.") for stack in stacks)]
         if inside or (table is not None and any(id(one) in random for one in table.parameters())):
             raise RunFolderError(
-                f"{self._folder} has no weights for {len(self.absent)} parameters of {type(self.model).__name__}, "
+                f"{self._folder} has no weights for {len(self.absent)} parameters of {self._kind}, "
                 f"such as {(inside or self.absent)[0]}: its maps would be of random weights"
             )
 
@@ -281,6 +274,11 @@ class ForeignModel:
         return any(module is one for one in encoder.modules())
 
 
+def said_by(error: Exception) -> str:
+    """The first sentence of another library's error, in one line."""
+    return f"{' '.join(str(error).split()).split('. ')[0]:.200}"
+
+
 class IndexCheck(TorchFunctionMode):
     """Raise IndexError for an index outside a table of embeddings, as torch does on the CPU.
 
@@ -316,7 +314,7 @@ class ForeignTokens:
         try:
             found: list[int] = self._own(**(options or {"text": text}), verbose=False)["input_ids"]
         except Exception as error:  # of any kind: a tokenizer of a stranger
-            raise DataError(f"the tokenizer of {self._folder} gives up on the text: {error!s:.200}") from error
+            raise DataError(f"the tokenizer of {self._folder} gives up on the text: {said_by(error)}") from error
         return found
 
     def target(self, text: str) -> list[int]:

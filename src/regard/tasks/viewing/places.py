@@ -70,7 +70,7 @@ class InputLabels:
             step = self.seconds / count
             if self.step is not None:  # a model may take several of them together
                 step = self.step * max(1, round(step / self.step))
-            return [f"{frame * step:.2f} s" for frame in range(count)]
+            return [f"{frame * step:.2f}s" for frame in range(count)]
         return known
 
 

@@ -80,7 +80,8 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     found = named(maps)
     if tokens is not None and not any(_fits(tokens, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
-        raise ShapeError(f"tokens {tuple(tokens.shape)} have not one number for each key of the maps {shapes}")
+        got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ShapeError(f"tokens must be a tensor of ids, one for each key of the maps {shapes}; got {got}")
     numbers = [_numbers(one, tokens) for _, one in found]
     for own in (own for own, cross in zip(numbers, crosses, strict=False) if cross):
         own |= {name: torch.full_like(own[name], torch.nan) for name in OF_ONE_SEQUENCE & own.keys()}
@@ -260,5 +261,5 @@ def _of_chosen_keys(
 
 
 def _fits(tokens: Tensor, weights: AttentionMap) -> bool:
-    batch = weights.leading[:-1]
-    return tuple(tokens.shape) in ((weights.shape[-1],), (*batch, weights.shape[-1]))
+    shapes = (weights.shape[-1],), (*weights.leading[:-1], weights.shape[-1])
+    return isinstance(tokens, Tensor) and tuple(tokens.shape) in shapes

@@ -105,7 +105,7 @@ def facts_of(call: Observed, keep: Tensor | None = None, *, crosses: bool = Fals
     changed = next((clause for clause, is_true in call.changed if kind.pattern == "none" and is_true), "")
     kind = replace(kind, added=changed if factors is None else _two_numbers(factors.call.bias))
     rows = _Counted(call, seen, _real_queries(call, keep))
-    later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.sees_later else rows.later(kind.offset)
+    later = None if crosses or not _is_known(call, kind) else 0.0 if not kind.ahead else rows.later(kind.offset)
     no_key = (~seen.live).unflatten(0, seen.shape).any(1)
     batch = call.sizes.flat_batch
     return Facts(

@@ -39,8 +39,8 @@ class MaskKind:
     pattern: Pattern
     offset: int
     """Query i is at position offset + i."""
-    sees_later: bool
-    """True if any row sees a key after its own position."""
+    ahead: int
+    """How far after its own position a row sees a key, at most; 0 if none does."""
     size: int | None = None
     """The keys of a window, the keys that a query chose, or the longest prefix."""
     padding: HiddenAt | None = None
@@ -65,7 +65,7 @@ class MaskKind:
     def __str__(self) -> str:
         """The kind in a few words.
 
-        >>> str(MaskKind("window", 0, False, size=4, padding="left", hidden=3))
+        >>> str(MaskKind("window", 0, 0, size=4, padding="left", hidden=3))
         'window of 4, padding left (3 keys)'
         """
         said: str = self.pattern
@@ -78,6 +78,8 @@ class MaskKind:
         if self.size is not None:
             said = f"window of {self.size}{self.pattern.removeprefix('window')}"
             said = said if self.pattern.startswith("window") else f"{self.pattern} of {self.size}"
+            if self.pattern == "window to both sides" and self.size != 2 * self.ahead + 1:
+                said = f"window of {self.size}, of which {self.ahead} later"
         if self.padding is not None:
             what = "hidden" if self.of_one_query or self.is_unknown else "padding"
             padding = f"{what} {'on ' * (self.padding == 'both sides')}{self.padding} ({keys})"
@@ -87,9 +89,7 @@ class MaskKind:
 
 def chosen_by(kind: MaskKind, seen: Visible, chooser: KeysChosen | None) -> MaskKind:
     """The kind with the module that chose the keys, and how many: padding may leave a row fewer than that."""
-    if chooser is None or kind.pattern not in ("chosen", "dense of no known kind") or kind.sees_later:
-        return kind
-    if int(seen.count.max()) != chooser.each:
+    if chooser is None or not kind.is_unknown or kind.ahead or int(seen.count.max()) != chooser.each:
         return kind
     return replace(kind, pattern="chosen", size=chooser.each, chooser=chooser.module)
 
@@ -116,11 +116,11 @@ def kind_of(seen: Visible) -> MaskKind:
     """
     rows = _Rows(seen)
     if not bool(rows.live.any()):
-        return MaskKind("no key at all", rows.end, sees_later=False, of_weights=not seen.is_exact)
+        return MaskKind("no key at all", rows.end, ahead=0, of_weights=not seen.is_exact)
     pattern, offset, size, low, high = next(_fitting(rows))
-    later = bool((rows.live & (seen.last > rows.position(offset))).any())
+    ahead = rows.most(seen.last - rows.position(offset))
     side, hidden = _hidden(seen.keys, low, high)
-    return MaskKind(pattern, offset, later, size, side, hidden, not seen.is_exact, of_one_query=rows.queries == 1)
+    return MaskKind(pattern, offset, ahead, size, side, hidden, not seen.is_exact, of_one_query=rows.queries == 1)
 
 
 class _Rows:
@@ -147,6 +147,10 @@ class _Rows:
 
     def all(self, condition: Tensor) -> bool:
         return bool((condition | ~self.live).all())
+
+    def most(self, values: Tensor) -> int:
+        """The largest of the values (C, T) of the rows with a key, at least 0."""
+        return max(0, int(values.masked_fill(~self.live, 0).max()))
 
     def at(self, values: Tensor, places: Tensor) -> Tensor:
         """The values (C, T) of the rows at positions (C, T), where such rows exist."""
@@ -187,7 +191,7 @@ def _causal(rows: _Rows, offset: int, *, sees_first: bool) -> Iterator[Fit]:
         yield "causal from the first key" if offset == 0 != rows.end else name, offset, None, 0, reach
         return
     # The widest row shows the width, if padding leaves one row whole.
-    width = int((position + 1 - rows.seen.first).masked_fill(~rows.live, 0).max())
+    width = rows.most(position + 1 - rows.seen.first)
     if rows.all(rows.first == rows.before(position + 1 - width)):
         yield "window", offset, width, max(0, offset + 1 - width), reach
     start = rows.seen.first
@@ -212,10 +216,10 @@ def _both_sides(rows: _Rows, offset: int, *, sees_first: bool, sees_last: bool) 
     for own in (1, 0):
         if sees_last and rows.all(rows.first == rows.before(position + own)):
             yield "inverted", offset, None, max(0, offset + own), rows.keys
-    half = int((seen.last - position).masked_fill(~rows.live, 0).max())
-    at_right = half > 0 and rows.all(rows.stop == rows.before(position + half + 1))
-    if at_right and rows.all(rows.first == rows.before(position - half)):
-        yield "window to both sides", offset, 2 * half + 1, max(0, offset - half), rows.keys
+    behind, ahead = rows.most(position - seen.first), rows.most(seen.last - position)
+    at_right = ahead > 0 and rows.all(rows.stop == rows.before(position + ahead + 1))
+    if at_right and rows.all(rows.first == rows.before(position - behind)):
+        yield "window to both sides", offset, behind + 1 + ahead, max(0, offset - behind), rows.keys
     if rows.end == 0:
         ends = [rows.at(one, other) == one for one in (seen.first, seen.last) for other in (seen.first, seen.last)]
         if all(rows.all(end) for end in ends) and rows.all((seen.first <= position) & (position <= seen.last)):

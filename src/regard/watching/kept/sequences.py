@@ -194,7 +194,7 @@ class Sequences:
         if why:
             return None, why
         if kept < 1:
-            return None, "all its keys are new, so that nothing was cached"
+            return None, "all its keys are new: another input, or a run without a cache"
         why = (
             "its keys neither are those of an earlier call nor begin with them: another input, or a cache that "
             "changes keys"

@@ -54,10 +54,11 @@ def main() -> None:
 def pictures(theme: Theme) -> dict[str, Any]:
     """The four pictures of the page, by name."""
     text = causal_map(len(SCRIPTS), 1, 0)[0, 0]
-    pair = torch.softmax(5 * torch.eye(6, 7) + torch.randn(6, 7, generator=torch.Generator().manual_seed(2)), -1)
+    noise = torch.randn(6, 7, generator=torch.Generator().manual_seed(2))
+    pair = torch.softmax(5 * torch.eye(7)[[0, 1, 2, 5, 3, 4]] + noise, -1)  # German says "yesterday" before "very nice"
     source, target = (
         ["das", "Wetter", "war", "gestern", "sehr", "schön"],
-        ["the", "weather", "was", "very", "nice", "today", "."],
+        ["the", "weather", "was", "very", "nice", "yesterday", "."],
     )
     layers = [causal_map(200, 6, seed) for seed in range(3)]
     q = torch.randn(1, 5 + 12 * 18, 8, generator=torch.Generator().manual_seed(3))

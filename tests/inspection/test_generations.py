@@ -349,6 +349,24 @@ def test_beams_are_followed_back(name: str, settings: dict[str, Any]) -> None:
             assert min((one - truth).abs().max() for one in found[row // 3 * 3 :][:3]) < 1e-5
 
 
+def test_a_token_that_is_written_again_may_ask_the_same_again() -> None:
+    """T5 has no absolute positions: where self-attention adds nothing, equal tokens have equal queries."""
+    family, inputs = FAMILIES["t5"], tokens(None)
+    model = family.build()
+    for block in model.decoder.block:
+        block.layer[0].SelfAttention.o.weight.data.zero_()
+    given = {**inputs, "decoder_input_ids": torch.tensor([[0, 7, 7, 7, 9, 9]]).expand(len(inputs["input_ids"]), -1)}
+    path = "decoder.block.1.layer.1.EncDecAttention"
+    with torch.no_grad(), regard.watch(model) as at_once:
+        model(**given, use_cache=False)
+    with torch.no_grad(), regard.watch(model) as seen:
+        encoded, cache = model.encoder(**inputs), None
+        for token in given["decoder_input_ids"].split(1, 1):
+            step = model(encoder_outputs=encoded, decoder_input_ids=token, past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+    same(seen.joined(path).dense(), at_once[path].dense())
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_cross_attention_has_a_row_for_each_step(name: str, beams: int) -> None:

@@ -184,7 +184,9 @@ class Sequences:
             if origins is not None:
                 told = self._told_since(end, when)
                 is_alike = end.queries.shape == prints.queries.shape
-                if is_alike and bool(same_rows(prints.queries, end.queries).diagonal().all()):
+                # A token that is written twice may ask the same again: then self-attention tells of the step between.
+                is_again = is_alike and bool(same_rows(prints.queries, end.queries).diagonal().all())
+                if is_again and (told is None or told.origins is None):
                     why = "it asks the same queries of the same keys as an earlier call"
                 elif prints.memory.is_that_of(end.memory) if told is None else told.origins is not None:
                     origins = _narrowed(origins, None if told is None else told.origins)

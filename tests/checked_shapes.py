@@ -83,7 +83,7 @@ def _named(function: FunctionType, arguments: Any, named: Any) -> Iterator[tuple
 def _shapes(value: Any) -> Any:
     """All that a check reads of a value: dtypes, shapes, types, and the words and numbers that a `Literal` names."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape
+        return value.dtype, None if value.is_nested else value.shape
     if isinstance(value, list | tuple):
         return type(value), *map(_shapes, value)
     if isinstance(value, dict):

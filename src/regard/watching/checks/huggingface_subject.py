@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.watching.cache_argument import CACHE_NAMES, cache_in, cache_name
 from regard.watching.checks.roles import is_causal_model, is_pair, nested_configs
 from regard.watching.checks.subject import Outputs, Sample, Samples, Side, Subject, by_row, padded, tensors_of
 
@@ -23,7 +24,7 @@ MASKED_PIXELS = ("return_loss", "bool_masked_pos")
 """Arguments of models that read pixels beside tokens."""
 FEEDS_ALL = ("fsmt",)
 """Models that take the whole sequence at each cached step, and crop it themselves."""
-ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", "past_key_values", "attentions", "hidden_states")
+ACROSS = ("loss", "logits_per_image", "logits_per_text", "aux_loss", *CACHE_NAMES, "attentions", "hidden_states")
 """Outputs that mix the sequences of a batch by design, or repeat other outputs."""
 
 
@@ -158,7 +159,8 @@ class HuggingFaceSubject(Subject):
     def steps(self, row: Sample, chunk: int) -> Outputs | None:
         if self.config.model_type in FEEDS_ALL:
             return None
-        if self.ahead is None or not self.causal or "past_key_values" not in self._takes:
+        name = cache_name(self._takes)
+        if self.ahead is None or not self.causal or name is None:
             return None
         inputs, keeps = self._inputs([row], "right", 0)
         tokens, length = inputs.pop(self.ahead), keeps[self.ahead].shape[1]
@@ -169,9 +171,9 @@ class HuggingFaceSubject(Subject):
             if self._gives_positions:
                 given["position_ids"] = torch.arange(start, stop, device=tokens.device)[None]
             if past is not None:
-                given["past_key_values"] = past
+                given[name] = past
             output = self._forward(**given)
-            past = output.get("past_key_values")
+            past = cache_in(output)
             if past is None:
                 return None
             if self._is_pair and "encoder_outputs" not in inputs:

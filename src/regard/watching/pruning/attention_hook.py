@@ -8,6 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.maps.attention_map import AttentionMap
+from regard.watching.cache_argument import cache_in
 from regard.watching.handed_back import KeepKeys, KeepTokens, OnAttention
 from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads, this_thread
@@ -239,7 +240,7 @@ class AttentionHook(Interceptor):
         if not self._begin():
             return None
         given = arguments_of(part, args, kwargs)
-        cache, mask = given.get("past_key_values"), given.get("attention_mask")
+        cache, mask = cache_in(given), given.get("attention_mask")
         is_padded = isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all())
         self._running.padding = mask.bool() if is_padded and isinstance(mask, Tensor) else None
         tokens = next((given[name] for name in ("inputs_embeds", "input_ids") if given.get(name) is not None), None)

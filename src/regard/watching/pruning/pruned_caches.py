@@ -10,6 +10,7 @@ Source: transformers 5.23, cache_utils.py.
 import inspect
 import sys
 import weakref
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import FunctionError
+from regard.watching.cache_argument import cache_in, cache_name
 from regard.watching.readers.functions import Args, Kwargs
 
 
@@ -159,7 +161,7 @@ class PrunedCaches:
     def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
         """Correct `position_ids` and a mask (B, columns) of padding beside a cache; raises FunctionError if tokens
         repeat."""
-        cache = given["past_key_values"]
+        cache = cache_in(given)
         positions = given.get("position_ids")
         if not self.is_pruned(cache):
             # transformers counts right here. Given positions are stored, because padding shifts each sequence.
@@ -223,15 +225,18 @@ def arguments_of(module: nn.Module, args: Args, kwargs: Kwargs) -> dict[str, Any
     return bound
 
 
+def _takes_positions(names: Container[str]) -> bool:
+    return cache_name(names) is not None and "position_ids" in names
+
+
 def parts_with_positions(model: nn.Module) -> list[nn.Module]:
     """The innermost parts of a transformers model given a cache and positions."""
     library: Any = sys.modules.get("transformers.modeling_utils")
     if library is None:
         return []
-    wanted = {"past_key_values", "position_ids"}
     parts = [
         part
         for part in model.modules()
-        if isinstance(part, library.PreTrainedModel) and wanted <= inspect.signature(part.forward).parameters.keys()
+        if isinstance(part, library.PreTrainedModel) and _takes_positions(inspect.signature(part.forward).parameters)
     ]
     return [part for part in parts if not any(other is not part and other in parts for other in part.modules())]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.call.shapes import Dimensions
 from regard.maps.sources.compression import Compression
 from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.cache_argument import cache_in
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
@@ -95,7 +96,7 @@ def observe_compressor(
     own = Stream("blocks", module)
     thread.traces.carry(keys, own)
     given = signature(module.forward).bind(*args, **kwargs).arguments
-    x, cache = given["hidden_states"], given.get("past_key_values")
+    x, cache = given["hidden_states"], cache_in(given)
     rate, length = module.compress_rate, x.shape[1]
     if cache is not None:
         held = cache.layers[given["layer_idx"]].buffer_kv["compressor"]

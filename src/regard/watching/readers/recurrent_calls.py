@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.torch_private import DisableTorchFunction
+from regard.watching.cache_argument import cache_in
 from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
@@ -236,7 +237,7 @@ def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwar
     """Run a function of `READERS`, and hand it to the thread's watches as one call."""
     given = signature(func).bind(*args, **kwargs).arguments
     given |= given.pop("kwargs", {})
-    written, cache = given.get("state", given.get("conv_state")), given.get("past_key_values")
+    written, cache = given.get("state", given.get("conv_state")), cache_in(given)
     state = given.get("initial_state", given.get("initial_states")) if written is None else copied(written)
     if cache is not None and hasattr(cache, "get_linear_cache"):
         state = cache.get_linear_cache(given["self"].layer_idx)

@@ -14,8 +14,8 @@ from tests import forked
 from tests.core import house
 
 # Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 76_310
-MOST_LINES_OF_THE_LIBRARY = 50_600  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES = 76_350
+MOST_LINES_OF_THE_LIBRARY = 50_630  # without the toolkit: tasks/, corpus/, serving/ and cli/
 MOST_LINES_OF_TESTS = 68_420
 LONGEST_FILE = 420
 MOST_ROOMS, MOST_ARROWS = 23, 120

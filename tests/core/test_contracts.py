@@ -124,7 +124,8 @@ def test_gradcheck(backend: str) -> None:
         output, weights = regard.attention(q, k, v, mask=mask, backend=backend, return_weights=True)
         return output, weights[..., 1:, :].dense()
 
-    assert torch.autograd.gradcheck(attend_and_read, (q, k, v), fast_mode=True)
+    # (Each element: a hundredth of one of several parts is lost in the sum along a random direction.)
+    assert torch.autograd.gradcheck(attend_and_read, (q, k, v))
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", None])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.biases.base import Bias
-from regard.call.masks.base import Mask, render
+from regard.call.masks.base import And, Mask, render
 from regard.call.masks.basic import Causal, Lengths
 from regard.call.masks.selection import SelectedMask
 from regard.call.normalizations import Normalization, Softmax
@@ -169,7 +169,8 @@ class Call:
     def is_plain(self) -> bool:
         """Whether it holds nothing that others may change but its queries and keys."""
         is_dot = self.bias is None and type(self.score) is ScaledDot and type(self.normalization) is Softmax
-        return is_dot and (self.mask is None or type(self.mask) in OWN_TENSORS)
+        masks = () if self.mask is None else self.mask.masks if type(self.mask) is And else (self.mask,)
+        return is_dot and all(type(mask) in OWN_TENSORS for mask in masks)
 
     def require_same(self, reader: str, state: Tensor | None) -> None:
         """Check the parts of others before they are read again: what they hold, and two rows where they have code."""

@@ -14,11 +14,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import regard
 from regard.edits import AddBias, Knockout, ScaleHeads
 from regard.errors import NotSeenError, OverwrittenError
-from regard.watching.hooks.module_kinds import ran_fused
 from regard.watching.kept import rebuilding
 from regard.watching.kept.mask_reading import GivenMask
 from regard.watching.readers import kernel_lse, multi_head_calls, sdpa_calls
 from regard.watching.readers.flex_calls import BlockLists
+from regard.watching.running.module_kinds import ran_fused
 
 # torch warns that FlexAttention runs uncompiled, and its compiler imports what it has deprecated itself.
 pytestmark = [

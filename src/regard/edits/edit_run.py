@@ -19,16 +19,16 @@ from regard.kernels.base import Call
 from regard.lazy import Displayed
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads
-from regard.watching.hooks.module_kinds import TORCHS
-from regard.watching.hooks.module_names import chooser, modules_of
-from regard.watching.hooks.observed_call import ObservedCall
-from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import CallSequence, Moment, Sequences
+from regard.watching.module_names import chooser, modules_of
 from regard.watching.report import count
+from regard.watching.running.interceptor import Interceptor, has_compiled
+from regard.watching.running.module_kinds import TORCHS
+from regard.watching.running.observed_call import ObservedCall
+from regard.watching.running.thread_state import is_in_backward
 
 UNCHANGED = "unchanged"
 """The plan of a call no edit changes: it runs as without edits, with the same bits."""

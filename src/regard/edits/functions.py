@@ -22,21 +22,21 @@ from regard.functional import Attended, attention, make_call
 from regard.kernels.base import Call
 from regard.maps.attention_map import AttentionMap
 from regard.tensors.guards import autocast_of, is_transformed
-from regard.watching.hooks.module_kinds import would_run_fused
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import masked
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
+from regard.watching.origins.provenance import Origins
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_lse import KernelLse
 from regard.watching.readers.multi_head_calls import arguments_by_name, observe_function, projected_call
-from regard.watching.readers.provenance import Origins
 from regard.watching.readers.regard_calls import RegardCall, observe_attention
 from regard.watching.readers.sdpa_calls import laid_out_by_heads, observe_sdpa, one_rank
 from regard.watching.readers.traced_calls import FunctionObserver
+from regard.watching.running.module_kinds import would_run_fused
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 Vectors = tuple[Tensor, Tensor, Tensor]
 

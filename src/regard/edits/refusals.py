@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.watching.checks.roles import config_of
-from regard.watching.hooks.module_kinds import forward_of
+from regard.watching.running.module_kinds import forward_of
 
 RUN_BY = ("sdpa", "regard")
 """Prefixes of transformers' implementations that call editable functions: keys of its table, and no modules."""

@@ -28,7 +28,7 @@ from regard.views.scales import ColourScale, numeral
 from regard.views.themes import LIGHT, Theme
 from regard.watching.analysis.head_table import head_table
 from regard.watching.analysis.tables import Maps
-from regard.watching.hooks.module_names import Names
+from regard.watching.module_names import Names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

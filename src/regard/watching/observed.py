@@ -17,15 +17,15 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.summary import Summarize, SummarySource
 from regard.tensors.guards import is_recorded, is_transformed
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.hooks.interceptor import Interceptor, has_compiled
-from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
-from regard.watching.hooks.thread_state import is_in_backward
 from regard.watching.kept.evidence import AnyEvidence
 from regard.watching.kept.factors import Factors, share_keys, undisturbed, with_graph
 from regard.watching.kept.output_gradients import ITSELF, NO_GRAPH, called
 from regard.watching.kept.rebuilding import RowProof, prove, prove_all
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment, Sequences
+from regard.watching.running.interceptor import Interceptor, has_compiled
+from regard.watching.running.observed_call import KeysChosen, ObservedCall
+from regard.watching.running.thread_state import is_in_backward
 
 if TYPE_CHECKING:
     from regard.maps.sources.compression import Compression

@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.watching.handed_back import OnAttention
-from regard.watching.hooks.module_names import Names, chooser, modules_of
+from regard.watching.module_names import Names, chooser, modules_of
 
 if TYPE_CHECKING:
     from regard.watching.pruning.attention_hook import AttentionHook

@@ -14,8 +14,8 @@ from regard.maps.indexing import is_integer
 from regard.maps.sources.summary import Summarize
 from regard.watching.generations import OfRuns, joined_map, separate
 from regard.watching.hooks.module_hooks import OpenThreads
-from regard.watching.hooks.module_names import Names, chooser, modules_of, not_seen
 from regard.watching.kept.retention import RetentionPolicy, Where
+from regard.watching.module_names import Names, chooser, modules_of, not_seen
 from regard.watching.observed import Observed, Record
 from regard.watching.report import Report, count, given_up, missed_by, over_blocks, report
 

@@ -17,7 +17,7 @@ from regard.maps.statistics.definitions import Distance, Entropy, Largest, Parti
 from regard.maps.statistics.tiles import ask, ask_all
 from regard.watching.analysis.similarity import difference
 from regard.watching.analysis.tables import HeadTable, Maps, named, table, watched
-from regard.watching.hooks.module_names import Names
+from regard.watching.module_names import Names
 from regard.watching.observed import Record
 from regard.watching.report import given_up, layers_of, maps_of_layers
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import tree_leaves, tree_map
-from regard.watching.checks.evaluated import evaluated
+from regard.watching.evaluated import evaluated
 from regard.watching.report import is_inside, mixers_in
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
-from regard.watching.hooks.module_names import Names
+from regard.watching.module_names import Names
 from regard.watching.report import given_up, layers_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import positions
 from regard.maps.sources.combined import shares_of_sizes
 from regard.watching.analysis.tables import Maps, named
-from regard.watching.hooks.module_names import Names
+from regard.watching.module_names import Names
 from regard.watching.observed import Record
 from regard.watching.report import given_up, layers_of
 

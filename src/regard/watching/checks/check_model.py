@@ -7,13 +7,13 @@ from torch import nn
 
 from regard.errors import ArgumentError
 from regard.lazy import Displayed
-from regard.watching.checks.evaluated import evaluated
 from regard.watching.checks.finding import Finding, by_module
 from regard.watching.checks.given_subject import GivenSubject
 from regard.watching.checks.huggingface_subject import HuggingFaceSubject, is_huggingface_model
 from regard.watching.checks.own_subject import OwnSubject, is_own_model
 from regard.watching.checks.subject import Subject
 from regard.watching.checks.trials import Trials
+from regard.watching.evaluated import evaluated
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from regard.tensors.precision import widest_dtype
 from regard.tensors.tile_sizes import fitting, ranges
 from regard.watching.checks.mask_kind import MaskKind
 from regard.watching.checks.visible import Visible
-from regard.watching.hooks.observed_call import KeysChosen
 from regard.watching.kept.factors import undisturbed
 from regard.watching.kept.mask_reading import CHUNK_ELEMENTS, HIDDEN
 from regard.watching.observed import Observed
+from regard.watching.running.observed_call import KeysChosen
 
 
 @dataclass(frozen=True, slots=True)

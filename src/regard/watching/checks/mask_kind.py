@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.watching.checks.visible import Visible
-from regard.watching.hooks.observed_call import KeysChosen
+from regard.watching.running.observed_call import KeysChosen
 
 Pattern = Literal[
     "none",

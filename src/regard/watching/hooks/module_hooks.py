@@ -20,8 +20,15 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ArgumentError
 from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import DisableTorchFunction, forget_global_hook, tree_leaves
-from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.module_kinds import (
+from regard.watching.hooks.observers import MODULES
+from regard.watching.hooks.torch_mode import FunctionMode
+from regard.watching.readers.flex_calls import hand_on_compiled
+from regard.watching.readers.functions import Args, Kwargs
+from regard.watching.readers.mixing import CONVOLUTION
+from regard.watching.readers.product_calls import close, observe_plain
+from regard.watching.readers.traced_calls import FunctionObserver
+from regard.watching.running.interceptor import Interceptor
+from regard.watching.running.module_kinds import (
     FUSED_FORWARDS,
     FUSED_SUBCLASS,
     TORCHS,
@@ -29,14 +36,7 @@ from regard.watching.hooks.module_kinds import (
     is_plain,
     may_run_fused,
 )
-from regard.watching.hooks.observers import MODULES
-from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward, take_out
-from regard.watching.hooks.torch_mode import FunctionMode
-from regard.watching.readers.flex_calls import hand_on_compiled
-from regard.watching.readers.functions import Args, Kwargs
-from regard.watching.readers.mixing import CONVOLUTION
-from regard.watching.readers.product_calls import close, observe_plain
-from regard.watching.readers.traced_calls import FunctionObserver
+from regard.watching.running.thread_state import RunningModule, ThreadState, is_in_backward, take_out
 
 _local = threading.local()
 _lock = threading.RLock()

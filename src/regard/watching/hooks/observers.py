@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from regard.functional import attention
 from regard.tensors.torch_private import flex_attention_operator
-from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.readers.contractions import READERS
 from regard.watching.readers.flex_calls import observe_flex
 from regard.watching.readers.functions import name_of
@@ -37,6 +36,7 @@ from regard.watching.readers.traced_calls import (
     observe_joined,
     observe_written,
 )
+from regard.watching.running.thread_state import RunningModule, ThreadState
 
 ModuleObserver = Callable[[ThreadState, RunningModule, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 """Takes (thread, frame, module, args, kwargs, output) of a module whose forward has returned."""

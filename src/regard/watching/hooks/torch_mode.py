@@ -10,9 +10,9 @@ from regard.functional import RECURRENT
 from regard.tensors.guards import is_compiling
 from regard.tensors.torch_private import HigherOrderOperator, OpOverload, OpOverloadPacket, flex_attention_operator
 from regard.watching.hooks.observers import FUNCTIONS, of_operator
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.functions import Args, Kwargs
 from regard.watching.readers.traced_calls import observe_traced
+from regard.watching.running.thread_state import ThreadState
 
 OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from regard.watching.hooks.interceptor import Interceptor
+from regard.watching.running.interceptor import Interceptor
 
 _lock = threading.RLock()
 _stances: list[AbstractContextManager[None]] = []

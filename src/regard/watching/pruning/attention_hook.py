@@ -10,14 +10,11 @@ from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.maps.attention_map import AttentionMap
 from regard.watching.cache_argument import cache_in
 from regard.watching.handed_back import KeepKeys, KeepTokens, OnAttention
-from regard.watching.hooks.interceptor import Interceptor, has_compiled
 from regard.watching.hooks.module_hooks import OpenThreads, this_thread
-from regard.watching.hooks.module_names import Names, chooser, modules_of
-from regard.watching.hooks.observed_call import ObservedCall, Reading
-from regard.watching.hooks.thread_state import RunningModule, ThreadState, is_in_backward
 from regard.watching.kept.output_gradients import ITSELF
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment
+from regard.watching.module_names import Names, chooser, modules_of
 from regard.watching.pruning.prune_tokens import PrunedTokens, layer_of
 from regard.watching.pruning.pruned_caches import (
     LayerCache,
@@ -28,6 +25,9 @@ from regard.watching.pruning.pruned_caches import (
     parts_with_positions,
 )
 from regard.watching.readers.functions import Args, Kwargs
+from regard.watching.running.interceptor import Interceptor, has_compiled
+from regard.watching.running.observed_call import ObservedCall, Reading
+from regard.watching.running.thread_state import RunningModule, ThreadState, is_in_backward
 
 
 class AttentionHook(Interceptor):

@@ -12,12 +12,12 @@ from regard.call.shapes import Dimensions
 from regard.maps.sources.compression import Compression
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.cache_argument import cache_in
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.origins.provenance import Origins, Stream
 from regard.watching.readers.functions import Args, Kwargs
-from regard.watching.readers.provenance import Origins, Stream
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import RunningModule, ThreadState
 
 COMPRESSOR = ("kv_proj", "gate_proj", "position_bias", "kv_norm", "rotary_emb")
 """The attributes of a compressor of DeepSeek-V4, beside its rate."""

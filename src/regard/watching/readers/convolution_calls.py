@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.call.shapes import Dimensions
 from regard.maps.sources.convolution import Convolution
 from regard.maps.sources.values import widened
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.kept.rebuilding import Rebuilding, Rebuilt
 from regard.watching.kept.retention import RetentionPolicy
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 
 ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: torch.nn.Identity(),

@@ -24,17 +24,17 @@ from regard.functional import make_call
 from regard.kernels.held import settled
 from regard.tensors.guards import has_torch_functions
 from regard.tensors.torch_private import EnableTorchFunction
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, undisturbed
 from regard.watching.kept.mask_reading import read_mask
 from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.origins.provenance import Origins
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.provenance import Origins
 from regard.watching.readers.traced_calls import after
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 PARTIAL, FULL = 1, 2
 Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from regard.call.shapes import BATCH, DimensionName, Dimensions
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.factors import undisturbed
+from regard.watching.running.thread_state import ThreadState
 
 NAMES = frozenset({
     "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head", "head_num",

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.tensors.torch_private import DisableTorchFunction
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.kernel_calls import Diagonal, Given, KernelCall, KernelForm, KernelRows, used_keys
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 NO_WEIGHTS = (
     "deterministic", "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "max_seqlen_q", "max_seqlen_k",

@@ -22,7 +22,6 @@ from regard.call.shapes import Rows, Sizes, index_tensor
 from regard.errors import ArgumentError
 from regard.functional import make_call
 from regard.kernels.base import Call
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.mask_reading import GivenMask
@@ -31,6 +30,7 @@ from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
 from regard.watching.readers.sdpa_calls import NOTHING_GIVEN
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)

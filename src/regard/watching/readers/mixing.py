@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import tree_leaves
-from regard.watching.hooks.thread_state import RunningModule, ThreadState
+from regard.watching.origins.provenance import base_of, is_learned
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
-from regard.watching.readers.provenance import base_of, is_learned
 from regard.watching.readers.traced_calls import after_traces
+from regard.watching.running.thread_state import RunningModule, ThreadState
 
 PRODUCTS = "products of activations with each other"
 CONVOLUTION, SUM = "a convolution", "a running sum"

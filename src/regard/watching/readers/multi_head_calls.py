@@ -26,9 +26,6 @@ from regard.kernels.base import Call
 from regard.maps.sources.values import widened
 from regard.tensors.guards import autocast_of
 from regard.tensors.torch_private import attends_as_torch, nested_sizes
-from regard.watching.hooks.module_kinds import FUSED_SUBCLASS, may_run_fused, ran_fused
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, masked, undisturbed, with_graph
 from regard.watching.kept.mask_reading import GivenMask, both
@@ -36,6 +33,7 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.origins.provenance import Origins
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.fused_rebuilding import EncoderLayerRest, FusedRebuilding
 from regard.watching.readers.kernel_lse import of_memory
@@ -48,8 +46,10 @@ from regard.watching.readers.projections import (
     layer_of_module,
     run_with_heads,
 )
-from regard.watching.readers.provenance import Origins
 from regard.watching.readers.sdpa_calls import kept_lse
+from regard.watching.running.module_kinds import FUSED_SUBCLASS, may_run_fused, ran_fused
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import RunningModule, ThreadState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

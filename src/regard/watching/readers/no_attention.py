@@ -7,10 +7,10 @@ from math import prod
 
 from torch import Tensor
 
-from regard.watching.hooks.thread_state import ThreadState
+from regard.watching.origins.provenance import SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.contractions import Contraction, Labels
 from regard.watching.readers.head_axes import running
-from regard.watching.readers.provenance import SoftmaxOrigin, Trace, is_learned
+from regard.watching.running.thread_state import ThreadState
 
 
 @dataclass(frozen=True, slots=True, eq=False)

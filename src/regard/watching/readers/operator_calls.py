@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.tensors.torch_private import HigherOrderOperator, tree_leaves
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.readers.functions import OWN, Args, Func, Kwargs, name_of, namespace_of
 from regard.watching.readers.traced_calls import after, after_traces
+from regard.watching.running.thread_state import ThreadState
 
 ATTENTION = ("attn", "attention", "flash", "fmha", "mha", "sdpa", "softmax")
 """Parts of the names of attention operators. An operator's own name, which its library published, is all that an opaque
@@ -51,12 +51,16 @@ def _is_of_positions(given: object) -> bool:
     return bool(tensors) and all(tensor.dtype in POSITIONS for tensor in tensors)
 
 
+OBSERVING = tuple(f"regard.watching.{folder}." for folder in ("hooks", "readers", "running"))
+"""The code between a model's call and the watches: it stands around every call that is observed."""
+
+
 def _is_ours() -> bool:
     """True for an operator of this library, as in a read of a map while a model runs."""
     running: FrameType | None = sys._getframe(2)
     while running is not None:
         name = running.f_globals.get("__name__", "")
-        if name.startswith("regard.") and not name.startswith(("regard.watching.hooks.", "regard.watching.readers.")):
+        if name.startswith("regard.") and not name.startswith(OBSERVING):
             return True
         running = running.f_back
     return False

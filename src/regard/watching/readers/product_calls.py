@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.call.shapes import UNNAMED, Dimensions
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import RunningModule, ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, weights_gradient
 from regard.watching.kept.stored_weights import stored
+from regard.watching.origins.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.contractions import Contraction, read_contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, folded_heads, found_heads
 from regard.watching.readers.mixing import follow_convolution, note_convolution, note_product
 from regard.watching.readers.no_attention import ValueProduct, judged
 from regard.watching.readers.product_rebuilding import ProductRebuilding
-from regard.watching.readers.provenance import ADDED, Origins, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import trace_results
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import RunningModule, ThreadState
 
 CHOICES = frozenset({"topk", "gather", "sort", "index_select", "take_along_dim", "kthvalue", "__getitem__"})
 """The selecting functions of routers."""

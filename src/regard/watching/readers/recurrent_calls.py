@@ -11,14 +11,14 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.tensors.torch_private import DisableTorchFunction
 from regard.watching.cache_argument import cache_in
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.kept_recurrence import LABELS, Factored, Finish, RecurrentRebuilding, Shared, kept_recurrence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import copied
 from regard.watching.readers.convolution_calls import convolution_of
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.traced_calls import after
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 UNSEEN = "it begins with a state of earlier positions, which this watch has not seen: the map has these keys alone"
 

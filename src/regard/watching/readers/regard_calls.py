@@ -10,15 +10,15 @@ from regard.functional import Attended, attention
 from regard.kernels.base import Call
 from regard.maps.sources.call import source_of_call
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors
 from regard.watching.kept.rebuilding import CallRebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.origins.provenance import Origins
 from regard.watching.readers.functions import Args, Func, Kwargs
-from regard.watching.readers.provenance import Origins
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,6 @@ from regard.errors import ShapeError
 from regard.functional import make_call
 from regard.kernels.base import Call
 from regard.tensors.guards import autocast_of
-from regard.watching.hooks.observed_call import CallVectors, ObservedCall, Reading
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.factors import Factors, masked
 from regard.watching.kept.mask_reading import GivenMask
@@ -24,10 +22,12 @@ from regard.watching.kept.rebuilding import CallRebuilding, Rebuilding
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.saved_tensor import SavedTensor
 from regard.watching.kept.saved_values import OutputOf, ValuesOf, saved_values
+from regard.watching.origins.provenance import Origins, Stream
 from regard.watching.readers.functions import Args, Func, Kwargs
 from regard.watching.readers.head_axes import AS_DOCUMENTED, Heads, documented_heads, folded_heads, inferred_heads
 from regard.watching.readers.kernel_lse import KernelLse, decided, run_with_lse, sdpa_arguments
-from regard.watching.readers.provenance import Origins, Stream
+from regard.watching.running.observed_call import CallVectors, ObservedCall, Reading
+from regard.watching.running.thread_state import ThreadState
 
 
 @dataclass(slots=True, eq=False)

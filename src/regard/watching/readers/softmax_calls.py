@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.tensors.torch_private import counted_version
-from regard.watching.hooks.thread_state import ThreadState
-from regard.watching.readers.axes import reduced_dims
+from regard.watching.origins.axes import reduced_dims
+from regard.watching.origins.provenance import ADDED, MULTIPLIED, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.contractions import Contraction
 from regard.watching.readers.functions import Args, Func, Kwargs, name_of
 from regard.watching.readers.product_calls import attended
-from regard.watching.readers.provenance import ADDED, MULTIPLIED, SoftmaxOrigin, Trace, is_learned
 from regard.watching.readers.traced_calls import after, observe_followed, trace_results
+from regard.watching.running.thread_state import ThreadState
 
 
 @after

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from regard.tensors.torch_private import viewed
-from regard.watching.hooks.observed_call import KeysChosen
-from regard.watching.hooks.thread_state import ThreadState
 from regard.watching.kept.mask_reading import HIDDEN
-from regard.watching.readers.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
+from regard.watching.origins.axes import MOVES, REDUCTIONS, SAME_NUMBERS, followed
+from regard.watching.origins.provenance import Trace
 from regard.watching.readers.functions import Args, Func, Kwargs, is_in_place, name_of
-from regard.watching.readers.provenance import Trace
+from regard.watching.running.observed_call import KeysChosen
+from regard.watching.running.thread_state import ThreadState
 
 FOLLOWED = frozenset({
     "add", "contiguous", "clone", "to", "float", "half", "bfloat16", "type_as", "reshape", "flatten", "repeat",

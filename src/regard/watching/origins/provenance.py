@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.call.shapes import Sort
 from regard.tensors.torch_private import counted_version, viewed
-from regard.watching.readers.axes import AxisNumber
+from regard.watching.origins.axes import AxisNumber
 
 Kind = Literal["weights", "logs", "exponentials", "sums", "spread", "output"]
 

@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import FunctionError
 from regard.tensors.guards import function_mode, function_modes
 from regard.tensors.torch_private import graph_task_id, pop_function_mode, push_function_mode
-from regard.watching.hooks.interceptor import Interceptor
-from regard.watching.hooks.module_kinds import may_run_fused
-from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.kept.sequences import Moment
-from regard.watching.readers.provenance import SoftmaxOrigin, Traces
+from regard.watching.origins.provenance import SoftmaxOrigin, Traces
+from regard.watching.running.interceptor import Interceptor
+from regard.watching.running.module_kinds import may_run_fused
+from regard.watching.running.observed_call import KeysChosen, ObservedCall
 
 
 class RunningModule:

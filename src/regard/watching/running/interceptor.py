@@ -8,8 +8,8 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.tensors.torch_private import is_compiled
-from regard.watching.hooks.observed_call import KeysChosen, ObservedCall
 from regard.watching.kept.sequences import Moment
+from regard.watching.running.observed_call import KeysChosen, ObservedCall
 
 
 class Interceptor:

@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache, cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
@@ -121,6 +122,24 @@ def circles(graph: Graph) -> list[list[str]]:
         if file not in order:
             visit(file)
     return found
+
+
+def folders(graph: Graph) -> Graph:
+    """The folders of each folder, with the ones beside it that it imports from."""
+    of_file = {name: name.split(".") for name in graph}
+    packages = {".".join(parts[:depth]) for parts in of_file.values() for depth in range(1, len(parts))}
+    found: dict[str, set[str]] = {package: set() for package in packages}
+    for file, others in graph.items():
+        for other in others:
+            parted = zip(accumulate(of_file[file], _dotted), accumulate(of_file[other], _dotted), strict=False)
+            one, another = next(((a, b) for a, b in parted if a != b), ("", ""))
+            if one in packages and another in packages:
+                found[one].add(another)
+    return {package: frozenset(others) for package, others in found.items()}
+
+
+def _dotted(package: str, name: str) -> str:
+    return f"{package}.{name}"
 
 
 def private_reads(files: Mapping[str, ast.Module]) -> list[str]:

@@ -15,7 +15,7 @@ from regard.models import RNNConfig, RNNSeq2Seq
 from regard.selection import last_query
 from regard.views import Example, Map, page
 from regard.watching import head_table, rollout
-from regard.watching.hooks.module_hooks import this_thread
+from regard.watching.hooks.this_thread import this_thread
 
 B, W, H, T, D = 3, 4, 2, 6, 5
 LAYOUTS = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import NotSeenError
-from regard.watching.hooks.module_hooks import KERNELS
+from regard.watching.readers.kernel_arguments import KERNELS
 from tests import ROOT
 from tests.inspection import kernel_stand_ins as stand_ins
 

@@ -12,8 +12,6 @@ import regard
 from regard.errors import NotSeenError, ShapeError
 from regard.maps.sources.convolution import Convolution
 from regard.watching import compare, head_table, relevance, rollout
-from regard.watching.hooks.module_hooks import RECURRENCES
-from regard.watching.readers.recurrent_calls import CONVOLUTIONS, READERS
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -204,10 +202,6 @@ def test_several_scans_of_one_module_are_no_layers() -> None:
     del sys.modules[home.__name__]
     assert len(seen) == 0
     assert "one of several recurrences of a module" in str(seen.report())
-
-
-def test_every_function_that_is_replaced_has_a_reader() -> None:
-    assert {*RECURRENCES, "forward"} == {*READERS, *CONVOLUTIONS}
 
 
 ANALYSES: dict[str, Any] = {

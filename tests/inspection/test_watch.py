@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
-from regard.watching.hooks.module_hooks import this_thread
 from regard.watching.hooks.observers import FUNCTIONS
+from regard.watching.hooks.this_thread import this_thread
 from regard.watching.kept import factors as factors_module
 from regard.watching.readers import kernel_lse as lse_module
 from regard.watching.watch import Seen

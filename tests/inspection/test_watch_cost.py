@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 import regard
 from regard.errors import OverwrittenError
 from regard.tensors.reused_memory import Arena
-from regard.watching.hooks.module_hooks import this_thread
+from regard.watching.hooks.this_thread import this_thread
 from regard.watching.kept.saved_tensor import LARGE
 from regard.watching.readers.kernel_lse import KERNELS, KernelLse, run_with_lse
 

@@ -19,7 +19,7 @@ from regard.kernels.base import Call
 from regard.lazy import Displayed
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
-from regard.watching.hooks.module_hooks import OpenThreads
+from regard.watching.hooks.open_threads import OpenThreads
 from regard.watching.kept.evidence import Evidence
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import CallSequence, Moment, Sequences

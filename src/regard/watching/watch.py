@@ -13,7 +13,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indexing import is_integer
 from regard.maps.sources.summary import Summarize
 from regard.watching.generations import OfRuns, joined_map, separate
-from regard.watching.hooks.module_hooks import OpenThreads
+from regard.watching.hooks.open_threads import OpenThreads
 from regard.watching.kept.retention import RetentionPolicy, Where
 from regard.watching.module_names import Names, chooser, modules_of, not_seen
 from regard.watching.observed import Observed, Record

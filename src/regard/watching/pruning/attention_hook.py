@@ -10,7 +10,8 @@ from regard.errors import ArgumentError, FunctionError, NotSeenError
 from regard.maps.attention_map import AttentionMap
 from regard.watching.cache_argument import cache_in
 from regard.watching.handed_back import KeepKeys, KeepTokens, OnAttention
-from regard.watching.hooks.module_hooks import OpenThreads, this_thread
+from regard.watching.hooks.open_threads import OpenThreads
+from regard.watching.hooks.this_thread import this_thread
 from regard.watching.kept.output_gradients import ITSELF
 from regard.watching.kept.retention import RetentionPolicy
 from regard.watching.kept.sequences import Moment

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -280,20 +280,33 @@ def _engine_form(given: Given, module: Any, kind: str) -> KernelForm:
 ReadKernel = Callable[[Given, Any], KernelCall]
 """From the arguments by name and the result of a function to the call."""
 
-READERS: dict[str, ReadKernel] = {
-    **dict.fromkeys((
-        "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func",
-        "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func",
-    ), _flash),
-    "flash_attn_with_kvcache": _flash_cached,
-    **dict.fromkeys((
-        "memory_efficient_attention", "memory_efficient_attention_forward",
-        "memory_efficient_attention_forward_requires_grad",
-    ), _xformers),
-    "varlen_attn": _varlen,
-    "forward": _engine,
-}  # fmt: skip
-"""The readers of functions, by name; `forward` is that of TransformerEngine's module."""
+
+class KernelFunction(NamedTuple):
+    """The parameters that tell a kernel's function from others of its name, and its reader."""
+
+    takes: frozenset[str]
+    read: ReadKernel
+
+
+KERNELS = {
+    name: KernelFunction(frozenset(takes.split()), read)
+    for name, takes, read in (
+        ("flash_attn_func", "q k v", _flash),
+        ("flash_attn_qkvpacked_func", "qkv", _flash),
+        ("flash_attn_kvpacked_func", "q kv", _flash),
+        ("flash_attn_varlen_func", "q k v cu_seqlens_q", _flash),
+        ("flash_attn_varlen_qkvpacked_func", "qkv cu_seqlens", _flash),
+        ("flash_attn_varlen_kvpacked_func", "q kv cu_seqlens_q", _flash),
+        ("flash_attn_with_kvcache", "q k_cache v_cache", _flash_cached),
+        ("memory_efficient_attention", "query key value attn_bias", _xformers),
+        ("memory_efficient_attention_forward", "query key value attn_bias", _xformers),
+        ("memory_efficient_attention_forward_requires_grad", "query key value attn_bias", _xformers),
+        ("varlen_attn", "query key value cu_seq_q", _varlen),
+    )
+}
+"""The functions of attention kernels by name."""
+ENGINE = KernelFunction(frozenset({"query_layer", "key_layer", "value_layer", "qkv_format"}), _engine)
+"""The forward of TransformerEngine's `DotProductAttention`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -311,18 +324,18 @@ class UnreadKernel(ObservedCall):
         return CallVectors(None, None, None)
 
 
-def observe_kernel(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def observe_kernel(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Run a kernel's function, and hand it to the thread's watches as one call."""
     thread.is_reading = True  # The parts of a kernel are no calls of the model.
     try:
         result = func(*args, **kwargs)
     finally:
         thread.is_reading = False
-    thread.try_to(_give, thread, func, args, kwargs, result)
+    thread.try_to(_give, read, thread, func, args, kwargs, result)
     return result
 
 
-def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
+def _give(read: ReadKernel, thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: Any) -> None:
     function = func.func if isinstance(func, partial) else func
     of: Signature = signature(func)
     bound = of.bind(*args, **kwargs)
@@ -331,7 +344,7 @@ def _give(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs, result: A
     given = Given(function.__name__, bound.arguments, defaults)
     try:
         with DisableTorchFunction():
-            call = READERS[function.__name__](given, result)
+            call = read(given, result)
             given.require_read()
     except ArgumentError as error:
         thread.give(UnreadKernel(given.function, error))

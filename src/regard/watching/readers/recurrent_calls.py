@@ -142,7 +142,7 @@ def _softplus(step: Tensor, bias: Tensor | None, is_soft: bool | None) -> Tensor
     return torch.nn.functional.softplus(step) if is_soft else step
 
 
-def _lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
+def read_lightning(given: dict[str, Any], state: Tensor | None, result: Any) -> RecurrentCall:
     """MiniMax's lightning attention, a module: its queries, keys and values are made again from its input."""
     module, x, mask = given["self"], given["hidden_states"], given.get("attention_mask")
     made = module.act_fn(module.qkv_proj.forward(x))  # (not by a call of the module, which the watch would see)
@@ -226,15 +226,16 @@ READERS: dict[str, ReadCall] = {
     "mamba2_selective_state_update": _one_step,
     "mamba_selective_scan": _selective_scan,
     "mamba_selective_state_update": _selective_step,
-    "forward": _lightning,
     **{f"{way}_{name}": reader for name, reader in _FLA.items() for way in ("chunk", "fused_recurrent")},
 }
-"""The readers of functions, by name; `forward` is that of a module of lightning attention."""
+"""The readers of the recurrences of transformers and fla, by name."""
 CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+LIGHTNING = ("slope_rate", "diagonal_decay", "qkv_proj", "act_fn", "output_gate", "norm", "out_proj")
+"""The attributes of a module of lightning attention, which makes its recurrence in its own forward."""
 
 
-def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """Run a function of `READERS`, and hand it to the thread's watches as one call."""
+def observe_recurrence(read: ReadCall | None, thread: ThreadState, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """Run a function, and hand it to the thread's watches as one call; without a reader it is a convolution."""
     given = signature(func).bind(*args, **kwargs).arguments
     given |= given.pop("kwargs", {})
     written, cache = given.get("state", given.get("conv_state")), cache_in(given)
@@ -247,19 +248,21 @@ def observe_recurrence(thread: ThreadState, func: Func, args: Args, kwargs: Kwar
         result = func(*args, **kwargs)
     finally:
         thread.hide(was_hidden)
-    thread.try_to(_give, thread, func.__name__, given, state, result)
+    thread.try_to(_give, read, thread, given, state, result)
     return result
 
 
-def _give(thread: ThreadState, name: str, given: dict[str, Any], state: Tensor | None, result: Any) -> None:
+def _give(
+    read: ReadCall | None, thread: ThreadState, given: dict[str, Any], state: Tensor | None, result: Any
+) -> None:  # fmt: skip
     frame = thread.innermost()
     thread.traces.follow(result if isinstance(result, Tensor) else result[0], *given.values())
-    if name in CONVOLUTIONS:
+    if read is None:
         if frame is not None:
             frame.convolutions.append(convolution_of(given, state, result))
         return
     with DisableTorchFunction():
-        call = READERS[name](given, state, result)
+        call = read(given, state, result)
     thread.give(call)
     if frame is not None:
         frame.scans += 1

@@ -1,0 +1,141 @@
+"""The functions of other packages that are observed by their names: each is replaced where the model finds it.
+
+The tables of names belong to the readers.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from inspect import signature, unwrap
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from regard.tensors.guards import is_compiling
+from regard.watching.hooks.this_thread import known_thread
+from regard.watching.readers.kernel_arguments import ENGINE, KERNELS, observe_kernel
+from regard.watching.readers.recurrent_calls import (
+    CONVOLUTIONS,
+    LIGHTNING,
+    READERS,
+    ReadCall,
+    observe_recurrence,
+    read_lightning,
+)
+from regard.watching.readers.traced_calls import FunctionObserver
+
+_lock = threading.RLock()
+PASSED_BY = frozenset(
+    {*sys.stdlib_module_names, "torch", "transformers", "numpy", "scipy", "sympy", "triton", "regard"}
+)
+"""Packages whose other modules hold no kernel of a third one: there are some thousand of these."""
+
+Home = tuple[Any, str]
+"""A Python module, a class or a module of the model, and the name of a function of it."""
+_replaced: dict[Home, tuple[Callable[..., Any], int]] = {}
+"""By place, the function that was there, and how many open watches replaced it."""
+
+
+def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserver]]:
+    """The places of the functions that these modules may call, each with its observer."""
+    modules = list(modules)
+    kinds = {kind for one in modules for kind in type(one).__mro__}
+    homes = [sys.modules.get(home) for home in {kind.__module__ for kind in kinds}]
+    recurrences: dict[str, ReadCall | None] = {**READERS, **dict.fromkeys(CONVOLUTIONS)}
+    found = {(home, name): read for home in homes for name, read in recurrences.items() if hasattr(home, name)}
+    lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
+    owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
+    found |= {(owner, "forward"): read_lightning for owner in owners}
+    yield from ((home, partial(observe_recurrence, read)) for home, read in found.items())
+    engines = [kind for kind in kinds if _takes(vars(kind).get("forward"), ENGINE.takes)]
+    yield from (((kind, "forward"), partial(observe_kernel, ENGINE.read)) for kind in engines)
+    yield from _kernels(modules)
+
+
+def _kernels(modules: list[nn.Module]) -> list[tuple[Home, FunctionObserver]]:
+    """The places of all kernels, under any name of a Python module or of a module of the model."""
+    names = list(sys.modules)
+    packages = {name for name in names if "flash" in name or "xformers" in name or "varlen" in name}
+    public = [(getattr(sys.modules[name], one, None), kernel) for name in packages for one, kernel in KERNELS.items()]
+    known = {id(_itself(function)): kernel for function, kernel in public if _takes(function, kernel.takes)}
+    if not known:
+        return []
+    others = (name for name in names if name.partition(".")[0] not in PASSED_BY)
+    owners = [*map(sys.modules.get, {*packages, *others}), *modules]
+    return [
+        ((owner, place), partial(observe_kernel, known[id(_itself(one))].read))
+        for owner in owners
+        for place, one in list(getattr(owner, "__dict__", {}).items())
+        # Of ten thousand values, most are told by their type.
+        if type(one) in CALLABLE and id(_itself(one)) in known
+    ]
+
+
+CALLABLE = frozenset({FunctionType, partial})
+
+
+def _itself(value: object) -> object:
+    """A function without what wraps it or applies a part of it."""
+    value = value.func if type(value) is partial else value
+    return unwrap(value) if callable(value) else value
+
+
+def _takes(function: Any, parameters: frozenset[str]) -> bool:
+    return type(function) is FunctionType and parameters <= set(signature(function).parameters)
+
+
+def replace_functions(modules: Iterable[nn.Module]) -> list[Home]:
+    """Replace the functions that modules may call; return their places."""
+    found = []
+    with _lock:
+        for home, observe in _places(modules):
+            owner, name = home
+            original, users = _replaced.get(home, (getattr(owner, name), 0))
+            if not users:
+                setattr(owner, name, _observing(original, observe))
+            _replaced[home] = original, users + 1
+            found.append(home)
+    return found
+
+
+def put_functions_back(places: Iterable[Home]) -> None:
+    """Put the functions back that no other open watch needs."""
+    with _lock:
+        for home in places:
+            original, users = _replaced.pop(home)
+            if users > 1:
+                _replaced[home] = original, users - 1
+            else:
+                setattr(*home, original)
+
+
+def late_kernels(modules: Iterable[nn.Module]) -> list[str]:
+    """The kernels that were loaded since the functions were replaced. A name that a module took from its package since
+    then has what stood there, and gets the function itself."""
+    found = []
+    with _lock:
+        for (owner, name), _ in _kernels(list(modules)):
+            value = getattr(owner, name)
+            if (owner, name) in _replaced:
+                continue
+            if (original := getattr(value, "observed", None)) is not None:
+                setattr(owner, name, original)
+            else:
+                found.append(f"{name} of {getattr(owner, '__name__', type(owner).__name__)}")
+    return found
+
+
+def _observing(original: Callable[..., Any], observe: FunctionObserver) -> Callable[..., Any]:
+    function = original.func if isinstance(original, partial) else original
+
+    @wraps(function)
+    def observing(*args: Any, **kwargs: Any) -> Any:
+        thread = None if is_compiling() else known_thread()
+        if thread is None or not thread.watches or thread.is_reading:
+            return original(*args, **kwargs)
+        return observe(thread, original, args, kwargs)
+
+    observing.observed = original  # type: ignore[attr-defined]
+    return observing

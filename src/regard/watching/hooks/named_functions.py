@@ -46,7 +46,7 @@ def _places(modules: Iterable[nn.Module]) -> Iterator[tuple[Home, FunctionObserv
     recurrences: dict[str, ReadCall | None] = {**READERS, **dict.fromkeys(CONVOLUTIONS)}
     found = {(home, name): read for home in homes for name, read in recurrences.items() if hasattr(home, name)}
     lightning = {type(one) for one in modules if all(hasattr(one, name) for name in LIGHTNING)}
-    owners = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
+    owners: set[Any] = {next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in lightning}
     found |= {(owner, "forward"): read_lightning for owner in owners}
     yield from ((home, partial(observe_recurrence, read)) for home, read in found.items())
     engines = [kind for kind in kinds if _takes(vars(kind).get("forward"), ENGINE.takes)]

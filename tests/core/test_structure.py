@@ -13,11 +13,12 @@ import regard
 from tests import forked
 from tests.core import house
 
-# Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 76_350
-MOST_LINES_OF_THE_LIBRARY = 50_630  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 68_420
-LONGEST_FILE = 420
+# Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
+# raises them by what it needs, with its reason beside the number.
+MOST_LINES = 75_573
+MOST_LINES_OF_THE_LIBRARY = 50_624  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 68_079
+LONGEST_FILE = 417
 MOST_ROOMS, MOST_ARROWS = 23, 120
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]

@@ -98,7 +98,6 @@ def test_without_the_package_ours_searches_and_says_nothing(
         (("--terms", "{terms}"), "CTranslate2 forces no terms (--terms)"),
         (("--ensemble", "{run}"), "CTranslate2 searches for one run (--ensemble)"),
         (("--length-reward", "0.3"), "CTranslate2 has no length reward (--length-reward)"),
-        (("--simultaneous",), "CTranslate2 does not translate word by word (--simultaneous)"),
     ],
 )
 def test_what_it_lacks_goes_by_ours_and_one_line_says_so(

@@ -25,9 +25,6 @@ from regard.tasks.training.reporting.events import Event, Validated
 from regard.tasks.translation import remember
 from regard.tasks.translation.corpus import own_corpus
 from regard.tasks.translation.options import Request
-from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
-from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
-from regard.tasks.translation.simultaneous.policies import WaitK
 from regard.tasks.translation.tune import tune
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, small_config, with_fit, write_pairs
@@ -247,19 +244,9 @@ def test_the_limit_is_a_lines_own(endless: Translator, beam: Beam) -> None:
     assert bad.problem == "a prefix of 41 tokens, and the model writes 7 at most"
 
 
-def test_so_is_that_of_words_that_come_one_by_one(endless: Translator) -> None:
-    interpreter = Interpreter(endless, WaitK(1), max_length=99)
-    begun = [Interpreted(read=("we",), tokens_read=(1,)), Interpreted(read=tuple(LONG.split()), tokens_read=(16,))]
-    (alone,), (beside, _) = interpreter.finish(begun[:1]), interpreter.finish(begun)
-    assert alone == beside
-    assert alone.is_cut_off
-    assert len(alone.tokens) == 2 * 2 + 50
-
-
 def test_evaluate_counts_cut_translations(endless: Translator) -> None:
     pairs = [(SHORT, "on voit"), ("they see two", "elles en voient deux")]
     assert endless.evaluate(pairs, beam=Beam(1), max_length=9).cut_off == 2
-    assert evaluate_interpreter(Interpreter(endless, WaitK(1)), pairs).cut_off == 2
 
 
 def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path) -> None:

@@ -216,8 +216,6 @@ def test_the_command_line(
             ["--length-reward", "0.5", "--engine", "ctranslate2"],
             "--engine ctranslate2 has no length reward: leave out --length-reward",
         ),
-        (["--length-reward", "0.5", "--simultaneous"], "leave out --length-reward"),
-        (["--reverse", "{back}", "--simultaneous"], "leave out --reverse"),
     ],
 )
 @pytest.mark.parametrize("command", ["translate", "evaluate"])

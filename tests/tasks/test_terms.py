@@ -213,7 +213,6 @@ def test_the_command(run: Path, call: Call, tmp_path: Path) -> None:
     [
         (["--terms", "{bad}"], "bad:1: expected a term, a tab and its translation, got b'cat minou'"),
         (["--terms", "{none}"], "--terms: "),
-        (["--terms", "{bad}", "--simultaneous"], "--simultaneous writes word by word, greedily: leave out --terms"),
         (["--terms", "{bad}", "--vocabulary", "{bad}"], "--terms may have words that --vocabulary leaves out"),
     ],
 )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 OWN = "regard"
 LACKS: Mapping[str, str] = {
-    "--simultaneous": "does not translate word by word",
-    "--try-heads": "does not translate word by word",
     "--ensemble": "searches for one run",
     "--memory": "has no memory",
     "--vocabulary": "keeps to no vocabulary",

@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from regard.cli.engines import SearchCommand
-from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require_task
 from regard.tasks.exports.formats import Engine, SearchPrecision
@@ -15,14 +14,6 @@ from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
-
-FOR_LINES = (
-    *("--data-format", "--output", "--resume", "--overwrite", "--beam", "--nbest", "--length-penalty"),
-    *("--length-reward", "--reverse"),
-    *("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--prefix", "--prefix-column"),
-    *("--vocabulary", "--workers"),
-)
-"""The flags without a meaning for --simultaneous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +93,8 @@ class TranslateCommand(SearchCommand):
     """threads of CTranslate2, each with a batch of its own; unless given, one for each core."""
     verbose: bool = False
     """say on standard error which engine searches, where and why; a file is always begun so."""
-    simultaneous: bool = False
-    """translate words as they come, and print each word as soon as it is safe."""
-    frames: int | None = None
-    """with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2 unless
-    given."""
-    wait_k: int | None = None
-    """with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k)."""
 
     def check(self) -> None:
-        refuse_policy(simultaneous=self.simultaneous, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         self._refuse_places()
         size, nbest, workers = self.size, self.nbest, self.workers
@@ -135,14 +118,8 @@ class TranslateCommand(SearchCommand):
 
     def _refuse_contradictions(self) -> None:
         sentences, output, resume, overwrite = self.sentences, self.output, self.resume, self.overwrite
-        word_by_word, unused = self.simultaneous, "".join(self.given(*FOR_LINES)[:1])
-        users = ("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--simultaneous")
+        users = ("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown")
         refuse_first(
-            (word_by_word and unused != "", f"--simultaneous writes word by word, greedily: leave out {unused}"),
-            (
-                word_by_word and self.names_alignment and self.wait_k is not None,
-                "--wait-k looks at no attention: leave out --alignment-layer and --alignment-head",
-            ),
             (bool(sentences and self.input), "a sentence and --input were both given: give one of them"),
             (bool(sentences and output), "--output is for many lines: give --input, not a sentence"),
             (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),

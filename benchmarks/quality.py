@@ -6,8 +6,7 @@
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best. `regard remember` makes a memory of the training text, and the run is scored with
-it too.
+translates the validation set best.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text import dates
 from regard.tasks.training.bleu import bleu
 from regard.tasks.training.metrics import chrf, exact_match
-from regard.tasks.translation.memory_file import FILE
 
 Lines = list[str]
 QUIET = "--log-every 50 --pictures 0"
@@ -161,14 +159,10 @@ def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> tup
     for some in [*([run] for run in runs), *together]:
         trained = [json.loads(line) for line in (some[0] / "metrics.jsonl").read_text().splitlines()]
         steps = f"{max(record['step'] for record in trained):,}" if len(some) == 1 else ""
-        for memories in ([], [run / FILE for run in some]):
-            if not all(file.exists() for file in memories):
-                continue
-            translator = Translator.load(some[0], ensemble=some[1:], memories=memories)
-            kept = some[0] / f"test-{len(some)}{'-memory' if memories else ''}.txt"
-            cells, signatures = test.scores(translator, kept)
-            what = some[0].name if len(some) == 1 else f"{len(some)} runs together"
-            rows.append(f"| {what}{', with memories' if memories else ''} | {steps} | {cells} |")
+        translator = Translator.load(some[0], ensemble=some[1:])
+        cells, signatures = test.scores(translator, some[0] / f"test-{len(some)}.txt")
+        what = some[0].name if len(some) == 1 else f"{len(some)} runs together"
+        rows.append(f"| {what} | {steps} | {cells} |")
     command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name, 0))
     said = f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5. The first run: `{command}`."
     return rows, [said, f"Signatures: {signatures}."]
@@ -200,8 +194,7 @@ def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
     for seed, run in enumerate([] if only_score else runs):
-        chosen, remembered = ["regard", "choose", str(run), "--by", "bleu"], ["regard", "remember", str(run)]
-        for command in (train_command(recipe, corpus, run, seed), chosen, remembered):
+        for command in (train_command(recipe, corpus, run, seed), ["regard", "choose", str(run), "--by", "bleu"]):
             subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
     typed = f"python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}"
     put(name, recipe.title, typed, *report(name, recipe, corpus, runs))

@@ -196,7 +196,6 @@ COMMANDS = {
     "score": ("--data",),
     "align": ("--data",),
     "tune": ("--beam", "2", "--valid"),
-    "remember": ("--overwrite", "--data"),
 }
 
 

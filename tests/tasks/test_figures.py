@@ -22,7 +22,6 @@ from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.bleu import bleu, bleu_caution, fitting_tokenizer
 from regard.tasks.training.reporting.events import Event, Validated
-from regard.tasks.translation import remember
 from regard.tasks.translation.corpus import own_corpus
 from regard.tasks.translation.options import Request
 from regard.tasks.translation.tune import tune
@@ -282,19 +281,6 @@ def test_generate_counts_texts_without_their_end(call: Call, tmp_path: Path) -> 
 
 
 # -- advice --------------------------------------------------------------------------------------------------------
-
-
-def test_a_memory_that_makes_the_loss_worse_is_not_recommended(
-    call: Call, translations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose = remember.choose_vote
-    for gain, advice in ((0.1, "use it: regard translate"), (0.0, "leave it out"), (-0.1, "leave it out")):
-        figures = {"without": 2.0, "with": 2.0 - gain}
-        monkeypatch.setattr(remember, "choose_vote", lambda *given, told=figures: (choose(*given)[0], told))
-        status, _, err = call(
-            "remember", str(translations), "--out", str(tmp_path / "memory"), "--overwrite", "--device", "cpu"
-        )
-        assert (status, err.splitlines()[-1].startswith(advice)) == (0, True)
 
 
 def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,16 +198,9 @@ def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest)
     assert (status, err.splitlines()[-1].partition("; tried")[0].partition(": ")[2]) == (0, "no findings")
 
 
-def test_pairs_are_remembered_and_tuned_by(bart: Path, call: Call, tmp_path: Path) -> None:
+def test_pairs_are_tuned_by(bart: Path, call: Call, tmp_path: Path) -> None:
     (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    of, expected = ("--valid", str(data), "--device", "cpu"), of_pairs(bart, PAIRS)
-    out = str(tmp_path / "memory.safetensors")
-    status, _, err = call("remember", str(bart), "--data", str(data), "--out", out, *of)
-    assert status == 0, err
-    assert err.startswith(f"{sum(n for _, n in expected)} places of text are in")
-    loss = float(err.partition(" with it, ")[2].partition(" without")[0])
-    assert loss == pytest.approx(-sum(log for log, _ in expected) / sum(n for _, n in expected), abs=2e-4)
-    status, out, err = call("tune", str(bart), "--beam", "2", *of)
+    status, out, err = call("tune", str(bart), "--beam", "2", "--valid", str(data), "--device", "cpu")
     assert status == 0, err
     (bleu,) = (line.split("\t")[0] for line in out.splitlines() if line.endswith("\tnone"))
     status, out, err = call("evaluate", str(bart), "--data", str(data), "--beam", "2", "--device", "cpu")

@@ -238,7 +238,6 @@ def test_what_does_not_go_together_is_refused(
         (["--valid", "nowhere.tsv"], "nowhere.tsv"),
         (["--reverse", "nowhere"], "nowhere"),
         (["--reverse", "{run}"], "is the run itself"),
-        (["--memory", "nowhere"], "nowhere"),
     ],
 )
 def test_tuning_refuses(

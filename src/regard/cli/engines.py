@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 OWN = "regard"
 LACKS: Mapping[str, str] = {
     "--ensemble": "searches for one run",
-    "--memory": "has no memory",
     "--vocabulary": "keeps to no vocabulary",
     "--terms": "forces no terms",
     "--length-reward": "has no length reward",

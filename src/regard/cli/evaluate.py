@@ -31,7 +31,7 @@ from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
     *("--beam", "--length-penalty", "--length-reward", "--reverse", "--reverse-weight", "--references", "--ensemble"),
-    *("--memory", "--alignment-data", "--engine", "--precision", "--max-length"),
+    *("--alignment-data", "--engine", "--precision", "--max-length"),
     "--bleu-tokenize",
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
@@ -54,8 +54,6 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """translation: files of references, one for each set; --data then has the sources alone."""
     ensemble: tuple[Path, ...] = ()
     """translation: other runs that translate together with `run`, as for `translate`."""
-    memory: tuple[Path, ...] = ()
-    """translation: files of `regard remember`, as for `translate`."""
     beam: int | None = None
     """translation: hypotheses kept while searching; 5 unless given."""
     length_penalty: float | None = None
@@ -106,7 +104,6 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
             require_task(one, TRANSLATION)
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
-        require_files(self.memory, setting="--memory")
         require_files([] if self.alignment_data is None else [self.alignment_data], setting="--alignment-data")
         self.engine_flags.refuse()
 

@@ -35,8 +35,8 @@ def evaluate(asked: Any) -> None:
     if task == TRANSLATION:
         search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     load: Any = TASKS[task].load
-    if asked.ensemble or asked.memory:
-        load = partial(Translator.load, ensemble=asked.ensemble, memories=asked.memory)
+    if asked.ensemble:
+        load = partial(Translator.load, ensemble=asked.ensemble)
     model = load(asked.run, device=asked.device)
     with telling() as tell:
         match model:

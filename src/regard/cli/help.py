@@ -56,14 +56,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
-    "remember": (
-        "regard remember runs/mine",
-        "regard translate runs/mine --memory runs/mine/memory.safetensors --input big.txt --output big.de",
-        "regard remember runs/mine --data more.tsv --out more.safetensors",
-    ),
     "tune": (
         "regard tune runs/en-fr --reverse runs/fr-en",
-        "regard tune runs/mine --valid valid.en valid.de --memory runs/mine/memory.safetensors",
+        "regard tune runs/mine --valid valid.en valid.de",
     ),
     "view": (
         'regard view runs/mine "a sentence" "another one" --out pictures',

@@ -33,9 +33,6 @@ class TranslateCommand(SearchCommand):
     ensemble: tuple[Path, ...] = ()
     """other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
     probabilities; alignments are those of `run`."""
-    memory: tuple[Path, ...] = ()
-    """files of `regard remember`, one for `run` or for each run of the ensemble: at each step the most similar places
-    of the text that they hold vote for the next token."""
     resume: bool = False
     """go on with an --output that was interrupted."""
     overwrite: bool = False
@@ -112,7 +109,6 @@ class TranslateCommand(SearchCommand):
         self.engine_flags.refuse()
         for run in (self.run, *self.ensemble):
             require_task(run, TRANSLATION)
-        require_files(self.memory, setting="--memory")
         for flag, path in (("--input", self.input), ("--vocabulary", self.vocabulary), ("--terms", self.terms)):
             require_files([] if path is None else [path], setting=flag)
 

@@ -37,7 +37,7 @@ from regard.tasks.translation.translator import WINDOW_LINES, Translator
 def translate(asked: Any) -> None:
     """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
-    translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
+    translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble)
     align = asked.alignment(translator.alignment)
     options = _options(asked, translator, align)
     translator.check_options(options)  # before the engine exports the model into the run folder

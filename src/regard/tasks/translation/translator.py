@@ -36,7 +36,6 @@ from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
 from regard.tasks.translation.forced_terms import force_terms
 from regard.tasks.translation.made_model import make_model
-from regard.tasks.translation.memory_file import give_memories
 from regard.tasks.translation.options import Request, TranslationOptions, Written, drafts_of
 from regard.tasks.translation.presenting import Present
 from regard.tasks.translation.pretrained import load_pretrained
@@ -68,7 +67,6 @@ class Translator(TranslationModel):
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
         ensemble: Sequence[Path | str] = (),
-        memories: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -78,20 +76,14 @@ class Translator(TranslationModel):
             checkpoint: the best or the last checkpoint of a run.
             ensemble: run folders whose models translate together with that of `folder`, by the mean of their
                 probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
-            memories: files of `regard remember`, at most one for each of these models, which it then asks at each step
-                (`regard.models.token_memory`).
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device, a run of the ensemble has other tokenizers, or a
-                memory was made by another model.
-            DataError: a memory is damaged.
+            ArgumentError: this machine does not have the device, a run of the ensemble has other tokenizers.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
         places = [folder, *ensemble]
         found = [_loaded(Path(one), device, checkpoint) for one in places]
-        if memories:
-            give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
         return _ensemble_of(places, found) if ensemble else found[0]
 
     def translate(

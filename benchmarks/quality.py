@@ -1,7 +1,7 @@
 """Train on a public corpus by the commands that users type, choose by validation BLEU, and score the test set once.
 
     python -m benchmarks.quality en-de FOLDER              train, choose and score in FOLDER/en-de; takes an hour or so
-    python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored, and all together as an ensemble
+    python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored
     python -m benchmarks.quality en-de FOLDER --score      score the runs that are there already
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
@@ -152,17 +152,14 @@ HEADER = (
 
 
 def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """A row of scores for each finished run and for all together, and the signatures."""
+    """A row of scores for each finished run, and the signatures."""
     test = TestSet(*recipe.test(corpus), recipe.languages[1])
-    together = [runs] if len(runs) > 1 else []
     rows, signatures = [], ""
-    for some in [*([run] for run in runs), *together]:
-        trained = [json.loads(line) for line in (some[0] / "metrics.jsonl").read_text().splitlines()]
-        steps = f"{max(record['step'] for record in trained):,}" if len(some) == 1 else ""
-        translator = Translator.load(some[0], ensemble=some[1:])
-        cells, signatures = test.scores(translator, some[0] / f"test-{len(some)}.txt")
-        what = some[0].name if len(some) == 1 else f"{len(some)} runs together"
-        rows.append(f"| {what} | {steps} | {cells} |")
+    for run in runs:
+        trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = f"{max(record['step'] for record in trained):,}"
+        cells, signatures = test.scores(Translator.load(run), run / "test.txt")
+        rows.append(f"| {run.name} | {steps} | {cells} |")
     command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name, 0))
     said = f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5. The first run: `{command}`."
     return rows, [said, f"Signatures: {signatures}."]

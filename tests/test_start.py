@@ -27,7 +27,6 @@ WITHOUT_TORCH = [
             "evaluate",
             "score",
             "choose",
-            "tune",
             "view",
             "measure",
             "atlas",

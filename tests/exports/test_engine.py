@@ -269,7 +269,6 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
     ("more", "message"),
     [
         (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no vocabulary: leave out --vocabulary"),
-        (["--terms", "{words}"], "--engine ctranslate2 forces no terms: leave out --terms"),
         (["--length-reward", "0.3"], "--engine ctranslate2 has no length reward: leave out --length-reward"),
         (["--precision", "int8", "--engine", "regard"], "--precision int8 is CTranslate2's"),
         (["--precision", "int8", "--engine", "ctranslate2", "--vocabulary", "{words}"], "leave out --vocabulary"),

@@ -198,16 +198,6 @@ def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest)
     assert (status, err.splitlines()[-1].partition("; tried")[0].partition(": ")[2]) == (0, "no findings")
 
 
-def test_pairs_are_tuned_by(bart: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    status, out, err = call("tune", str(bart), "--beam", "2", "--valid", str(data), "--device", "cpu")
-    assert status == 0, err
-    (bleu,) = (line.split("\t")[0] for line in out.splitlines() if line.endswith("\tnone"))
-    status, out, err = call("evaluate", str(bart), "--data", str(data), "--beam", "2", "--device", "cpu")
-    assert status == 0, err
-    assert table(out)["BLEU"] == bleu, out
-
-
 @pytest.mark.parametrize("of", ["gpt2", "bart"])
 @pytest.mark.parametrize("command", ["choose", "export"])
 def test_commands_of_our_runs_refuse_other_folders(

@@ -30,7 +30,7 @@ from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
-    *("--beam", "--length-penalty", "--length-reward", "--reverse", "--reverse-weight", "--references", "--ensemble"),
+    *("--beam", "--length-penalty", "--length-reward", "--references"),
     *("--alignment-data", "--engine", "--precision", "--max-length"),
     "--bleu-tokenize",
 )
@@ -52,18 +52,12 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """the test set: pairs or text, in the forms of --data-format."""
     references: tuple[Path, ...] = ()
     """translation: files of references, one for each set; --data then has the sources alone."""
-    ensemble: tuple[Path, ...] = ()
-    """translation: other runs that translate together with `run`, as for `translate`."""
     beam: int | None = None
     """translation: hypotheses kept while searching; 5 unless given."""
     length_penalty: float | None = None
     """translation: above 1 favours longer translations, below 1 shorter ones; as for `translate`."""
     length_reward: float | None = None
     """translation: what each token adds to the score of a translation, as for `translate`."""
-    reverse: Path | None = None
-    """translation: a translator of the other direction, as for `translate`."""
-    reverse_weight: float | None = None
-    """translation: how much that one counts, as for `translate`."""
     stride: int | None = None
     """language model: tokens that each block predicts; its others are context; half a block unless given."""
     singly: int | None = None
@@ -99,9 +93,7 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
         self._refuse_contradictions()
         refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
         refuse_first(below("--max-length", self.max_length))
-        self.ranking.refuse(self.run, self.size)
-        for one in self.ensemble:
-            require_task(one, TRANSLATION)
+        self.ranking.refuse(self.size)
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
         require_files([] if self.alignment_data is None else [self.alignment_data], setting="--alignment-data")

@@ -35,8 +35,6 @@ def evaluate(asked: Any) -> None:
     if task == TRANSLATION:
         search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     load: Any = TASKS[task].load
-    if asked.ensemble:
-        load = partial(Translator.load, ensemble=asked.ensemble)
     model = load(asked.run, device=asked.device)
     with telling() as tell:
         match model:
@@ -50,7 +48,7 @@ def evaluate(asked: Any) -> None:
 
 
 def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
+    aligned = list[ScoreRow]()
     reader = _judged(asked)
     judged: list[Any] = list(reader)  # read once: it may be a pipe
     if asked.alignment_data is not None:
@@ -61,7 +59,6 @@ def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: 
         found = model.evaluate(
             judged,
             beam=asked.search,
-            reverse=reverse,
             max_length=asked.max_length,
             bleu_tokenize=asked.bleu_tokenize,
             tell=tell,

@@ -56,10 +56,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
-    "tune": (
-        "regard tune runs/en-fr --reverse runs/fr-en",
-        "regard tune runs/mine --valid valid.en valid.de",
-    ),
     "view": (
         'regard view runs/mine "a sentence" "another one" --out pictures',
         "regard view gpt2 --input text.txt --layers 0 -1 --out page.html",

@@ -30,14 +30,13 @@ from regard.tasks.translation.bulk.lines import (
 from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
-from regard.tasks.translation.terms import Terms, read_terms
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 
 def translate(asked: Any) -> None:
     """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
-    translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble)
+    translator = Translator.load(asked.run, device=asked.device)
     align = asked.alignment(translator.alignment)
     options = _options(asked, translator, align)
     translator.check_options(options)  # before the engine exports the model into the run folder
@@ -54,8 +53,6 @@ def _options(asked: Any, translator: Translator, align: AlignmentOf) -> Translat
         max_target_length=asked.max_length,
         confidence=asked.confidence,
         keep_tags=asked.keep_tags,
-        terms=None if asked.terms is None else Terms(read_terms(asked.terms)),
-        reverse=asked.ranking.loaded(asked.device),
         labels=asked.alignments or asked.confidence,
     )
 
@@ -143,10 +140,6 @@ def _candidate_as_json(one: Candidate) -> dict[str, Any]:
         "tokens": one.labels,
         "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
     }
-    if one.terms is not None:
-        known["terms"] = [
-            {"source": term.source, "target": term.target, "tokens": [term.first, term.last]} for term in one.terms
-        ]
     if one.confidence is not None:
         probabilities, entropies, coverage, untranslated = one.confidence
         known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}

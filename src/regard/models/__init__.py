@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from regard.models.config import TransformerConfig as TransformerConfig
     from regard.models.decoder_only import DecoderOnly as DecoderOnly
     from regard.models.encoder_only import EncoderOnly as EncoderOnly
-    from regard.models.ensemble import Ensemble as Ensemble
     from regard.models.patches import Patches as Patches
     from regard.models.protocol import Seq2Seq as Seq2Seq
     from regard.models.protocol import Step as Step

@@ -10,14 +10,11 @@ from regard.kernels.base import Backend, Call
 from regard.kernels.flex import Flex
 from regard.kernels.fused import Fused
 from regard.kernels.reference import Reference
-from regard.kernels.short_sequences import SHORT_SEQUENCES
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, is_recorded, look
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
 """All backends by name, in the order of choice for `backend=None`."""
-WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
-"""Every registered implementation; contract tests compare each with the reference, "fused" with the best last."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:

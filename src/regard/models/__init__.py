@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
-    from regard.models.audio_frames import AudioFrames as AudioFrames
     from regard.models.config import DecoderOnlyConfig as DecoderOnlyConfig
     from regard.models.config import EncoderOnlyConfig as EncoderOnlyConfig
     from regard.models.config import RNNConfig as RNNConfig

@@ -192,8 +192,7 @@ class Transformer(nn.Module):
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
         Args:
-            source: token ids (B, S), or the input of the parts' `source`: features (B, M, 2 S) for `AudioFrames`.
-                Padding is never attended to.
+            source: token ids (B, S), or the input of the parts' `source`. Padding is never attended to.
             source_lengths: the number of source tokens in each sequence, at most S.
             target_input: the target shifted right; it starts with the begin token.
             loss: called instead of the output layer, with the input of that layer and the layer.

@@ -206,7 +206,7 @@ def test_commands_of_our_runs_refuse_other_folders(
     """They read models and ids that `regard train` wrote, so no other vocabulary comes to them."""
     folder, out = request.getfixturevalue(of), tmp_path / "exported"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    to = ("--to", "onnx", "--out", str(out)) if command == "export" else ("--by", "bleu")
+    to = ("--to", "ctranslate2", "--out", str(out)) if command == "export" else ("--by", "bleu")
     status, printed, err = call(command, str(folder), *to)
     assert (status, printed, err.count("\n")) == (2, "", 1)
     assert str(folder) in err

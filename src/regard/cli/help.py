@@ -79,7 +79,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",
-        "regard export runs/mine --to onnx --out mine-onnx",
+        "regard export runs/mine --to ctranslate2 --out mine-ct2",
     ),
     "demo": ("regard demo --out demo",),
 }

@@ -47,7 +47,7 @@ hypothesis.settings.load_profile("regard")
 
 # Without Triton its programs cannot be imported. To import numba's is to compile it, where it is new for ten seconds:
 # by each process at once, if that is done to look for examples. Neither has any.
-COMPILED = ("maps/loop/row_loop", "nn/dropout_loop", "kernels/short_attention_loop", "tensors/vector_code")
+COMPILED = ("maps/loop/row_loop", "tensors/vector_code")
 collect_ignore = [f"src/regard/{name}.py" for name in COMPILED]
 if not find_spec("triton"):
     collect_ignore += ["src/regard/maps/loop/triton_rows.py", "src/regard/call/scores/triton_additive.py"]

@@ -7,7 +7,6 @@ here; docs/design/choices.md has what each machine said.
 """
 
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 import regard
 from benchmarks.harness import Row, Run, compare, forward_backward, without_gradients
 from regard.kernels import fused_kernels, fused_plan
-from regard.kernels import short_sequences as kernel_of_short
 from regard.maps.loop import one_loop
 from regard.maps.statistics import tile_groups
 from regard.tasks.training import output_loss
@@ -54,19 +52,6 @@ def backward_in_float32() -> list[Row]:
         run = forward_backward(regard.attention, *vectors)
         other = 0 if length <= fused_kernels.SHORT else length
         rows.append(against(f"forward and backward in bf16, T = {length}", fused_kernels, "SHORT", other, run))
-    return rows
-
-
-def short_sequences() -> list[Row]:
-    """Training on short sequences by compiled code, or by torch's kernel; and by compiled code beyond LONGEST."""
-    rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for count, length in ((130, 15), (60, 32), (30, 64), (15, 128), (8, 256)):
-            vectors = [t.requires_grad_() for t in heads(length, count, dtype)]
-            run = forward_backward(partial(regard.attention, mask=regard.causal()), *vectors)
-            other = 0 if length <= kernel_of_short.LONGEST else length
-            what = f"{count} sequences of {length}, causal, {dtype}, with gradients"
-            rows.append(against(what, kernel_of_short, "LONGEST", other, run))
     return rows
 
 
@@ -130,7 +115,7 @@ def rows_of_a_product() -> list[Row]:
 def run() -> tuple[list[Row], list[str]]:
     torch.manual_seed(0)
     parts: tuple[Callable[[], list[Row]], ...] = (
-        backward_in_float32, short_sequences, blocks_of_queries, statistics, rows_of_a_product
+        backward_in_float32, blocks_of_queries, statistics, rows_of_a_product
     )  # fmt: skip
     rows = [row for part in parts for row in part()]
     return rows, [

@@ -1,13 +1,12 @@
 """Train on a public corpus by the commands that users type, choose by validation BLEU, and score the test set once.
 
     python -m benchmarks.quality en-de FOLDER              train, choose and score in FOLDER/en-de; takes an hour or so
-    python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored, and all together as an ensemble
+    python -m benchmarks.quality en-de FOLDER --seeds 3    three runs, each scored
     python -m benchmarks.quality en-de FOLDER --score      score the runs that are there already
 
 REGARD_DATA names the folder with the corpora (multi30k/, eng-fra/); `dates` makes its own. Nothing is chosen on the
 test set: a run keeps the models of its latest validations, `regard choose` takes the one, or the mean of several, that
-translates the validation set best. `regard remember` makes a memory of the training text, and the run is scored with
-it too.
+translates the validation set best.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from regard.tasks.generation.config import Beam
 from regard.tasks.text import dates
 from regard.tasks.training.bleu import bleu
 from regard.tasks.training.metrics import chrf, exact_match
-from regard.tasks.translation.memory_file import FILE
 
 Lines = list[str]
 QUIET = "--log-every 50 --pictures 0"
@@ -154,21 +152,14 @@ HEADER = (
 
 
 def report(name: str, recipe: Recipe, corpus: Path, runs: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """A row of scores for each finished run and for all together, and the signatures."""
+    """A row of scores for each finished run, and the signatures."""
     test = TestSet(*recipe.test(corpus), recipe.languages[1])
-    together = [runs] if len(runs) > 1 else []
     rows, signatures = [], ""
-    for some in [*([run] for run in runs), *together]:
-        trained = [json.loads(line) for line in (some[0] / "metrics.jsonl").read_text().splitlines()]
-        steps = f"{max(record['step'] for record in trained):,}" if len(some) == 1 else ""
-        for memories in ([], [run / FILE for run in some]):
-            if not all(file.exists() for file in memories):
-                continue
-            translator = Translator.load(some[0], ensemble=some[1:], memories=memories)
-            kept = some[0] / f"test-{len(some)}{'-memory' if memories else ''}.txt"
-            cells, signatures = test.scores(translator, kept)
-            what = some[0].name if len(some) == 1 else f"{len(some)} runs together"
-            rows.append(f"| {what}{', with memories' if memories else ''} | {steps} | {cells} |")
+    for run in runs:
+        trained = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = f"{max(record['step'] for record in trained):,}"
+        cells, signatures = test.scores(Translator.load(run), run / "test.txt")
+        rows.append(f"| {run.name} | {steps} | {cells} |")
     command = shlex.join(train_command(recipe, Path(recipe.corpus), Path("runs") / name, 0))
     said = f"Asked: {recipe.asked}. {len(test.references_of):,} test sentences, beam 5. The first run: `{command}`."
     return rows, [said, f"Signatures: {signatures}."]
@@ -200,8 +191,7 @@ def main(name: str, folder: Path, *, seeds: int, only_score: bool) -> None:
     recipe, runs = RECIPES[name], folders(name, folder, seeds)
     corpus = Path(os.environ["REGARD_DATA"]) / recipe.corpus
     for seed, run in enumerate([] if only_score else runs):
-        chosen, remembered = ["regard", "choose", str(run), "--by", "bleu"], ["regard", "remember", str(run)]
-        for command in (train_command(recipe, corpus, run, seed), chosen, remembered):
+        for command in (train_command(recipe, corpus, run, seed), ["regard", "choose", str(run), "--by", "bleu"]):
             subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
     typed = f"python -m benchmarks.quality {name} runs{f' --seeds {seeds}' if seeds > 1 else ''}"
     put(name, recipe.title, typed, *report(name, recipe, corpus, runs))

@@ -23,7 +23,7 @@ GROUND = ("errors", "lazy", "tensors", "version")
 ROOMS = {
     "files": ("safe files: atomic, locked, sealed, mapped into memory", "pass"),
     "call": ("what is asked: scores, masks, biases, rotary positions, normalizations; checks of shapes", "pass"),
-    "kernels": ("who computes it: the frozen call; fused kernels, tiles, FlexAttention, the reference", "compute"),
+    "kernels": ("who computes it: the frozen call; fused kernels, tiles, the reference", "compute"),
     "maps": ("what a map answers: sources of weights, statistics, one compiled loop, files", "compute"),
     "functional": ("attention() and explain(), the one door to the maths", "compute"),
     "selection": ("scores of keys: which ones a cache keeps", "look"),

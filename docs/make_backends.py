@@ -6,7 +6,6 @@ python docs/make_backends.py
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -19,8 +18,7 @@ PAGE = Path(__file__).with_name("backends.md")
 HEAD = """# Which backend runs what
 
 Made by `python docs/make_backends.py`, which asks each backend's `why_not`; a test keeps it current. On the CPU, with
-gradients recorded. `backend=None` takes the first column that says yes, but for `flex`, which is taken by name only
-and was asked without gradients, with a C++ compiler at hand.
+gradients recorded. `backend=None` takes the first column that says yes.
 """
 
 
@@ -79,10 +77,7 @@ def table() -> str:
         call, _ = make_call(x, x, x, **{**given, **options})
         cells = []
         for backend in BACKENDS.values():
-            # The page speaks of machines that have a compiler, whatever this one has.
-            has_compiler = patch("regard.kernels.flex._has_compiler", return_value=True)
-            with torch.set_grad_enabled(backend.only_by_name is None), has_compiler:
-                why = backend.why_not(replace(call, normalization=call.normalization.base), look(x))
+            why = backend.why_not(replace(call, normalization=call.normalization.base), look(x))
             cells.append("yes" if why is None else f"no [{reasons.setdefault(why, len(reasons) + 1)}]")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]

@@ -27,8 +27,6 @@ WITHOUT_TORCH = [
             "evaluate",
             "score",
             "choose",
-            "remember",
-            "tune",
             "view",
             "measure",
             "atlas",
@@ -49,7 +47,7 @@ WITHOUT_TORCH = [
     "generate absent",
     "translate absent sentence",
     "evaluate absent --data pairs.tsv",
-    "export absent --to onnx --out exported",
+    "export absent --to ctranslate2 --out exported",
 ]
 """Commands that ask for help, or that are wrong."""
 COUNT = """

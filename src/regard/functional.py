@@ -17,7 +17,7 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.scores.custom import as_score
 from regard.call.shapes import as_autocast, canonical, restore, without_autocast
 from regard.errors import ArgumentError, ShapeError
-from regard.kernels import BACKENDS, choose_backend, execute, reader, run
+from regard.kernels import BACKENDS, choose_backend, execute
 from regard.kernels.as_sdpa import as_sdpa
 from regard.kernels.base import Backend, Call
 from regard.lazy import Displayed, displayed
@@ -108,7 +108,7 @@ def attention(
             to hide keys.
         dropout: the probability of dropping a weight, in [0, 1); the output is drop(P) V. It applies whenever it is
             above 0: pass 0 in evaluation.
-        backend: "fused", "tiled", "reference", "flex", or None to choose among the first three. A named backend runs or
+        backend: "fused", "tiled", "reference", or None to choose among them. A named backend runs or
             raises.
         return_weights: also return P as an `AttentionMap`, before dropout. Neither the bits of the output nor the
             kernel change.
@@ -178,7 +178,7 @@ def run_call(
             return restore(plain, call.sizes)
     if (return_weights or at.is_recorded) and not at.is_compiling:
         call = _settled(call)
-    output, rows = run(chosen, call, values)
+    output, rows = execute(chosen, call, values)
     if not (call.sizes.has_heads and len(call.sizes.batch) == 1):
         output = restore(output, call.sizes)
     if not return_weights:
@@ -186,7 +186,7 @@ def run_call(
     if not at.is_recorded and not at.is_compiling:
         call = _without_gradient(call)
     factors = GivenFactors(call, rows if chosen.has_exact_state(call) else None)
-    weights = AttentionMap(CallSource(factors, call.sizes.leading, reader(chosen, call)))
+    weights = AttentionMap(CallSource(factors, call.sizes.leading, chosen))
     return Attended(output, weights.with_values(value) if keep_values else weights)
 
 
@@ -289,7 +289,6 @@ def explain(
       512 FLOPs, 0 bytes for T x S weights
       not fused: the fused kernels have no dropout whose weights could be read
       not reference: 'tiled' came first
-      not flex: FlexAttention has no dropout
     """
     state = look(query)
     call, value = make_call(
@@ -299,10 +298,9 @@ def explain(
     refused = {name: why for name, other in BACKENDS.items() if (why := _why_not(other, chosen, call, state))}
     pairs = call.sizes.flat_batch * call.sizes.heads * call.sizes.queries * call.sizes.keys
     reason = "named by the caller" if backend else "chosen: the first that runs this call"
-    remark = chosen.remark(call)
     return Explanation(
         backend=chosen.name,
-        reason=reason if remark is None else f"{reason}; {remark}",
+        reason=reason,
         flops=2 * pairs * (call.query.shape[-1] + value.shape[-1]),
         extra_bytes=pairs * call.compute_dtype.itemsize if chosen.name == "reference" else 0,
         refused=refused,
@@ -313,7 +311,7 @@ def explain(
 def _why_not(other: Backend, chosen: Backend, call: Call, state: State) -> str | None:
     if other.name == chosen.name:
         return None
-    return other.why_not(call, state) or other.only_by_name or f"{chosen.name!r} came first"
+    return other.why_not(call, state) or f"{chosen.name!r} came first"
 
 
 def map_of(

@@ -55,7 +55,7 @@ ROWS = (
 )
 PARTS = {
     "core": "core/test_torch_private.py core/test_contracts.py core/test_repeated_calls.py core/test_guards.py "
-    "core/test_without_values.py core/test_compile.py core/test_flex.py nn/test_multi_head.py",
+    "core/test_without_values.py core/test_compile.py nn/test_multi_head.py",
     "maps": "maps/test_map_statistics.py maps/test_map_gradients.py maps/test_idioms.py",
     "inspection": "inspection/test_watch.py inspection/test_watch_multi_head.py inspection/test_watch_gradients.py",
     "transformers": "inspection/test_huggingface.py inspection/test_huggingface_enable.py",

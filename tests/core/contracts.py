@@ -17,7 +17,7 @@ from regard.call.masks.base import render
 from regard.call.shapes import Sizes
 from regard.errors import BackendError
 from regard.functional import make_call
-from regard.kernels import WAYS
+from regard.kernels import BACKENDS
 from regard.tensors.guards import look
 from tests.core.random_calls import (
     DTYPES,
@@ -205,7 +205,7 @@ def a_way_reads_every_layout(name: str, layouts: Sequence[str], dtype: torch.dty
     plain = [t.detach().double().clone(memory_format=torch.contiguous_format).requires_grad_() for t in tensors]
     found: list[Tensor] = []
     expected: list[Tensor] = []
-    for vectors, way, into in ((tensors, WAYS[name], found), (plain, WAYS["reference"], expected)):
+    for vectors, way, into in ((tensors, BACKENDS[name], found), (plain, BACKENDS["reference"], expected)):
         call, value = make_call(
             *vectors, score=regard.ScaledDot(), normalization=regard.Softmax(), mask=mask, bias=None, dropout=0.0
         )

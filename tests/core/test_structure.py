@@ -13,11 +13,12 @@ import regard
 from tests import forked
 from tests.core import house
 
-# Lines of Python. A change that brings a new capability raises them by what it needs, and says by how much.
-MOST_LINES = 76_350
-MOST_LINES_OF_THE_LIBRARY = 50_630  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 68_470  # 50 for the floors of folders
-LONGEST_FILE = 420
+# Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
+# raises them by what it needs, with its reason beside the number.
+MOST_LINES = 71_862
+MOST_LINES_OF_THE_LIBRARY = 48_392  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 65_733
+LONGEST_FILE = 417
 MOST_ROOMS, MOST_ARROWS = 23, 120
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
@@ -376,7 +377,7 @@ def test_importing_does_nothing() -> None:
     before = "import torch, logging, sys; s = torch.get_rng_state(); t = torch.get_num_threads(); m = set(sys.modules);"
     after = """
 optional = ("matplotlib", "tokenizers", "safetensors", "lightning_fabric", "rich", "tyro", "babel", "sacrebleu",
-            "sklearn", "tensorboard", "transformers", "sentencepiece", "ctranslate2", "onnx", "onnxruntime")
+            "sklearn", "tensorboard", "transformers", "sentencepiece", "ctranslate2")
 new = {name.split(".")[0] for name in set(sys.modules) - m}
 assert not new & set(optional), new & set(optional)
 assert torch.equal(s, torch.get_rng_state()) and t == torch.get_num_threads()

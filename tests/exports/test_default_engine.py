@@ -95,18 +95,14 @@ def test_without_the_package_ours_searches_and_says_nothing(
     ("more", "reason"),
     [
         (("--vocabulary", "{words}"), "CTranslate2 keeps to no vocabulary (--vocabulary)"),
-        (("--terms", "{terms}"), "CTranslate2 forces no terms (--terms)"),
-        (("--ensemble", "{run}"), "CTranslate2 searches for one run (--ensemble)"),
         (("--length-reward", "0.3"), "CTranslate2 has no length reward (--length-reward)"),
-        (("--simultaneous",), "CTranslate2 does not translate word by word (--simultaneous)"),
     ],
 )
 def test_what_it_lacks_goes_by_ours_and_one_line_says_so(
     more: tuple[str, ...], reason: str, run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "words").write_text("das\n")
-    (tmp_path / "terms").write_text("times\tdas\n")
-    names = {"words": tmp_path / "words", "terms": tmp_path / "terms", "run": run}
+    names = {"words": tmp_path / "words"}
     flags = [part.format(**names) for part in more]
     found, said = answered(capsys, "translate", run, "1 times 2", *flags)
     assert said == [SAYS + reason]

@@ -269,10 +269,7 @@ def test_a_file_in_order_with_blank_and_bad_lines_and_resumed(
     ("more", "message"),
     [
         (["--vocabulary", "{words}"], "--engine ctranslate2 keeps to no vocabulary: leave out --vocabulary"),
-        (["--terms", "{words}"], "--engine ctranslate2 forces no terms: leave out --terms"),
-        (["--memory", "{words}"], "--engine ctranslate2 has no memory: leave out --memory"),
         (["--length-reward", "0.3"], "--engine ctranslate2 has no length reward: leave out --length-reward"),
-        (["--simultaneous"], "--engine ctranslate2 does not translate word by word: leave out --simultaneous"),
         (["--precision", "int8", "--engine", "regard"], "--precision int8 is CTranslate2's"),
         (["--precision", "int8", "--engine", "ctranslate2", "--vocabulary", "{words}"], "leave out --vocabulary"),
         (["--engine", "marian"], "--engine"),
@@ -334,9 +331,8 @@ def test_evaluate_searches_with_the_engine_too(run: Path, run_of: Runs, capsys: 
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
     assert (run / ENGINE / "engine.json").exists()
-    for more in (["--simultaneous"], ["--try-heads"]):
-        assert run_command(["evaluate", str(run), "--data", data, "--engine", "ctranslate2", *more]) == 2
-        assert f"does not translate word by word: leave out {more[0]}" in capsys.readouterr().err
+    assert run_command(["evaluate", str(run), "--data", data, "--engine", "ctranslate2", "--length-reward", "0.3"]) == 2
+    assert "has no length reward: leave out --length-reward" in capsys.readouterr().err
 
 
 def test_a_vocabulary_and_a_reward_are_refused_in_python_too(run: Path) -> None:

@@ -215,7 +215,7 @@ def _mutated_text(text: str, generator: random.Random) -> str:
     try:
         tree = json.loads(text)
     except ValueError:
-        return str(generator.choice([*ODD, "fused", "tiled", "reference", "flex"]))
+        return str(generator.choice([*ODD, "fused", "tiled", "reference"]))
     if isinstance(tree, dict | list):
         if generator.random() < 0.05:
             return deep(text.encode(), generator).decode()

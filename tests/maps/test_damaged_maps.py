@@ -72,15 +72,6 @@ def test_a_field_of_another_type_or_size(tmp_path: Path, name: str, value: Any) 
         regard.AttentionMap.load(path)
 
 
-def test_a_file_has_no_kernel_compiled(tmp_path: Path) -> None:
-    path = square(tmp_path)
-    content = path.read_bytes()
-    assert b'"fused"' in content
-    path.write_bytes(content.replace(b'"fused"', b'"flex" '))
-    source: Any = regard.AttentionMap.load(path).source
-    assert source.backend.name == "fused"
-
-
 def test_a_map_without_cells_cannot_claim_any_length(tmp_path: Path) -> None:
     """Its tensors have no bytes, so that nothing else limits its lengths."""
     path, q = tmp_path / "map.safetensors", torch.randn(0, 3, 4, 5)

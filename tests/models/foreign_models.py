@@ -82,15 +82,6 @@ TRANSLATORS = {
         {**T5_LIKE, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "initializer_factor": 0.45},
     ),
 }  # fmt: skip
-WHISPER = Foreign(
-    "WhisperForConditionalGeneration", "WhisperConfig",
-    {
-        "vocab_size": VOCAB, "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 19, "decoder_ffn_dim": 17, "num_mel_bins": 5,
-        "max_source_positions": 6, "max_target_positions": 16, "pad_token_id": 0, "bos_token_id": END,
-        "eos_token_id": END, "decoder_start_token_id": 2, "begin_suppress_tokens": None,
-    },
-)  # fmt: skip
 
 BERT_LIKE = {
     "vocab_size": VOCAB, "hidden_size": 12, "intermediate_size": 19, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -99,56 +90,11 @@ BERT_LIKE = {
 BERT = Foreign("BertForMaskedLM", "BertConfig", BERT_LIKE)
 
 
-def deberta(**more: Any) -> Foreign:
-    """Three terms and heads of 12 dimensions: the factor is 1/6, which their float32 has exactly."""
-    both = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "hidden_size": 24, "num_attention_heads": 2}
-    return Foreign("DebertaV2ForMaskedLM", "DebertaV2Config", {**BERT_LIKE, **both, **more})
-
-
 ENCODERS = {
     "bert": BERT,
     "roberta": Foreign("RobertaForMaskedLM", "RobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": Foreign(
         "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**BERT_LIKE, "pad_token_id": 1, "type_vocab_size": 1}
-    ),
-    "deberta-v2": deberta(type_vocab_size=2, max_relative_positions=7),
-    "deberta-v2, version 3": deberta(
-        share_att_key=True,
-        position_buckets=4,
-        norm_rel_ebd="layer_norm",
-        position_biased_input=False,
-        legacy=False,
-        max_position_embeddings=512,
-    ),
-    "modernbert": Foreign(
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        {
-            **BERT_LIKE,
-            "local_attention": 4,
-            "num_hidden_layers": 4,
-            "tie_word_embeddings": True,
-            "eos_token_id": 2,
-            "bos_token_id": 3,
-            "cls_token_id": 3,
-            "sep_token_id": 2,
-        },
-    ),
-    "modernbert, biases": Foreign(
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        {
-            **BERT_LIKE,
-            "local_attention": 6,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "norm_bias": True,
-            "classifier_bias": True,
-            "eos_token_id": 2,
-            "bos_token_id": 3,
-            "cls_token_id": 3,
-            "sep_token_id": 2,
-        },
     ),
 }
 BERT_BASE = Foreign("BertModel", "BertConfig", BERT_LIKE)

@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert import from_huggingface
-from tests.models.foreign_models import END, VOCAB, WHISPER, Foreign, save
+from tests.models.foreign_models import Foreign, save
 
 VISION: dict[str, Any] = {
     "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 12, "patch_size": 4,
@@ -73,40 +73,6 @@ def test_an_image_of_as_many_patches_in_other_rows(tmp_path: Path) -> None:
     wide, tall = ours(torch.zeros(1, 3, 8, 12)), ours(torch.zeros(1, 3, 16, 6))  # 2 x 4 patches, and 4 x 2
     assert wide.shape == tall.shape
     assert not torch.allclose(wide, tall)
-
-
-def test_whisper_is_theirs(tmp_path: Path) -> None:
-    theirs = WHISPER.build()
-    pretrained = from_huggingface(save(theirs, tmp_path))
-    sound, valid = torch.randn(2, 5, 12, dtype=torch.float64), torch.tensor([6, 6])
-    target = torch.randint(2, VOCAB, (2, 7))
-    for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        with torch.no_grad():
-            one, ours = theirs.to(dtype), pretrained.model.to(dtype)
-            seen = one(input_features=sound.to(dtype), decoder_input_ids=target, output_attentions=True)
-            found, maps = ours(sound.to(dtype), valid, target), ours.attend(sound.to(dtype), valid, target)
-        assert seen.logits.std() > 0.3
-        torch.testing.assert_close(found, seen.logits, atol=close, rtol=0)
-        expected = {f"encoder.{n}": weights for n, weights in enumerate(seen.encoder_attentions)}
-        expected |= {f"decoder.{n}.self": weights for n, weights in enumerate(seen.decoder_attentions)}
-        expected |= {f"decoder.{n}.cross": weights for n, weights in enumerate(seen.cross_attentions)}
-        assert set(maps) == set(expected)
-        for name, weights in expected.items():
-            torch.testing.assert_close(maps[name].dense(), weights, atol=1e-5, rtol=0)
-    with pytest.raises(ShapeError, match=r"expected features \(B, 5, frames\), got \(2, 12, 5\)"):
-        pretrained.model.encode(sound.mT, valid)
-    assert (pretrained.begin_id, pretrained.end_ids) == (2, (END,))
-    with torch.no_grad():
-        rows = theirs.generate(input_features=sound.float(), max_new_tokens=9, num_beams=1, do_sample=False)
-        state, tokens, written = pretrained.model.start(sound.float(), valid), torch.tensor([2, 2]), []
-        for _ in range(9):
-            logits, _, state = pretrained.model.step(state, tokens)
-            written.append(tokens := logits.argmax(-1))
-        whole = pretrained.model(sound.float(), valid, torch.stack([torch.tensor([2, 2]), *written[:-1]], 1))
-    torch.testing.assert_close(logits, whole[:, -1], atol=1e-5, rtol=0)
-    for own, row in zip(torch.stack(written, 1).tolist(), rows.tolist(), strict=True):
-        kept = row[1:] if row[0] == 2 else row
-        assert own[: len(kept)] == kept or own[: kept.index(END)] == kept[: kept.index(END)]
 
 
 def test_settings_of_images_that_are_not_read_are_named(tmp_path: Path) -> None:

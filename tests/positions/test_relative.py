@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.call.biases.alibi import alibi_slopes
+from regard.call.biases.disentangled import log_bucket
 from regard.call.biases.relative import Relative
 from regard.call.biases.t5 import t5_bucket
 from regard.call.masks.basic import Causal
@@ -126,6 +127,15 @@ def disentangled(offset: int | None = None) -> Case:
         lambda h, d, q, k: (q @ keys[h, 4 + clip(-d, 3)] + k @ queries[h, 4 + clip(-d, 3)]) / math.sqrt(DIM), offset
     )
     return Case(regard.Disentangled(keys, queries, None, 32, offset), (keys, queries), by_hand)
+
+
+@pytest.mark.parametrize(("reach", "longest"), [(4, 32), (8, 20), (256, 512)])
+def test_disentangled_distances_are_those_of_transformers(reach: int, longest: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    distances = torch.arange(-longest, longest)
+    expected = make_log_bucket_position(distances, 2 * (reach // 2), longest)
+    assert torch.equal(log_bucket(distances, reach=reach, max_distance=longest), expected.long())
 
 
 CASES = [alibi, learned_alibi, t5, t5_decoder, shaw, transformer_xl, disentangled]

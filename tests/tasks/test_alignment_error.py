@@ -13,9 +13,8 @@ from regard.tasks.text.tokenizer_recipes import ByteLevelBPE, Characters, Words
 from regard.tasks.translation.alignment_error import alignment_error_rate, error_of, symmetrised, words_aligned
 from regard.tasks.translation.alignments import AlignmentOf
 from tests.conftest import Call
-from tests.tasks.small_runs import PAIRS, write_pairs
+from tests.tasks.small_runs import PAIRS, run, write_pairs
 from tests.tasks.test_read_once import fed
-from tests.tasks.test_simultaneous import run
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]

@@ -15,7 +15,7 @@ from regard.tasks.translation import confidence
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.confidence import confidence_of, word_numbers
 from tests.conftest import Call
-from tests.tasks.test_simultaneous import run
+from tests.tasks.small_runs import run
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]

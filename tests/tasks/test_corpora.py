@@ -195,8 +195,6 @@ COMMANDS = {
     "evaluate": ("--beam", "1", "--engine", "regard", "--data"),
     "score": ("--data",),
     "align": ("--data",),
-    "tune": ("--beam", "2", "--valid"),
-    "remember": ("--overwrite", "--data"),
 }
 
 

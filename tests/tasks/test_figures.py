@@ -22,13 +22,7 @@ from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.tokenizers import EOS, UNK
 from regard.tasks.training.bleu import bleu, bleu_caution, fitting_tokenizer
 from regard.tasks.training.reporting.events import Event, Validated
-from regard.tasks.translation import remember
-from regard.tasks.translation.corpus import own_corpus
 from regard.tasks.translation.options import Request
-from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
-from regard.tasks.translation.simultaneous.interpreter import Interpreted, Interpreter
-from regard.tasks.translation.simultaneous.policies import WaitK
-from regard.tasks.translation.tune import tune
 from tests.conftest import Call
 from tests.tasks.small_runs import PAIRS, small_config, with_fit, write_pairs
 from tests.tasks.test_translate_options import favour, make
@@ -69,7 +63,7 @@ def pairs_of(language: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.usefixtures("as_installed")
-def test_train_choose_tune_and_evaluate_agree(language: str, kind: str, tmp_path: Path) -> None:
+def test_train_choose_and_evaluate_agree(language: str, kind: str, tmp_path: Path) -> None:
     """On pairs that were held out, in any script, however many of their words the tokenizer lacks."""
     every, beam = pairs_of(language), Beam(2)
     data, valid = write_pairs(tmp_path / "train.tsv", every[:-7]), write_pairs(tmp_path / "held.tsv", every[-7:])
@@ -83,12 +77,10 @@ def test_train_choose_tune_and_evaluate_agree(language: str, kind: str, tmp_path
 
     translator = train_translation(config, callbacks=[listen])
     held = list(read_pairs(valid))
-    assert own_corpus(config.out, "valid").valid_texts == held
     found = translator.evaluate(held, beam=beam)
-    (best, *_), tuned = choose_checkpoint(config.out, by="bleu", beam_size=2), tune(translator, held, beam_size=2)
+    (best, *_) = choose_checkpoint(config.out, by="bleu", beam_size=2)
     assert told[-1]["bleu"] == pytest.approx(found.bleu.value)
     assert best.metrics["bleu"] == pytest.approx(found.bleu.value)
-    assert next(one.bleu for one in tuned if one.length_penalty) == pytest.approx(found.bleu.value)
     assert told[-1]["loss"] == pytest.approx(found.loss, rel=1e-4)
     assert f"tok:{TOKENIZED_AS[language]}" in found.bleu.signature
     log = (config.out / "train.log").read_text()
@@ -144,9 +136,6 @@ def test_the_flags_choose_and_the_lines_are_said(call: Call, translations: Path,
     status, out, err = call(*command, "--bleu-tokenize", "13a")
     assert (status, "tok:13a" in out) == (0, True)
     assert "13a finds no spaces in most references" in err
-    tune_it = ("tune", str(translations), "--beam", "2", "--valid", data, "--device", "cpu")
-    assert "tok:zh" in call(*tune_it)[2]
-    assert "tok:char" in call(*tune_it, "--bleu-tokenize", "char")[2]
     status, _, err = call(*command, "--bleu-tokenize", "ja-mecab")
     assert (status, err.splitlines()[-1][:53]) == (2, "regard: --bleu-tokenize ja-mecab is not installed (Ja")
 
@@ -247,19 +236,9 @@ def test_the_limit_is_a_lines_own(endless: Translator, beam: Beam) -> None:
     assert bad.problem == "a prefix of 41 tokens, and the model writes 7 at most"
 
 
-def test_so_is_that_of_words_that_come_one_by_one(endless: Translator) -> None:
-    interpreter = Interpreter(endless, WaitK(1), max_length=99)
-    begun = [Interpreted(read=("we",), tokens_read=(1,)), Interpreted(read=tuple(LONG.split()), tokens_read=(16,))]
-    (alone,), (beside, _) = interpreter.finish(begun[:1]), interpreter.finish(begun)
-    assert alone == beside
-    assert alone.is_cut_off
-    assert len(alone.tokens) == 2 * 2 + 50
-
-
 def test_evaluate_counts_cut_translations(endless: Translator) -> None:
     pairs = [(SHORT, "on voit"), ("they see two", "elles en voient deux")]
     assert endless.evaluate(pairs, beam=Beam(1), max_length=9).cut_off == 2
-    assert evaluate_interpreter(Interpreter(endless, WaitK(1)), pairs).cut_off == 2
 
 
 def test_the_commands_count_them(call: Call, translations: Path, tmp_path: Path) -> None:
@@ -295,19 +274,6 @@ def test_generate_counts_texts_without_their_end(call: Call, tmp_path: Path) -> 
 
 
 # -- advice --------------------------------------------------------------------------------------------------------
-
-
-def test_a_memory_that_makes_the_loss_worse_is_not_recommended(
-    call: Call, translations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose = remember.choose_vote
-    for gain, advice in ((0.1, "use it: regard translate"), (0.0, "leave it out"), (-0.1, "leave it out")):
-        figures = {"without": 2.0, "with": 2.0 - gain}
-        monkeypatch.setattr(remember, "choose_vote", lambda *given, told=figures: (choose(*given)[0], told))
-        status, _, err = call(
-            "remember", str(translations), "--out", str(tmp_path / "memory"), "--overwrite", "--device", "cpu"
-        )
-        assert (status, err.splitlines()[-1].startswith(advice)) == (0, True)
 
 
 def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,23 +198,6 @@ def test_a_model_is_checked(of: str, call: Call, request: pytest.FixtureRequest)
     assert (status, err.splitlines()[-1].partition("; tried")[0].partition(": ")[2]) == (0, "no findings")
 
 
-def test_pairs_are_remembered_and_tuned_by(bart: Path, call: Call, tmp_path: Path) -> None:
-    (data := tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
-    of, expected = ("--valid", str(data), "--device", "cpu"), of_pairs(bart, PAIRS)
-    out = str(tmp_path / "memory.safetensors")
-    status, _, err = call("remember", str(bart), "--data", str(data), "--out", out, *of)
-    assert status == 0, err
-    assert err.startswith(f"{sum(n for _, n in expected)} places of text are in")
-    loss = float(err.partition(" with it, ")[2].partition(" without")[0])
-    assert loss == pytest.approx(-sum(log for log, _ in expected) / sum(n for _, n in expected), abs=2e-4)
-    status, out, err = call("tune", str(bart), "--beam", "2", *of)
-    assert status == 0, err
-    (bleu,) = (line.split("\t")[0] for line in out.splitlines() if line.endswith("\tnone"))
-    status, out, err = call("evaluate", str(bart), "--data", str(data), "--beam", "2", "--device", "cpu")
-    assert status == 0, err
-    assert table(out)["BLEU"] == bleu, out
-
-
 @pytest.mark.parametrize("of", ["gpt2", "bart"])
 @pytest.mark.parametrize("command", ["choose", "export"])
 def test_commands_of_our_runs_refuse_other_folders(
@@ -223,7 +206,7 @@ def test_commands_of_our_runs_refuse_other_folders(
     """They read models and ids that `regard train` wrote, so no other vocabulary comes to them."""
     folder, out = request.getfixturevalue(of), tmp_path / "exported"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    to = ("--to", "onnx", "--out", str(out)) if command == "export" else ("--by", "bleu")
+    to = ("--to", "ctranslate2", "--out", str(out)) if command == "export" else ("--by", "bleu")
     status, printed, err = call(command, str(folder), *to)
     assert (status, printed, err.count("\n")) == (2, "", 1)
     assert str(folder) in err

@@ -18,7 +18,7 @@ from regard.tasks.translation.markup import marks_of, pieces_of
 from regard.tasks.translation.options import Request
 from regard.tasks.translation.tags import between_units, put_back, taken_out
 from tests.conftest import Call
-from tests.tasks.test_simultaneous import run
+from tests.tasks.small_runs import run
 from tests.tasks.test_translate_options import make
 
 __all__ = ["run"]

@@ -19,9 +19,6 @@ from regard.tasks.text.tokenizer_recipes import Characters
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.corpus import open_corpus
-from regard.tasks.translation.simultaneous.evaluation import evaluate_interpreter
-from regard.tasks.translation.simultaneous.interpreter import Interpreter
-from regard.tasks.translation.simultaneous.policies import WaitK
 from regard.tasks.translation.token_batches import TokenBatches
 from regard.tasks.translation.train import TranslationConfig, Translator, run_translation, train_translation
 from regard.tasks.viewing.own_model import OwnModel
@@ -403,10 +400,6 @@ def test_a_lower_cased_translator_reads_any_case_and_is_scored_in_lower_case(tmp
     assert "case:lc" in usual.bleu.signature
     assert "case:lc" in usual.chrf.signature
     assert usual.bleu.value > 5.0
-    interpreter = Interpreter(translator, WaitK(3))
-    shouted_at, spoken = (evaluate_interpreter(interpreter, [(s, w(t)) for s, t in PAIRS]) for w in (str.upper, str))
-    assert shouted_at == spoken
-    assert "case:lc" in spoken.bleu.signature
 
 
 def test_a_warm_start_does_not_change_the_case(tmp_path: Path) -> None:

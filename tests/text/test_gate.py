@@ -25,7 +25,6 @@ from regard.tasks.text.pairs import read_pairs
 from regard.tasks.text.references import read_judged
 from regard.tasks.text.texts import RunningText, read_texts
 from regard.tasks.text.unicode import bounded, normalise
-from regard.tasks.text.word_stream import heard_words
 from tests import ROOT
 
 PAIRS = [(f"a cat {n}, it says", f"eine „Katze“ {n}") for n in range(20)]
@@ -89,8 +88,6 @@ def test_other_encodings_are_named_and_their_conversion_is_right(tmp_path: Path,
             list(read(path, bad_lines="skip"))
     told = str(refused.value).split("iconv -f ")[1].split()[0]
     assert path.read_bytes().decode(told).removeprefix("\ufeff") == text
-    with pytest.raises(DataError, match="expected text in UTF-8"):
-        list(heard_words(iter([path.read_bytes(), b""]).__next__, "standard input"))
 
 
 FOREIGN = {
@@ -225,7 +222,7 @@ def test_parts_are_the_text_and_cut_no_character() -> None:
 def test_every_reading_command_has_the_flags_that_messages_name() -> None:
     flags = {name: {one.name for one in fields(cast(Any, command))} for name, command in COMMANDS.items()}
     reading = {name: names for name, names in flags.items() if {"data", "valid", "input"} & names}
-    assert set(reading) == {"translate", "align", "evaluate", "score", "remember", "tune", "view", "measure"}
+    assert set(reading) == {"translate", "align", "evaluate", "score", "view", "measure"}
     del reading["view"]  # which reads one text: its lines are no examples
     del reading["measure"]  # whose bad lines are rows of its answer, with their error
     for name, task in TASKS.items():

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from regard.tasks.generation.filters import Progress, WholeWords
 from regard.tasks.text.bpe_dropout import BPEDropout
 from regard.tasks.text.tokenizer_recipes import PIECES, ByteLevelBPE, Words
 from regard.tasks.text.tokenizers import SPECIAL_TOKENS, Tokenizer
 from regard.tasks.text.words import boundaries, is_spaced, is_word, lengthens, segments, units
-from regard.tasks.translation.translation_model import TokenKinds
 
 HINDI = ["मैं हिन्दी पढ़ना चाहता हूँ।", "वह किताब ख़रीदना पसंद करता है।", "हम प्रतिदिन दूध देखते हैं।"] * 4
 CHINESE = ["我今天喜欢茶。", "他们明天喜欢鱼。", "今天我在北京。"] * 4
@@ -114,16 +111,3 @@ def test_the_kinds_of_tokens_in_many_scripts() -> None:
     assert [*map(is_spaced, ("cat", "हिन्दी", "안", "5", "cat.", "猫", "ดี", "カ"))] == [True] * 4 + [False] * 4
     assert [*map(lengthens, ("s", "ी", "는", "5", "'s", " s", "猫", "ดี"))] == [True] * 4 + [False] * 4
     assert [*map(is_word, ("हि", "5", "…", " "))] == [True, True, False, False]
-    bpe = ByteLevelBPE(vocab_size=900).train([*HINDI, *CHINESE, "cats see cat cats"] * 4)
-    kinds = TokenKinds.of(bpe, len(bpe))
-    of = {bpe.decode([token]): (bool(kinds.begins[token]), bool(kinds.closes[token])) for token in range(4, len(bpe))}
-    assert of["ी"] == of["s"] == (False, False)  # these lengthen a word
-    assert of[" हिन्दी"] == of[" cats"] == (True, False)
-    assert of["今天"] == of["。"] == (True, True)
-    # A word that must not come again: where no spaces are, a longer one may not begin with it either.
-    (cat,), (today,) = bpe.encode(" cat"), bpe.encode("今天")
-    rule = WholeWords([0], [False], [[[cat], [today]]], [[]], *kinds)
-    first = rule.allowed(Progress(torch.tensor([0]), torch.zeros(1, 0, dtype=torch.int64)), len(bpe))[0]
-    after = rule.allowed(Progress(torch.tensor([0]), torch.tensor([[cat]])), len(bpe))[0]
-    assert (~first).nonzero()[:, 0].tolist() == [today]
-    assert after.equal(kinds.lengthens)

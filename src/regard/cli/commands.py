@@ -22,7 +22,6 @@ from regard.cli.serve import ServeCommand
 from regard.cli.shared import Command
 from regard.cli.train import TRAINERS
 from regard.cli.translate import TranslateCommand
-from regard.cli.tune import RememberCommand, TuneCommand
 from regard.cli.view import ViewCommand
 from regard.tasks.training.fit_config import FitConfig
 
@@ -39,7 +38,7 @@ COMMANDS: dict[str, type[Command]] = {
     one.__name__.removesuffix("Command").lower(): one
     for one in (
         *(TranslateCommand, GenerateCommand, AlignCommand, EvaluateCommand, ScoreCommand, ChooseCommand),
-        *(RememberCommand, TuneCommand, ViewCommand, MeasureCommand, AtlasCommand, ServeCommand, CheckCommand),
+        *(ViewCommand, MeasureCommand, AtlasCommand, ServeCommand, CheckCommand),
         *(ExportCommand, DemoCommand),
     )
 }

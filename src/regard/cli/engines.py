@@ -10,30 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from regard.cli.loading import speaks
-from regard.cli.shared import Command, Mean, alignment_of, refuse_first, require_task
+from regard.cli.shared import Command, Mean, alignment_of, refuse_first
 from regard.errors import ArgumentError, MissingExtraError, RunFolderError
 from regard.tasks.exports.formats import Engine, SearchPrecision
 from regard.tasks.generation.config import LARGEST, Beam
-from regard.tasks.names import TRANSLATION
 
 if TYPE_CHECKING:
     import torch
 
     from regard.tasks.language_modelling.causal import LanguageModel
     from regard.tasks.translation.alignments import AlignmentOf
-    from regard.tasks.translation.reverse import Reverse
     from regard.tasks.translation.translator import Translator
 
 OWN = "regard"
 LACKS: Mapping[str, str] = {
-    "--simultaneous": "does not translate word by word",
-    "--try-heads": "does not translate word by word",
-    "--ensemble": "searches for one run",
-    "--memory": "has no memory",
     "--vocabulary": "keeps to no vocabulary",
-    "--terms": "forces no terms",
     "--length-reward": "has no length reward",
-    "--reverse": "has no length reward, which --reverse brings unless --length-penalty is given",
     "--min-p": "does not draw by a least share",
     "--repetition-penalty": "does not see the prompt when it weakens repetitions",
 }
@@ -124,7 +116,7 @@ class EngineFlags:
     def of(cls, command: Command, *, rewards: bool = False) -> Self:
         """The flags of a command; `rewards` says whether its search rewards length."""
         asked = command.given(*LACKS)
-        return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward", "--reverse"})
+        return command.part(cls, asked=asked if rewards else set(asked) - {"--length-reward"})
 
     def refuse(self) -> None:
         if self.engine == "regard" and self.precision == "int8":
@@ -174,24 +166,16 @@ def _say(reason: str | None) -> None:
         print(f"regard's own search: {reason}", file=sys.stderr)
 
 
-WEIGHT = 0.3
-"""The weight of a reverse translator unless another is given."""
-REWARD = 0.4
-"""The length reward beside a reverse translator unless length flags are given: both favour short translations."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """The flags of the same names; None for an absent flag."""
 
     length_penalty: float | None
     length_reward: float | None
-    reverse: Path | None
-    reverse_weight: float | None
 
-    def refuse(self, run: Path, size: int) -> None:
-        """Refuse impossible flags, for a run and a beam of the size."""
-        penalty, reward, weight = self.length_penalty, self.length_reward, self.reverse_weight
+    def refuse(self, size: int) -> None:
+        """Refuse impossible flags, for a beam of the size."""
+        penalty, reward = self.length_penalty, self.length_reward
         refuse_first(
             (penalty is not None and not 0 <= penalty < inf, f"--length-penalty must be at least 0, got {penalty}"),
             (reward is not None and not 0 <= reward < inf, f"--length-reward must be at least 0, got {reward}"),
@@ -207,31 +191,12 @@ class Ranking:
                 bool(reward) and penalty == 1,
                 "--length-reward changes nothing at a --length-penalty of 1: leave one of them out",
             ),
-            (weight is not None and self.reverse is None, "--reverse-weight goes with --reverse"),
-            (weight is not None and not 0 < weight < inf, f"--reverse-weight must be above 0, got {weight}"),
-            (
-                self.reverse is not None and size == 1,
-                "--reverse chooses among the hypotheses of a beam: give a --beam of 2 at least",
-            ),
         )
-        if self.reverse is not None:
-            refuse_reverse(run, self.reverse)
 
     def beam(self, size: int, *, num_best: int = 1) -> Beam:
-        is_usual = self.length_penalty is None and self.length_reward is None
-        reward = REWARD if is_usual and self.reverse is not None else self.length_reward or 0.0
+        reward = self.length_reward or 0.0
         penalty = (0.0 if reward else 1.0) if self.length_penalty is None else self.length_penalty
         return Beam(size, num_best=num_best, length_penalty=penalty, length_reward=reward)
-
-    def loaded(self, device: str) -> "Reverse | None":
-        """The reverse translator, read from its folder; None if there is none."""
-        if self.reverse is None:
-            return None
-        from regard.tasks.translation.reverse import Reverse
-        from regard.tasks.translation.translator import Translator
-
-        weight = WEIGHT if self.reverse_weight is None else self.reverse_weight
-        return Reverse(Translator.load(self.reverse, device=device), weight)
 
 
 class SearchCommand(Command):
@@ -265,10 +230,3 @@ class SearchCommand(Command):
 
     def alignment(self, usual: "AlignmentOf") -> "AlignmentOf":
         return alignment_of(self.alignment_layer, self.alignment_head, usual)
-
-
-def refuse_reverse(run: Path, reverse: Path) -> None:
-    """Refuse all but a translator of the other direction."""
-    require_task(reverse, TRANSLATION)
-    if run.exists() and reverse.exists() and run.samefile(reverse):
-        raise ArgumentError(f"--reverse: {reverse} is the run itself: name a translator of the other direction")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard.cli.engines import SearchCommand
-from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
 from regard.cli.progress import telling
 from regard.cli.shared import (
@@ -31,8 +30,8 @@ from regard.tasks.text.lines import STANDARD_INPUT, Reader, StrPath
 from regard.tasks.training.bleu import BleuTokenize
 
 OF_TRANSLATORS = (
-    *("--beam", "--length-penalty", "--length-reward", "--reverse", "--reverse-weight", "--references", "--ensemble"),
-    *("--memory", "--simultaneous", "--try-heads", "--alignment-data", "--engine", "--precision", "--max-length"),
+    *("--beam", "--length-penalty", "--length-reward", "--references"),
+    *("--alignment-data", "--engine", "--precision", "--max-length"),
     "--bleu-tokenize",
 )
 TASK_OF = {"--stride": LANGUAGE_MODEL, "--singly": MASKED_LANGUAGE_MODEL, **dict.fromkeys(OF_TRANSLATORS, TRANSLATION)}
@@ -53,38 +52,22 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     """the test set: pairs or text, in the forms of --data-format."""
     references: tuple[Path, ...] = ()
     """translation: files of references, one for each set; --data then has the sources alone."""
-    ensemble: tuple[Path, ...] = ()
-    """translation: other runs that translate together with `run`, as for `translate`."""
-    memory: tuple[Path, ...] = ()
-    """translation: files of `regard remember`, as for `translate`."""
     beam: int | None = None
     """translation: hypotheses kept while searching; 5 unless given."""
     length_penalty: float | None = None
     """translation: above 1 favours longer translations, below 1 shorter ones; as for `translate`."""
     length_reward: float | None = None
     """translation: what each token adds to the score of a translation, as for `translate`."""
-    reverse: Path | None = None
-    """translation: a translator of the other direction, as for `translate`."""
-    reverse_weight: float | None = None
-    """translation: how much that one counts, as for `translate`."""
     stride: int | None = None
     """language model: tokens that each block predicts; its others are context; half a block unless given."""
     singly: int | None = None
     """masked language model: tokens, evenly spread over the text, that are masked one at a time for the
     pseudo-perplexity, in a forward pass each; at most 250 unless given, and the standard error is printed."""
-    simultaneous: bool = False
-    """translation: translate word by word, and say how many source words the translation lags behind."""
-    frames: int | None = None
-    """with --simultaneous, as for `translate`."""
-    wait_k: int | None = None
-    """with --simultaneous, as for `translate`."""
     alignment_layer: int | Mean | None = None
-    """with --simultaneous or --alignment-data: the decoder layer whose attention aligns, or mean. Unless given, that of
+    """with --alignment-data: the decoder layer whose attention aligns, or mean. Unless given, that of
     the head that was taught to align (--alignment-data of `train`), or the last."""
     alignment_head: int | Mean | None = None
     """the head in that layer, or mean."""
-    try_heads: bool = False
-    """translation: compare all layers and heads as the alignment of --simultaneous; for validation pairs."""
     alignment_data: Path | None = None
     """translation: a file with the links of words in each pair of --data (`0-0 1-2 3?4`, source and target from 0, `?`
     for possible ones): prints the alignment error rate too."""
@@ -102,47 +85,27 @@ class EvaluateCommand(ReadingCommand, SearchCommand):
     def task(self) -> str:
         return task_name_of(self.run)
 
-    @property
-    def interprets(self) -> bool:
-        return self.simultaneous or self.try_heads
-
     def check(self) -> None:
         task = self.task
         for flag in self.given(*TASK_OF):
             if TASK_OF[flag] != task:
                 raise ArgumentError(f"{flag} is not for a run of the task {task}: leave it out")
-        refuse_policy(simultaneous=self.interprets, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         refuse_first(below("--beam", self.beam), below("--stride", self.stride), below("--singly", self.singly))
-        refuse_first(
-            below("--max-length", self.max_length),
-            (self.interprets and self.max_length is not None, "--max-length is for whole sentences: leave it out"),
-        )
-        self.ranking.refuse(self.run, self.size)
-        for one in self.ensemble:
-            require_task(one, TRANSLATION)
+        refuse_first(below("--max-length", self.max_length))
+        self.ranking.refuse(self.size)
         require_files(self.data, setting="--data")
         require_files(self.references, setting="--references")
-        require_files(self.memory, setting="--memory")
         require_files([] if self.alignment_data is None else [self.alignment_data], setting="--alignment-data")
         self.engine_flags.refuse()
 
     def _refuse_contradictions(self) -> None:
-        interprets, links, references = self.interprets, self.alignment_data is not None, bool(self.references)
-        of_beams = self.given("--beam", "--length-penalty", "--length-reward", "--reverse")[:1]
+        links, references = self.alignment_data is not None, bool(self.references)
         refuse_first(
-            (self.simultaneous and self.try_heads, "--simultaneous and --try-heads were both given: give one of them"),
-            (
-                interprets and bool(of_beams),
-                f"--simultaneous and --try-heads search greedily: leave out {''.join(of_beams)}",
-            ),
-            (interprets and references, "--simultaneous and --try-heads take one reference: leave out --references"),
-            (self.try_heads and self.wait_k is not None, "--wait-k looks at no attention: leave out --try-heads"),
-            (interprets and links, "--alignment-data is for whole sentences: leave it out"),
             (links and references, "--alignment-data links one target to each source: leave out --references"),
             (
-                self.names_alignment and (self.wait_k is not None or not (self.simultaneous or links)),
-                "--alignment-layer and --alignment-head go with --alignment-data, or with --simultaneous and --frames",
+                self.names_alignment and not links,
+                "--alignment-layer and --alignment-head go with --alignment-data",
             ),
             (references and bool(self.data_format), "--references are files of lines: leave out --data-format"),
             (

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from regard.cli.engines import OwnSearch, SearchBy
-from regard.cli.interpret import FRAMES, policy_of
 from regard.cli.progress import telling
 from regard.cli.shared import print_table
 from regard.tasks.exports.engine import refuse_run
@@ -24,8 +23,6 @@ from regard.tasks.training.bleu import bleu_caution
 from regard.tasks.training.distributed.devices import find_device
 from regard.tasks.translation.alignment_error import error_of
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.simultaneous.evaluation import ANY_LENGTH, evaluate_interpreter, try_heads
-from regard.tasks.translation.simultaneous.interpreter import Interpreter
 from regard.tasks.translation.translator import Translator
 
 ScoreRow = tuple[str, ...]
@@ -38,15 +35,11 @@ def evaluate(asked: Any) -> None:
     if task == TRANSLATION:
         search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
     load: Any = TASKS[task].load
-    if asked.ensemble or asked.memory:
-        load = partial(Translator.load, ensemble=asked.ensemble, memories=asked.memory)
     model = load(asked.run, device=asked.device)
     with telling() as tell:
         match model:
             case Translator():
-                align = asked.alignment(model.alignment)
-                score = _word_by_word if asked.interprets else _whole_sentences
-                rows = score(asked, model, align, search_by, tell)
+                rows = _translations(asked, model, asked.alignment(model.alignment), search_by, tell)
             case LanguageModel():
                 rows = _next_tokens(asked, model, tell)
             case MaskedLanguageModel():
@@ -54,39 +47,8 @@ def evaluate(asked: Any) -> None:
     print_table(rows)
 
 
-def _word_by_word(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
-    pairs = list(reader := asked.pairs_in(asked.data))
-    asked.tell(reader)
-    with search_by.searching(model, asked.run):
-        if asked.try_heads:
-            return _tried_heads(asked, model, pairs, tell)
-        policy = policy_of(asked.frames, asked.wait_k)
-        interpreter = Interpreter(model, policy, align, max_length=ANY_LENGTH)
-        found = evaluate_interpreter(interpreter, pairs, bleu_tokenize=asked.bleu_tokenize, tell=tell)
-    _say_of_bleu(asked, [target for _, target in pairs])
-    return [
-        ("pairs", str(found.pairs)),
-        ("policy", str(policy)),
-        ("BLEU", f"{found.bleu.value:.2f}", found.bleu.signature),
-        ("AL", f"{found.al:.3f}", "source words"),
-        ("LAAL", f"{found.laal:.3f}", "source words"),
-        *_cut_off(found.cut_off),
-    ]
-
-
-def _tried_heads(asked: Any, model: Translator, pairs: Sequence[tuple[str, str]], tell: Tell) -> list[ScoreRow]:
-    frames = FRAMES if asked.frames is None else asked.frames
-    rows: list[ScoreRow] = [("layer", "head", "BLEU", "LAAL", "BLEU above wait-k at that LAAL")]
-    for one in try_heads(model, pairs, frames=frames, bleu_tokenize=asked.bleu_tokenize, tell=tell):
-        head = "mean" if one.alignment.head is None else str(one.alignment.head)
-        rows.append((str(one.alignment.layer), head, f"{one.bleu:.2f}", f"{one.laal:.3f}", f"{one.gain:+.2f}"))
-    return rows
-
-
-def _whole_sentences(
-    asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell
-) -> list[ScoreRow]:
-    reverse, aligned = asked.ranking.loaded(asked.device), list[ScoreRow]()
+def _translations(asked: Any, model: Translator, align: AlignmentOf, search_by: SearchBy, tell: Tell) -> list[ScoreRow]:
+    aligned = list[ScoreRow]()
     reader = _judged(asked)
     judged: list[Any] = list(reader)  # read once: it may be a pipe
     if asked.alignment_data is not None:
@@ -97,7 +59,6 @@ def _whole_sentences(
         found = model.evaluate(
             judged,
             beam=asked.search,
-            reverse=reverse,
             max_length=asked.max_length,
             bleu_tokenize=asked.bleu_tokenize,
             tell=tell,

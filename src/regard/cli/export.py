@@ -12,7 +12,7 @@ from regard.tasks.names import TRANSLATION
 
 @dataclass(frozen=True, slots=True)
 class ExportCommand(Command):
-    """Write a run's translator for another runtime: Hugging Face transformers, CTranslate2 or ONNX."""
+    """Write a run's translator for another runtime: Hugging Face transformers or CTranslate2."""
 
     run: Run
     _: KW_ONLY

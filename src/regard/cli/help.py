@@ -56,15 +56,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "score": ("regard score runs/mine --data test.tsv", "regard score runs/book --data lines.txt"),
     "choose": ("regard choose runs/mine --by bleu",),
-    "remember": (
-        "regard remember runs/mine",
-        "regard translate runs/mine --memory runs/mine/memory.safetensors --input big.txt --output big.de",
-        "regard remember runs/mine --data more.tsv --out more.safetensors",
-    ),
-    "tune": (
-        "regard tune runs/en-fr --reverse runs/fr-en",
-        "regard tune runs/mine --valid valid.en valid.de --memory runs/mine/memory.safetensors",
-    ),
     "view": (
         'regard view runs/mine "a sentence" "another one" --out pictures',
         "regard view gpt2 --input text.txt --layers 0 -1 --out page.html",
@@ -88,7 +79,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": ("regard check runs/mine", "regard check opus-mt-en-de", "regard check my_package.models:make --causal"),
     "export": (
         "regard export runs/mine --to huggingface --out mine-hf",
-        "regard export runs/mine --to onnx --out mine-onnx",
+        "regard export runs/mine --to ctranslate2 --out mine-ct2",
     ),
     "demo": ("regard demo --out demo",),
 }

@@ -148,17 +148,15 @@ def environment() -> str:
 
 
 def _folders() -> list[str]:
-    """The folders in which the compiled loops of the maps, of dropout and of short sequences are kept."""
+    """The folder in which the compiled loops of the maps are kept."""
     from regard.tensors.readable import is_installed
 
     if not is_installed():
         return []
-    from regard.kernels.short_sequences import why_not_vectors
     from regard.maps.loop.one_loop import in_one_loop
-    from regard.nn.dropout_decisions import decide
     from regard.tensors.vector_code import kept_code_folder
 
     try:
-        return [kept_code_folder(one) for one in (in_one_loop, decide, why_not_vectors)]
+        return [kept_code_folder(in_one_loop)]
     except RuntimeError:  # no folder can be written
         return []

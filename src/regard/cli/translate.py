@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from regard.cli.engines import SearchCommand
-from regard.cli.interpret import refuse_policy
 from regard.cli.loading import loading
 from regard.cli.shared import AnyRun, Device, Mean, below, refuse_first, require_task
 from regard.tasks.exports.formats import Engine, SearchPrecision
@@ -15,14 +14,6 @@ from regard.tasks.names import TRANSLATION
 from regard.tasks.runs.refusals import require_files
 from regard.tasks.text.gate import RunningTextFormat
 from regard.tasks.text.lines import BadLines
-
-FOR_LINES = (
-    *("--data-format", "--output", "--resume", "--overwrite", "--beam", "--nbest", "--length-penalty"),
-    *("--length-reward", "--reverse"),
-    *("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--prefix", "--prefix-column"),
-    *("--vocabulary", "--workers"),
-)
-"""The flags without a meaning for --simultaneous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +30,6 @@ class TranslateCommand(SearchCommand):
     """the form of the lines, if the first do not tell: text, or JSON objects with a `source` or `text` (jsonl)."""
     output: Path | None = None
     """a file to write to, instead of standard output; it has that name once it is whole."""
-    ensemble: tuple[Path, ...] = ()
-    """other runs with the same tokenizers, whose models translate together with `run`, by the mean of their
-    probabilities; alignments are those of `run`."""
-    memory: tuple[Path, ...] = ()
-    """files of `regard remember`, one for `run` or for each run of the ensemble: at each step the most similar places
-    of the text that they hold vote for the next token."""
     resume: bool = False
     """go on with an --output that was interrupted."""
     overwrite: bool = False
@@ -57,15 +42,9 @@ class TranslateCommand(SearchCommand):
     """translations of each sentence; above 1, each is printed after its line's number and its score."""
     length_penalty: float | None = None
     """in beam search, above 1 favours longer translations, below 1 shorter ones; 1 unless given, and 0 with
-    --length-reward or --reverse."""
+    --length-reward."""
     length_reward: float | None = None
-    """in beam search, what each token adds to the log-probability of a translation, in nats; none unless given, and 0.4
-    with --reverse. `regard tune` finds the best."""
-    reverse: Path | None = None
-    """a translator of the other direction: how probable it finds the source, given a translation, counts in the choice
-    among those of the beam."""
-    reverse_weight: float | None = None
-    """how much that counts; 0.3 unless given, and `regard tune` finds the best."""
+    """in beam search, what each token adds to the log-probability of a translation, in nats; none unless given."""
     alignments: bool = False
     """print JSON: tokens, scores, and how much each token attended to each token of the source."""
     alignment_layer: int | Mean | None = None
@@ -78,9 +57,6 @@ class TranslateCommand(SearchCommand):
     source got, and source words that were perhaps left untranslated."""
     keep_tags: bool = False
     """put the tags (<b>) and placeholders ({name}, %s) of the source back where they belong."""
-    terms: Path | None = None
-    """a file with a term of the source, a tab and its translation on each line: it stands in translations where the
-    term is translated."""
     copy_unknown: bool = False
     """for each word outside the vocabulary, print the source word that it attends to most."""
     prefix: str = ""
@@ -102,16 +78,8 @@ class TranslateCommand(SearchCommand):
     """threads of CTranslate2, each with a batch of its own; unless given, one for each core."""
     verbose: bool = False
     """say on standard error which engine searches, where and why; a file is always begun so."""
-    simultaneous: bool = False
-    """translate words as they come, and print each word as soon as it is safe."""
-    frames: int | None = None
-    """with --simultaneous: how many of the newest source words a word must not be aligned with (AlignAtt); 2 unless
-    given."""
-    wait_k: int | None = None
-    """with --simultaneous, instead of --frames: read so many words first, then write one for each (wait-k)."""
 
     def check(self) -> None:
-        refuse_policy(simultaneous=self.simultaneous, frames=self.frames, wait_k=self.wait_k)
         self._refuse_contradictions()
         self._refuse_places()
         size, nbest, workers = self.size, self.nbest, self.workers
@@ -125,29 +93,20 @@ class TranslateCommand(SearchCommand):
                 "--workers are threads of CTranslate2: leave out --engine regard",
             ),
         )
-        self.ranking.refuse(self.run, self.size)
+        self.ranking.refuse(self.size)
         self.engine_flags.refuse()
-        for run in (self.run, *self.ensemble):
-            require_task(run, TRANSLATION)
-        require_files(self.memory, setting="--memory")
-        for flag, path in (("--input", self.input), ("--vocabulary", self.vocabulary), ("--terms", self.terms)):
+        require_task(self.run, TRANSLATION)
+        for flag, path in (("--input", self.input), ("--vocabulary", self.vocabulary)):
             require_files([] if path is None else [path], setting=flag)
 
     def _refuse_contradictions(self) -> None:
         sentences, output, resume, overwrite = self.sentences, self.output, self.resume, self.overwrite
-        word_by_word, unused = self.simultaneous, "".join(self.given(*FOR_LINES)[:1])
-        users = ("--alignments", "--confidence", "--keep-tags", "--terms", "--copy-unknown", "--simultaneous")
+        users = ("--alignments", "--confidence", "--keep-tags", "--copy-unknown")
         refuse_first(
-            (word_by_word and unused != "", f"--simultaneous writes word by word, greedily: leave out {unused}"),
-            (
-                word_by_word and self.names_alignment and self.wait_k is not None,
-                "--wait-k looks at no attention: leave out --alignment-layer and --alignment-head",
-            ),
             (bool(sentences and self.input), "a sentence and --input were both given: give one of them"),
             (bool(sentences and output), "--output is for many lines: give --input, not a sentence"),
             (output is None and (resume or overwrite), "--resume and --overwrite are for a file: give --output"),
             (resume and overwrite, "--resume goes on with a file and --overwrite replaces it: give one of them"),
-            (bool(self.terms and self.vocabulary), "--terms may have words that --vocabulary leaves out: give one"),
             (
                 bool(self.prefix) and self.prefix_column,
                 "--prefix and --prefix-column were both given: give one of them",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from regard.cli.engines import OWN, SearchBy
-from regard.cli.interpret import interpret, policy_of, words_of
 from regard.cli.progress import counting
 from regard.errors import RegardError
 from regard.tasks.exports.engine import refuse_run
@@ -31,24 +30,17 @@ from regard.tasks.translation.bulk.lines import (
 from regard.tasks.translation.bulk.resumable_output import Unfinished, opened
 from regard.tasks.translation.options import TranslationOptions
 from regard.tasks.translation.results import Candidate, Translation
-from regard.tasks.translation.simultaneous.interpreter import Interpreter
-from regard.tasks.translation.terms import Terms, read_terms
 from regard.tasks.translation.translator import WINDOW_LINES, Translator
 
 
 def translate(asked: Any) -> None:
     """Translate sentences, a file or standard input as the flags say."""
     search_by = asked.engine_flags.chosen(find_device(asked.device), partial(refuse_run, asked.run))
-    translator = Translator.load(asked.run, device=asked.device, ensemble=asked.ensemble, memories=asked.memory)
+    translator = Translator.load(asked.run, device=asked.device)
     align = asked.alignment(translator.alignment)
-    if not asked.simultaneous:
-        options = _options(asked, translator, align)
-        translator.check_options(options)  # before the engine exports the model into the run folder
-        _translate_lines(asked, translator, options, search_by)
-        return
-    interpreter = Interpreter(translator, policy_of(asked.frames, asked.wait_k), align, max_length=asked.max_length)
-    with search_by.searching(translator, asked.run):
-        interpret(interpreter, words_of(asked.sentences, asked.input), sys.stdout, bad_lines=asked.bad_lines)
+    options = _options(asked, translator, align)
+    translator.check_options(options)  # before the engine exports the model into the run folder
+    _translate_lines(asked, translator, options, search_by)
 
 
 def _options(asked: Any, translator: Translator, align: AlignmentOf) -> TranslationOptions:
@@ -61,8 +53,6 @@ def _options(asked: Any, translator: Translator, align: AlignmentOf) -> Translat
         max_target_length=asked.max_length,
         confidence=asked.confidence,
         keep_tags=asked.keep_tags,
-        terms=None if asked.terms is None else Terms(read_terms(asked.terms)),
-        reverse=asked.ranking.loaded(asked.device),
         labels=asked.alignments or asked.confidence,
     )
 
@@ -150,10 +140,6 @@ def _candidate_as_json(one: Candidate) -> dict[str, Any]:
         "tokens": one.labels,
         "alignment": [] if one.alignment is None else [_rounded(row) for row in one.alignment.tolist()],
     }
-    if one.terms is not None:
-        known["terms"] = [
-            {"source": term.source, "target": term.target, "tokens": [term.first, term.last]} for term in one.terms
-        ]
     if one.confidence is not None:
         probabilities, entropies, coverage, untranslated = one.confidence
         known |= {"probabilities": _rounded(probabilities), "entropies": _rounded(entropies)}

@@ -7,33 +7,23 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.kernels.base import Backend, Call
-from regard.kernels.flex import Flex
 from regard.kernels.fused import Fused
 from regard.kernels.reference import Reference
-from regard.kernels.short_sequences import SHORT_SEQUENCES
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, is_recorded, look
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference(), Flex())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Fused(), Tiled(), Reference())}
 """All backends by name, in the order of choice for `backend=None`."""
-WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHORT_SEQUENCES)}
-"""Every registered implementation; contract tests compare each with the reference, "fused" with the best last."""
 
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
     """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
-    output, state = run(backend, call, value)
-    return output, row_state(call) if state is None else state
-
-
-def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same, with None for a row state neither returned by the kernel nor needed by the output."""
     if not call.normalization.has_base:
         output, state = backend.run(call, value)
     else:
         call_ = replace(call, normalization=call.normalization.base)
         output, state = backend.run(call_, value)
-        output, state = call.normalization.finish(output, row_state(call_) if state is None else state)
+        output, state = call.normalization.finish(output, state)
     if call.held is not None:
         call.guard(output, state)
     return output, state
@@ -53,11 +43,6 @@ def row_state(call: Call) -> Tensor:
         return execute(choose_backend(call, None), call, key)[1]
 
 
-def reader(backend: Backend, call: Call) -> Backend:
-    """The backend for products with the map of a call run by `backend`."""
-    return choose_backend(call, None) if backend.only_by_name else backend
-
-
 def choose_backend(call: Call, name: str | None, state: State | None = None) -> Backend:
     """The named backend, or the first one able to run the call in this state, by default that of its query.
 
@@ -73,7 +58,7 @@ def choose_backend(call: Call, name: str | None, state: State | None = None) -> 
     if name is not None and not BACKENDS[name].why_not(call, state):
         return BACKENDS[name]
     for first in BACKENDS.values():
-        if first.only_by_name is None and not first.why_not(call, state):
+        if not first.why_not(call, state):
             break
     if name is not None:
         BACKENDS[name].require(call, state, others=f"backend=None would take {first.name!r}")

@@ -220,19 +220,14 @@ class Backend(ABC):
     """An implementation of attention. A backend runs a call exactly, or gives the reason for a refusal."""
 
     name: ClassVar[str]
-    only_by_name: ClassVar[str | None] = None
-    """The reason why `backend=None` never chooses this backend, nor for reading a map; None if it may."""
 
     @abstractmethod
     def why_not(self, call: Call, state: State) -> str | None:
         """The reason why this backend cannot run the call in this state; None if it can."""
 
     @abstractmethod
-    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T).
-
-        The state is None if the kernel does not return it; the first read then computes it.
-        """
+    def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The output (B, H, T, E) for value (B, G, S, E), and the normalization's row state (B, H, T)."""
 
     def unnamed(self) -> "Backend":
         """This backend for a caller without a choice; it may leave parts to others."""
@@ -241,9 +236,6 @@ class Backend(ABC):
     def has_exact_state(self, call: Call) -> bool:
         """Whether the row state of `run` is exact to the call's compute dtype; a map holds only such states."""
         return True
-
-    def remark(self, call: Call) -> str | None:
-        return None
 
     def require(self, call: Call, state: State, others: str) -> None:
         """Raise an error if this backend, chosen by name, cannot run the call.

@@ -19,7 +19,6 @@ from regard.kernels.cuda_kernels import cuda_kernel
 from regard.kernels.fused_kernels import CPU_FLASH, Kernel, OneBlock
 from regard.kernels.fused_plan import Block, Plan, plan
 from regard.kernels.kernel_arguments import kernel_tensors
-from regard.kernels.short_sequences import SHORT_SEQUENCES, ShortSequences, why_not_vectors
 from regard.kernels.tiled import Tiled
 from regard.tensors.guards import State, can_look, in_transform, is_compiling, is_recorded
 from regard.tensors.torch_private import missing
@@ -34,11 +33,9 @@ class Fused(Backend):
 
     name = "fused"
 
-    def __init__(self, second: Backend | None = None, kernel: ShortSequences | None = None) -> None:
+    def __init__(self, second: Backend | None = None) -> None:
         self._second = second
         """The backend of second derivatives, which the kernels lack; None to refuse them."""
-        self._kernel = kernel
-        """The kernel of every call; None to choose one."""
 
     def unnamed(self) -> Backend:
         return _WITH_SECOND
@@ -64,8 +61,7 @@ class Fused(Backend):
         kernel = kernel_for(call.query, width=width, covering=None)
         if kernel is None:
             return f"torch has no fused kernel for {call.query.dtype} on {call.query.device.type}"
-        problem = missing(*kernel.operators) or kernel.refuses(call.sizes)
-        return problem if self._kernel is None else problem or self._kernel.why_not(call, state)
+        return missing(*kernel.operators) or kernel.refuses(call.sizes)
 
     def has_exact_state(self, call: Call) -> bool:
         """False for half precision on the CPU, whose kernel approximates exponentials: the log-sum-exp errs by 7e-5.
@@ -78,19 +74,16 @@ class Fused(Backend):
     def run(self, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
         covering = plan(call)
         width = max(call.query.shape[-1], value.shape[-1])
-        kernel = self._kernel or kernel_for(call.query, width=width, covering=covering)
+        kernel = kernel_for(call.query, width=width, covering=covering)
         scale = call.score.dot_scale(call.query.shape[-1])
         assert kernel is not None, "why_not has said so"
         assert scale is not None, "why_not has said so"
         query, key, value_, scale = kernel_tensors(call.query, call.key, value, scale, kernel.multiple, kernel.laid_out)
         again = None
         needs_gradient = is_recorded() and (query.requires_grad or key.requires_grad or value_.requires_grad)
-        if needs_gradient:
-            if kernel is CPU_FLASH and why_not_vectors(call.query, call.key) is None:
-                kernel = SHORT_SEQUENCES
-            if not is_compiling() and (self._second is not None or call.held is not None):
-                parts = call.normalization, call.mask, call.bias, call.sizes, call.held
-                again = Again(self._second, scale, *parts)
+        if needs_gradient and not is_compiling() and (self._second is not None or call.held is not None):
+            parts = call.normalization, call.mask, call.bias, call.sizes, call.held
+            again = Again(self._second, scale, *parts)
         whole = covering.whole
         if whole is not None and not (needs_gradient and covering.bias is not None):
             is_bare = len(whole.factors) == 0 and covering.bias is None

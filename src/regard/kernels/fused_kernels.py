@@ -37,10 +37,6 @@ class Kernel(ABC):
     operators: ClassVar[tuple[Any, ...]]
     multiple: ClassVar[int] = 1
     """The widths of the vectors must be multiples of this."""
-    reads_output: ClassVar[bool] = True
-    """Whether `backward` computes the row sums of weights times their gradients from the output and its gradient: a
-    further column of both can then carry the gradient of the lse.
-    """
 
     def refuses(self, sizes: Sizes) -> str | None:
         """The reason why it cannot take calls of these sizes, if any."""
@@ -122,8 +118,10 @@ class OneBlock:
             lse = lse.masked_fill(dead, torch.inf)
             grad_output = grad_output.masked_fill(dead[..., None], 0.0)
             grad_lse = None if grad_lse is None else grad_lse.masked_fill(dead, 0.0)
-        kernel = self.kernel if grad_lse is None or self.kernel.reads_output else CPU_FLASH
+        kernel = self.kernel
         if grad_lse is not None:
+            # `backward` reads the row sums of weights times their gradients from the output and its gradient: a further
+            # column of both carries the gradient of the lse.
             extra = kernel.multiple
             query, key, output = (wider(t, extra) for t in (query, key, output))
             value = wider(wider(value, 1, 1.0), extra - 1)

@@ -192,10 +192,8 @@ def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[s
 
 
 def _backend(name: str | None, call: Call) -> Backend:
-    # Compiling a kernel takes minutes, so backends for explicit use never read a map.
-    known = name in BACKENDS and BACKENDS[name].only_by_name is None
     try:
-        return choose_backend(call, name if known else None)
+        return choose_backend(call, name if name in BACKENDS else None)
     except BackendError:
         return choose_backend(call, None)
 

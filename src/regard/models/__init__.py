@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from regard.lazy import on_demand
 
 if TYPE_CHECKING:
-    from regard.models.audio_frames import AudioFrames as AudioFrames
     from regard.models.config import DecoderOnlyConfig as DecoderOnlyConfig
     from regard.models.config import EncoderOnlyConfig as EncoderOnlyConfig
     from regard.models.config import RNNConfig as RNNConfig
     from regard.models.config import TransformerConfig as TransformerConfig
     from regard.models.decoder_only import DecoderOnly as DecoderOnly
     from regard.models.encoder_only import EncoderOnly as EncoderOnly
-    from regard.models.ensemble import Ensemble as Ensemble
     from regard.models.patches import Patches as Patches
     from regard.models.protocol import Seq2Seq as Seq2Seq
     from regard.models.protocol import Step as Step

@@ -13,7 +13,7 @@ from regard.errors import require
 from regard.models.parts import OneStackParts
 from regard.models.protocol import OutputLoss, RecordMap
 from regard.models.stack import SelfAttentionLayer, shared_bias
-from regard.nn import Dropout, TokenEmbedding
+from regard.nn import TokenEmbedding
 from regard.nn.arguments import require_sizes
 
 
@@ -46,7 +46,7 @@ class OneStack(nn.Module):
         self.positions = parts.stack.positions()
         self.max_length: int | None = cast(Any, self.positions).max_length
         self.embedding_norm = parts.stack.embedding_norm()
-        self.dropout = Dropout(parts.dropout)
+        self.dropout = nn.Dropout(parts.dropout)
         self.relative = None if parts.stack.relative is None else parts.stack.relative()
         self.layers = nn.ModuleList(SelfAttentionLayer(parts.stack, number) for number in range(parts.stack.num_layers))
         self.final_norm = parts.stack.final_norm()

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.nn import DisentangledAttention, LatentAttention, MultiHeadAttention
+from regard.nn import LatentAttention, MultiHeadAttention
 from regard.nn.recurrent_mixers import RecurrentMixer
 from regard.nn.residual import Residual
 
 Maker = Callable[[], nn.Module]
 """A function that makes one module, called once for each place in the model."""
-MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | DisentangledAttention | RecurrentMixer]
+MakeAttention = Callable[[], MultiHeadAttention | LatentAttention | RecurrentMixer]
 """A function that makes the attention of one layer, or its linear attention. Attention to a source needs the multi-head
 one.
 """
@@ -52,7 +52,7 @@ class TransformerParts:
     dim: int
     """Width of the model; the paper's d_model."""
     source: Maker | None = None
-    """Makes the module from sources to vectors (B, S, D), such as `AudioFrames`; by default tokens are embedded."""
+    """Makes the module from sources to vectors (B, S, D), such as `Patches`; by default tokens are embedded."""
     encoder: StackParts
     decoder: StackParts
     embedding_gain: float = 1.0

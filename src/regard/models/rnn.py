@@ -14,7 +14,7 @@ from regard.functional import Attended, attention
 from regard.maps.attention_map import AttentionMap
 from regard.models.config import RNNConfig
 from regard.models.protocol import OutputLoss, RecordMap, Step
-from regard.nn import AdditiveAttention, Dropout
+from regard.nn import AdditiveAttention
 from regard.nn.arguments import require_sizes
 
 
@@ -80,7 +80,7 @@ class BahdanauDecoder(nn.Module):
         n, m = config.hidden_dim, config.embedding_dim
         self.cell = nn.GRUCell(m + 2 * n, n)
         self.readout = nn.Linear(n + m + 2 * n, 2 * n)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
         """Returns the input of the readout, the query of the attention, the next state, and the attention."""
@@ -108,7 +108,7 @@ class LuongDecoder(nn.Module):
         self.input_feeding = config.input_feeding
         self.cell = nn.GRUCell(m + n * config.input_feeding, n)
         self.combine = nn.Linear(3 * n, n, bias=False)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
 
     def step(self, state: RNNState, word: Tensor, aligner: Aligner) -> tuple[Tensor, Tensor, RNNState, Attended]:
         """Returns the input of the readout, the query of the attention, the next state, and the attention."""
@@ -162,7 +162,7 @@ class RNNSeq2Seq(nn.Module):
         self.bridge = nn.Linear(n, n)
         self.aligner: Aligner = ALIGNERS[config.score](config)
         self.decoder: BahdanauDecoder | LuongDecoder = DECODERS[config.decoder](config)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(n, target_vocab_size)
 
     def forward(

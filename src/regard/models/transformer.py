@@ -25,7 +25,7 @@ from regard.models.stack import (
     recorded_attention,
     shared_bias,
 )
-from regard.nn import Dropout, KeyValue, MultiHeadAttention, TokenEmbedding
+from regard.nn import KeyValue, MultiHeadAttention, TokenEmbedding
 
 
 class DecoderLayer(nn.Module):
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         self.source_positions, self.target_positions = parts.encoder.positions(), parts.decoder.positions()
         self.max_length: int | None = cast(Any, self.source_positions).max_length
         self.source_norm, self.target_norm = parts.encoder.embedding_norm(), parts.decoder.embedding_norm()
-        self.dropout = Dropout(parts.dropout)
+        self.dropout = nn.Dropout(parts.dropout)
         self.encoder_bias, self.decoder_bias = (
             None if stack.relative is None else stack.relative() for stack in (parts.encoder, parts.decoder)
         )
@@ -192,8 +192,7 @@ class Transformer(nn.Module):
         """Logits of each next target token (teacher forcing); with `loss`, the result of `loss`.
 
         Args:
-            source: token ids (B, S), or the input of the parts' `source`: features (B, M, 2 S) for `AudioFrames`.
-                Padding is never attended to.
+            source: token ids (B, S), or the input of the parts' `source`. Padding is never attended to.
             source_lengths: the number of source tokens in each sequence, at most S.
             target_input: the target shifted right; it starts with the begin token.
             loss: called instead of the output layer, with the input of that layer and the layer.

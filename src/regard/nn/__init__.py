@@ -9,9 +9,6 @@ if TYPE_CHECKING:
     from regard.nn.cache import KeyValue as KeyValue
     from regard.nn.cache import RecurrentState as RecurrentState
     from regard.nn.differential import DifferentialAttention as DifferentialAttention
-    from regard.nn.disentangled import DisentangledAttention as DisentangledAttention
-    from regard.nn.disentangled import RelativeVectors as RelativeVectors
-    from regard.nn.dropout import Dropout as Dropout
     from regard.nn.embeddings import LearnedPositions as LearnedPositions
     from regard.nn.embeddings import NoPositions as NoPositions
     from regard.nn.embeddings import RelativeBias as RelativeBias

@@ -6,8 +6,7 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.nn.arguments import require_sizes
-from regard.nn.dropout import Dropout
+from regard.nn.arguments import require_dropout, require_sizes
 
 
 class FeedForward(nn.Module):
@@ -41,10 +40,11 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
+        require_dropout(dropout=dropout)
         self.up = nn.Linear(dim, hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -54,10 +54,7 @@ class FeedForward(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        hidden = self.up(x)
-        # ReLU and dropout run together, as in the paper: then only one of the network's widest tensors is saved.
-        is_relu = self.activation is nn.functional.relu
-        return cast(Tensor, self.down(self.dropout.relu(hidden) if is_relu else self.dropout(self.activation(hidden))))
+        return cast(Tensor, self.down(self.dropout(self.activation(self.up(x)))))
 
 
 class GatedFeedForward(nn.Module):
@@ -84,10 +81,11 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(dim=dim, hidden_dim=hidden_dim)
+        require_dropout(dropout=dropout)
         self.gate_and_up = nn.Linear(dim, 2 * hidden_dim, bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.activation = activation
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.nn.arguments import require_sizes
-from regard.nn.dropout import Dropout
+from regard.nn.arguments import require_dropout, require_sizes
 
 Norm = Callable[[int], nn.Module]
 
@@ -21,8 +20,9 @@ class _OneNorm(nn.Module):
     def __init__(self, dim: int, *, dropout: float = 0.0, norm: Norm = nn.LayerNorm) -> None:
         super().__init__()
         require_sizes(dim=dim)
+        require_dropout(dropout=dropout)
         self.norm = norm(dim)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
 
 class PreNorm(_OneNorm):
@@ -37,7 +37,7 @@ class PreNorm(_OneNorm):
     needs_final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.dropout.add(x, sublayer(self.norm(x)))
+        return x + self.dropout(sublayer(self.norm(x)))
 
 
 class LayerScale(nn.Module):
@@ -74,7 +74,7 @@ class SandwichNorm(_OneNorm):
         self.after = (after or norm)(dim)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.dropout.add(x, self.after(sublayer(self.norm(x))))
+        return x + self.dropout(self.after(sublayer(self.norm(x))))
 
 
 class InnerPostNorm(_OneNorm):
@@ -89,7 +89,7 @@ class InnerPostNorm(_OneNorm):
     needs_final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.dropout.add(x, self.norm(sublayer(x)))
+        return x + self.dropout(self.norm(sublayer(x)))
 
 
 class PostNorm(_OneNorm):
@@ -104,7 +104,7 @@ class PostNorm(_OneNorm):
     needs_final_norm = False
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.norm(self.dropout.add(x, sublayer(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
 
 
 Residual = PreNorm | SandwichNorm | InnerPostNorm | PostNorm

@@ -42,8 +42,8 @@ class TrainingConfig(ABC):
     warm_start: Path | None = None
     """A run folder: training begins with its best model, and uses its tokenizers."""
     tokenizers_of: Path | None = None
-    """A run folder whose tokenizers are used instead of new ones, so that models of other sizes or of other data
-    translate together (--ensemble) or have losses that can be compared."""
+    """A run folder whose tokenizers are used instead of new ones, so that the losses of models of other sizes or
+    of other data can be compared."""
     pictures: int = 3
     """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
     log_attention: bool = False

@@ -3,10 +3,7 @@
 from functools import cache
 from importlib.util import find_spec
 
-import torch
 from torch import Tensor
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 @cache

@@ -33,8 +33,6 @@ SMALLEST, LARGEST = -126.0, 127.0
 LOG2_E, LOG_2 = 1.4426950408889634, 0.6931471805599453
 BIAS, MANTISSA = 127, 23
 """The bias of the exponent of a float32, and the bits below it."""
-ROOT_HALF = 0x3F3504F3
-"""The bits of the square root of 1/2."""
 POWER = (1.5353359e-4, 1.3398875e-3, 9.618437e-3, 5.5503324e-2, 2.4022648e-1, 6.931472e-1, 1.0)
 """The minimax polynomial of 2^f for f in [-1/2, 1/2]: relative error 2e-9, and 1e-7 by rounding."""
 
@@ -85,15 +83,6 @@ class VectorCode:
     def store(self, value: Any, address: Any) -> None:
         self.builder.store(value, self.builder.inttoptr(address, ir.PointerType(FLOATS)), align=4)
 
-    def store_half(self, value: Any, address: Any) -> None:
-        """Store a vector as bfloat16: ties to even, and NaN as NaN."""
-        builder, bits = self.builder, self.builder.bitcast(value, INTS)
-        odd = builder.and_(builder.lshr(bits, self.ints(16)), self.ints(1))
-        nearest = builder.lshr(builder.add(builder.add(bits, self.ints(0x7FFF)), odd), self.ints(16))
-        nearest = builder.select(builder.fcmp_unordered("uno", value, value), self.ints(0x7FC0), nearest)
-        kind = ir.VectorType(ir.IntType(16), LANES)
-        builder.store(builder.trunc(nearest, kind), builder.inttoptr(address, ir.PointerType(kind)), align=2)
-
     def transposed(self, rows: list[Any]) -> list[Any]:
         """LANES rows as columns. Four times each row is interleaved with the one half of them further on."""
         half, shuffled = LANES // 2, self.builder.shuffle_vector
@@ -119,24 +108,6 @@ class VectorCode:
         builder.position_at_end(after)
         return found
 
-    def log(self, x: Any) -> Any:
-        """The natural logarithm of positive normal floats; NaN stays NaN.
-
-        x = 2^n m with m from sqrt(1/2) to sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)) by its series.
-        """
-        builder = self.builder
-        bits = builder.sub(builder.bitcast(x, INTS), self.ints(ROOT_HALF))
-        power = builder.sitofp(builder.ashr(bits, self.ints(MANTISSA)), FLOATS)
-        mantissa = builder.and_(bits, self.ints((1 << MANTISSA) - 1))
-        m = builder.bitcast(builder.add(mantissa, self.ints(ROOT_HALF)), FLOATS)
-        one = self.floats(1.0)
-        ratio = builder.fdiv(builder.fsub(m, one), builder.fadd(m, one))
-        square, series = builder.fmul(ratio, ratio), self.floats(2 / 9)
-        for divisor in (7, 5, 3, 1):
-            series = self.call("fmuladd", series, square, self.floats(2 / divisor))
-        found = self.call("fmuladd", series, ratio, builder.fmul(power, self.floats(LOG_2)))
-        return builder.select(builder.fcmp_unordered("uno", x, x), x, found)
-
     def evens_and_odds(self, one: Any, other: Any) -> tuple[Any, Any]:
         """The even elements of two concatenated vectors, and the odd ones."""
         evens, odds = (ir.Constant(INTS, list(range(first, 2 * LANES, 2))) for first in (0, 1))
@@ -156,49 +127,23 @@ class VectorCode:
         exponent = self.builder.add(self.builder.fptosi(whole, INTS), self.ints(BIAS))
         return self.builder.fmul(found, self.builder.bitcast(self.builder.shl(exponent, self.ints(MANTISSA)), FLOATS))
 
-    def exp(self, x: Any) -> Any:
-        """e^x, between 2^SMALLEST and 2^LARGEST; NaN stays NaN."""
-        power = self.builder.fmul(x, self.floats(LOG2_E))
-        power = self.larger(self.call("minnum", power, self.floats(LARGEST)), self.floats(SMALLEST))
-        return self.builder.select(self.builder.fcmp_unordered("uno", x, x), x, self.power_of_2(power))
-
-    def load_half(self, address: Any) -> Any:
-        """The bfloat16 vector at an address, as float32: the upper half of its bits."""
-        kind = ir.VectorType(ir.IntType(16), LANES)
-        bits = self.builder.load(self.builder.inttoptr(address, ir.PointerType(kind)), align=2, typ=kind)
-        return self.builder.bitcast(self.builder.shl(self.builder.zext(bits, INTS), self.ints(16)), FLOATS)
-
-    def products(
-        self,
-        rows_at: Any,
-        row_stride: Any,
-        panel_at: Any,
-        depth: Any,
-        rows: int,
-        *,
-        stride: Any = None,
-        panel_stride: Any = None,
-        vectors: int = VECTORS,
-    ) -> list[list[Any]]:
-        """The products of `rows` rows with a panel (depth, vectors * LANES): a loop over the depth.
-
-        `stride` (default 1) separates the elements of a row, and `panel_stride` (default PANEL) the rows of the panel.
-        """
+    def products(self, rows_at: Any, row_stride: Any, panel_at: Any, depth: Any, rows: int) -> list[list[Any]]:
+        """The products of `rows` rows with a panel (depth, PANEL): a loop over the depth."""
         builder = self.builder
         starts = [self.at(rows_at, builder.mul(row_stride, self.long(row))) for row in range(rows)]
-        line_stride = self.long(PANEL) if panel_stride is None else panel_stride
+        line_length = self.long(4 * PANEL)
 
         def body(place: Any, *sums: Any) -> list[Any]:
-            line = builder.add(panel_at, builder.mul(place, builder.mul(line_stride, self.long(4))))
-            panel = [self.load(builder.add(line, self.long(vector * LANES * 4))) for vector in range(vectors)]
-            offset, found = place if stride is None else builder.mul(place, stride), []
+            line = builder.add(panel_at, builder.mul(place, line_length))
+            panel = [self.load(builder.add(line, self.long(vector * LANES * 4))) for vector in range(VECTORS)]
+            found: list[Any] = []
             for row, start in enumerate(starts):
-                number, held = self.one(self.at(start, offset)), sums[row * vectors : (row + 1) * vectors]
+                number, held = self.one(self.at(start, place)), sums[row * VECTORS : (row + 1) * VECTORS]
                 found += [self.call("fmuladd", number, *pair) for pair in zip(panel, held, strict=True)]
             return found
 
-        found = self.loop(depth, [self.floats(0.0)] * (rows * vectors), body)
-        return [list(found[row * vectors : (row + 1) * vectors]) for row in range(rows)]
+        found = self.loop(depth, [self.floats(0.0)] * (rows * VECTORS), body)
+        return [list(found[row * VECTORS : (row + 1) * VECTORS]) for row in range(rows)]
 
     def with_added(self, scores: list[list[Any]], added: Any, stride: Any) -> list[list[Any]]:
         """The scores plus the tile at an address, in rows `stride` apart; unchanged for address 0."""

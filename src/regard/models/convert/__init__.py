@@ -18,15 +18,12 @@ from torch import nn
 from regard.errors import ArgumentError, RunFolderError, ShapeError
 from regard.models.convert.bart import bart, blenderbot, marian, pegasus
 from regard.models.convert.bert import BERT, ROBERTA, bert
-from regard.models.convert.deberta import deberta
 from regard.models.convert.decoders import DECODERS, decoder, gemma3
 from regard.models.convert.folder import Settings, read_object, read_settings, read_tensors
 from regard.models.convert.gpt2 import gpt2
-from regard.models.convert.modernbert import modernbert
 from regard.models.convert.t5 import t5
 from regard.models.convert.vit import DINOV2, DINOV2_REGISTERS, VIT, vision
 from regard.models.convert.weights import Weights
-from regard.models.convert.whisper import whisper
 
 ReadFamily = Callable[[Settings, Weights], nn.Module]
 
@@ -59,11 +56,6 @@ FAMILIES: dict[str, Family] = {
         "RMSNorm before each sublayer; no biases; scores not scaled; one relative bias for all layers of a stack; "
         "plain feed-forward, or gated (version 1.1)",
     ),
-    "whisper": Family(
-        whisper,
-        "Transformer",
-        "two convolutions over a spectrogram; learned positions, the norm before each sublayer; no bias of keys",
-    ),
     "gpt2": Family(gpt2, "DecoderOnly", "LayerNorm before each sublayer, learned positions, GELU by tanh; tied or not"),
     **{name: Family(partial(decoder, family), "DecoderOnly", family.parts) for name, family in DECODERS.items()},
     "gemma3": Family(gemma3, "DecoderOnly", "the text part of a Gemma 3 that reads images too"),
@@ -74,17 +66,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "BERT, whose positions count from the padding token on"),
     "xlm-roberta": Family(partial(bert, ROBERTA), "EncoderOnly", "RoBERTa of many languages"),
-    "modernbert": Family(
-        modernbert,
-        "EncoderOnly",
-        "LayerNorm before each sublayer, rotary positions, gated feed-forward, a window in two of three layers",
-    ),
-    "deberta-v2": Family(
-        deberta,
-        "EncoderOnly",
-        "BERT with disentangled attention: content to position and position to content, distances in logarithmic steps "
-        "(DeBERTa-v2 and v3)",
-    ),
     "vit": Family(
         partial(vision, VIT),
         "EncoderOnly",

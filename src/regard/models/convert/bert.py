@@ -24,11 +24,9 @@ from regard.nn import FeedForward, LearnedPositions, MultiHeadAttention, PostNor
 class Transform(nn.Module):
     """$\\mathrm{norm}(a(W x + b))$, before the output layer."""
 
-    def __init__(
-        self, dim: int, activation: Callable[[Tensor], Tensor], norm: Callable[[int], nn.Module], *, bias: bool = True
-    ) -> None:
+    def __init__(self, dim: int, activation: Callable[[Tensor], Tensor], norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.linear, self.norm, self.activation = nn.Linear(dim, dim, bias=bias), norm(dim), activation
+        self.linear, self.norm, self.activation = nn.Linear(dim, dim), norm(dim), activation
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.linear(x)))
@@ -116,11 +114,11 @@ def _move(names: BertNames, settings: Settings, weights: Weights) -> bool:
     for number in range(settings.get("num_hidden_layers", int)):
         projections = ("self.query", "self.key", "self.value", "output.dense")
         weights.attention(f"encoder.layer.{number}.attention", f"layers.{number}.self_attention", projections)
-        move_around_attention(weights, number)
-    return move_head(weights, names.head, names.dense, names.norm)
+        _move_around_attention(weights, number)
+    return _move_head(weights, names.head, names.dense, names.norm)
 
 
-def move_around_attention(weights: Weights, number: int) -> None:
+def _move_around_attention(weights: Weights, number: int) -> None:
     """Move the feed-forward network and the norms of a layer."""
     theirs, ours = f"encoder.layer.{number}", f"layers.{number}"
     weights.move(f"{theirs}.attention.output.LayerNorm", f"{ours}.residuals.0.norm")
@@ -129,7 +127,7 @@ def move_around_attention(weights: Weights, number: int) -> None:
     weights.move(f"{theirs}.output.LayerNorm", f"{ours}.residuals.1.norm")
 
 
-def move_head(weights: Weights, head: str, dense: str, norm: str) -> bool:
+def _move_head(weights: Weights, head: str, dense: str, norm: str) -> bool:
     """Move the head for masked tokens, whose output layer is the embedding. Returns whether there is one."""
     weights.ours["output.weight"] = weights.ours["embedding.weight"]
     if f"{head}.bias" not in weights:

@@ -45,10 +45,6 @@ class Weights:
             for name, tensor in self._theirs.items()
         }
 
-    def give(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor that their model lacks and ours has."""
-        self._theirs.setdefault(name, tensor)
-
     def take(self, name: str) -> Tensor:
         """Remove one tensor and return it.
 

@@ -1,4 +1,4 @@
-"""Trained translators in the formats of other runtimes: Hugging Face transformers, CTranslate2, ONNX."""
+"""Trained translators in the formats of other runtimes: Hugging Face transformers, CTranslate2."""
 
 from typing import TYPE_CHECKING
 

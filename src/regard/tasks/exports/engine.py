@@ -84,7 +84,6 @@ class CTranslate2Engine:
         reasons = {
             "has no length reward": bool(job.beam.length_reward),
             "keeps to no vocabulary": job.vocabulary is not None,
-            "keeps no words whole": job.words is not None,
             f"takes and writes {self.longest} tokens at most": self.longest is not None and longest > self.longest,
         }
         if not any(reasons.values()) and self._plain is not None and (changed := self._plain.why_changed()):

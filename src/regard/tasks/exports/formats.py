@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-ExportFormat = Literal["huggingface", "ctranslate2", "onnx"]
+ExportFormat = Literal["huggingface", "ctranslate2"]
 Engine = Literal["regard", "ctranslate2"]
 """Who searches for translations and texts."""
 SearchPrecision = Literal["float32", "int8"]

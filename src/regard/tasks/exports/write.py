@@ -7,14 +7,12 @@ from regard.errors import RunFolderError
 from regard.tasks.exports.ctranslate2 import to_ctranslate2
 from regard.tasks.exports.formats import ExportFormat
 from regard.tasks.exports.huggingface import to_huggingface
-from regard.tasks.exports.onnx import to_onnx
 from regard.tasks.exports.trained import ExportedRun, exported, transformer_of
 from regard.tasks.translation.translator import Translator
 
 WRITERS: dict[ExportFormat, Callable[[ExportedRun, Path], None]] = {
     "huggingface": to_huggingface,
     "ctranslate2": to_ctranslate2,
-    "onnx": to_onnx,
 }
 
 

@@ -6,8 +6,8 @@ from regard.files.atomic import read_json
 from regard.files.untrusted import check_tensors
 
 READERS = (
-    *("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
-    *("dinov2", "dinov2_with_registers", "vit", "whisper"),
+    *("bert", "roberta", "xlm-roberta"),
+    *("dinov2", "dinov2_with_registers", "vit"),
 )
 """The families regard reads and that neither translate nor continue a text."""
 WRITERS = (

@@ -1,6 +1,6 @@
 """Words, by Unicode's rules and by dictionaries for scripts that put no space between them.
 
-Tags, terms, copied words, whole-word constraints and counts of words all go by `segments`. A tokenizer.json holds no
+Tags, copied words and counts of words all go by `segments`. A tokenizer.json holds no
 dictionary: there the patterns keep letters and their `MARKS` together.
 """
 

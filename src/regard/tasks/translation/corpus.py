@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from regard.errors import ArgumentError, DataError, RunFolderError
+from regard.errors import DataError, RunFolderError
 from regard.files.atomic import replacing
-from regard.tasks.names import TRANSLATION
-from regard.tasks.runs.foreign_folders import is_huggingface
-from regard.tasks.runs.prepared import check_file, check_prepared, read_prepared, write_prepared
+from regard.tasks.runs.prepared import check_file, read_prepared, write_prepared
 from regard.tasks.runs.run import Say
 from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.text.bpe_dropout import BPEDropout, NewCuts
@@ -244,16 +242,3 @@ def _tokenizer_files(config: TranslationConfig, folder: RunFolder) -> tuple[Path
 
 def _read(paths: Iterable[Path], links: Path | None, config: TranslationConfig) -> Reader[LinkedPair]:
     return read_linked_pairs(list(paths), links, format=config.data_format, bad_lines=config.bad_lines)
-
-
-RunPart = Literal["train", "valid"]
-
-
-def own_corpus(run: Path, part: RunPart) -> Corpus:
-    """A run's own pairs; `part` says which of them are wanted."""
-    if is_huggingface(run):
-        flag = "--data" if part == "train" else "--valid"
-        raise ArgumentError(f"{run} is in Hugging Face's format, which has no pairs of its own: name some by {flag}")
-    folder = RunFolder(run)
-    check_prepared(folder)
-    return open_corpus(folder.read_config(TRANSLATION, TranslationConfig), folder)

@@ -1,11 +1,10 @@
 """The model of a translator, made as its settings describe it."""
 
 from regard.models.config import RNNConfig, TransformerConfig
-from regard.models.ensemble import Ensemble
 from regard.models.rnn import RNNSeq2Seq
 from regard.models.transformer import Transformer
 
-Model = Transformer | RNNSeq2Seq | Ensemble
+Model = Transformer | RNNSeq2Seq
 
 
 def make_model(

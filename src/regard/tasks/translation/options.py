@@ -10,10 +10,8 @@ from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import is_blank
 from regard.tasks.translation.alignments import AlignmentOf
-from regard.tasks.translation.reverse import Reverse
 from regard.tasks.translation.searching import Begun
 from regard.tasks.translation.tags import Tag, TaggedSentence, taken_out
-from regard.tasks.translation.terms import PlacedTerm, Terms
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -51,11 +49,6 @@ class TranslationOptions:
     keep_tags: bool = False
     """Whether tags (`<b>`) and placeholders (`{name}`, `%s`) of a source are taken out of it, and put back into its
     translations where the alignment says that they belong."""
-    terms: Terms | None = None
-    """Terms and their translations: where a source has such a term, its translation has the given one, once for each
-    time and where the alignment says that it is translated."""
-    reverse: Reverse | None = None
-    """A translator of the other direction, which has a say in which of the beam's hypotheses is best."""
     labels: bool = True
     """Whether the answers have labels; a text alone needs none, and they take as long as a fast search."""
 
@@ -80,16 +73,7 @@ class TranslationOptions:
             "max-target-length": self.max_target_length,
             "confidence": self.confidence,
             "keep-tags": self.keep_tags,
-            "terms": None if self.terms is None else [list(term) for term in self.terms.terms],
-            "reverse": None if self.reverse is None else [self.reverse.translator.fingerprint(), self.reverse.weight],
         }
-
-
-class Written(NamedTuple):
-    """A translation as tokens, and the terms that were forced into it."""
-
-    hypothesis: Hypothesis
-    placed: Sequence[PlacedTerm] = ()
 
 
 @dataclass(slots=True)
@@ -105,11 +89,11 @@ class Draft:
     """Its tokens; none if it is blank or cannot be translated."""
     prefix: list[int]
     problem: str | None
-    found: list[Written] = field(default_factory=list)
+    found: list[Hypothesis] = field(default_factory=list)
 
     @property
     def begun(self) -> Begun:
-        return Begun(normalise(self.text), self.ids, self.prefix, is_wanted=self.asked.is_wanted)
+        return Begun(self.ids, self.prefix, is_wanted=self.asked.is_wanted)
 
 
 def drafts_of(model: TranslationModel, lines: Sequence[str | Request], options: TranslationOptions) -> list[Draft]:

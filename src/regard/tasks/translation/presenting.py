@@ -10,14 +10,14 @@ from torch import Tensor
 
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.pictures.token_maps import Axis, axis, merge
+from regard.tasks.text.codec import Codec
 from regard.tasks.text.unicode import normalise
 from regard.tasks.text.words import stretches
 from regard.tasks.translation.confidence import Confidence, confidence_of
 from regard.tasks.translation.markup import marks_of
-from regard.tasks.translation.options import Draft, TranslationOptions, Written
-from regard.tasks.translation.results import Candidate, TermLabels, Translation
+from regard.tasks.translation.options import Draft, TranslationOptions
+from regard.tasks.translation.results import Candidate, Translation
 from regard.tasks.translation.tags import between_units, put_back
-from regard.tasks.translation.terms import PlacedTerm, added_texts
 from regard.tasks.translation.translation_model import TranslationModel
 
 
@@ -38,34 +38,29 @@ class Present:
     def _unsearched(self, draft: Draft) -> Candidate:
         """A blank line, or one with tags alone, as it is; nothing for a line that cannot be translated."""
         sure = Confidence([], [], [], []) if self.options.confidence else None
-        terms = self._labels_of_terms((), Axis([], []))
-        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None, confidence=sure, terms=terms)
+        return Candidate("" if draft.problem else draft.asked.source, 0.0, [], None, confidence=sure)
 
-    def _candidate(self, draft: Draft, one: Written, source: Axis) -> Candidate:
-        hypothesis, tokenizer = one.hypothesis, self.model.target_tokenizer
-        tokens, weights, alignment = hypothesis.tokens, hypothesis.alignment, None
+    def _candidate(self, draft: Draft, one: Hypothesis, source: Axis) -> Candidate:
+        tokenizer = self.model.target_tokenizer
+        tokens, weights, alignment = one.tokens, one.alignment, None
         written = axis(tokenizer, tokens if self.options.has_labels else [])
         if self.options.alignments is not None and weights is not None:
             alignment = cast(Tensor, merge(weights, written, source))
         text, is_left = self._text(draft, one)
-        is_finished, terms = tokens[-1:] == [tokenizer.marks.end_id], self._labels_of_terms(one.placed, written)
-        sure = self._confidence(draft, hypothesis, written, source)
-        labels, limited = written.texts, hypothesis.limited
-        return Candidate(text, hypothesis.score, labels, alignment, is_finished, sure, terms, limited, is_left)
+        is_finished, sure = tokens[-1:] == [tokenizer.marks.end_id], self._confidence(draft, one, written, source)
+        return Candidate(text, one.score, written.texts, alignment, is_finished, sure, one.limited, is_left)
 
-    def _text(self, draft: Draft, one: Written) -> tuple[str, bool]:
+    def _text(self, draft: Draft, one: Hypothesis) -> tuple[str, bool]:
         """The text of a translation, and whether it is its source, because a tag would not come back exactly once."""
-        unknown = self._unknown(draft, one.hypothesis)
-        if not (draft.prefix or one.placed or draft.tags):
-            return self.model.target_tokenizer.decode(one.hypothesis.tokens, unknown=unknown), False
-        pieces = added_texts(self.model.target_tokenizer, one.hypothesis.tokens, unknown)
+        unknown = self._unknown(draft, one)
+        if not (draft.prefix or draft.tags):
+            return self.model.target_tokenizer.decode(one.tokens, unknown=unknown), False
+        pieces = added_texts(self.model.target_tokenizer, one.tokens, unknown)
         _write(pieces, 0, len(draft.prefix), draft.asked.prefix)
-        for term in one.placed:
-            _write(pieces, term.first, term.last + 1, term.occurrence.term.target)
         text = "".join(pieces)
         if not draft.tags:
             return text, False
-        text = put_back(text, draft.tags, self._weights(draft, one.hypothesis, pieces))
+        text = put_back(text, draft.tags, self._weights(draft, one, pieces))
         found, wanted = (Counter(marks_of(line)) for line in (text, normalise(draft.asked.source)))
         return (text, False) if wanted == {mark: found[mark] for mark in wanted} else (draft.asked.source, True)
 
@@ -74,12 +69,6 @@ class Present:
             return None
         surfaces = self.model.source_tokenizer.surfaces(draft.text)
         return confidence_of(one.log_probabilities, one.alignment, written, draft.text, surfaces, source)
-
-    def _labels_of_terms(self, placed: Sequence[PlacedTerm], written: Axis) -> list[TermLabels] | None:
-        if self.options.terms is None or not self.options.has_labels:
-            return None
-        owner = [label for label, (first, last) in enumerate(written.spans) for _ in range(first, last + 1)]
-        return [TermLabels(*one.occurrence.term, owner[one.first], owner[one.last]) for one in placed]
 
     def _weights(self, draft: Draft, one: Hypothesis, pieces: Sequence[str]) -> Tensor:
         """How much each unit of a translation looks at each unit of its source."""
@@ -94,6 +83,13 @@ class Present:
         if unknown is None or not self.options.copy_unknown or one.alignment is None:
             return []
         return copies(one.tokens, unknown, one.alignment, self.model.source_tokenizer.surfaces(draft.text))
+
+
+def added_texts(codec: Codec, tokens: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+    """The text that each token adds; of tokens that share a character the first adds it."""
+    text = codec.decode(tokens, unknown=unknown)
+    ends = [min(len(codec.decode(tokens[:n], unknown=unknown)), len(text)) for n in range(len(tokens))]
+    return [text[begin:end] for begin, end in pairwise(accumulate([*ends, len(text)], max))]
 
 
 def _write(pieces: list[str], first: int, end: int, given: str) -> None:

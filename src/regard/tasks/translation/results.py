@@ -11,23 +11,13 @@ from regard.tasks.training.metrics import CorpusScore
 from regard.tasks.translation.confidence import Confidence
 
 
-class TermLabels(NamedTuple):
-    """A term in a translation."""
-
-    source: str
-    target: str
-    first: int
-    last: int
-    """Its first and its last label."""
-
-
 @displayed
 class Candidate(NamedTuple):
     """One translation of a sentence."""
 
     text: str
     score: float
-    """Log-probability: the plain sum with greedy search; with beam search as `Beam` and `Reverse` say, by default
+    """Log-probability: the plain sum with greedy search; with beam search as `Beam` says, by default
     divided by the number of tokens."""
     labels: list[str]
     """The tokens of the translation as they are printed, end mark included; none if they were not asked for."""
@@ -38,7 +28,6 @@ class Candidate(NamedTuple):
     """Whether the model ended it; otherwise it was cut off at the most steps."""
     confidence: Confidence | None = None
     """How sure the model was of each label, if it was asked for."""
-    terms: list[TermLabels] | None = None
     limited: bool = False
     """Whether it ended, and one that was cut off at the most steps scored higher."""
     left: bool = False

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from regard.tasks.generation.config import Beam
-from regard.tasks.generation.filters import Vocabulary, WholeWords
+from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
 from regard.tasks.translation.search_job import SearchJob, search
-from regard.tasks.translation.translation_model import BATCH_PLACES, TokenKinds, TranslationModel, by_length
+from regard.tasks.translation.translation_model import BATCH_PLACES, TranslationModel, by_length
 
 CPU_SEARCH_PLACES = 2_048
 """`BATCH_PLACES` of a search on the CPU: larger batches make its products no faster, and exceed its caches."""
@@ -16,25 +16,11 @@ LIMIT_STEP = 32
 """Limits of translations are multiples of it: sentences of one limit are searched together, so that limits are few."""
 
 
-class WordRule(NamedTuple):
-    """A rule for the words behind a prefix; see `WholeWords`."""
-
-    is_word: bool
-    """Whether the prefix ends with a word that must not become longer."""
-    banned: list[list[int]]
-    """Words that must not be written again behind it."""
-    avoided: list[int]
-    """Tokens that must not come right behind it: with them the model would translate the last term again."""
-
-
 class Begun(NamedTuple):
     """A sentence, and the beginning of its translation."""
 
-    text: str
-    """The sentence, which may have words its tokens have not."""
     ids: Sequence[int]
     prefix: Sequence[int] = ()
-    rule: WordRule | None = None
     is_wanted: Callable[[], bool] | None = None
 
 
@@ -95,11 +81,4 @@ class Search:
             prefixes=prefixes if any(prefixes) else (),
             vocabulary=self.vocabulary,
             wanted=[one.is_wanted for one in begun] if any(one.is_wanted for one in begun) else (),
-            words=_whole_words(begun, self.model.token_kinds) if any(one.rule for one in begun) else None,
         )
-
-
-def _whole_words(begun: Sequence[Begun], kinds: TokenKinds) -> WholeWords:
-    rules = [one.rule or WordRule(False, [], []) for one in begun]
-    is_word, banned, avoided = map(list, zip(*rules, strict=True))
-    return WholeWords([len(one.prefix) for one in begun], is_word, banned, avoided, *kinds)

@@ -1,11 +1,8 @@
 """A translation model with its tokenizers: its batches, its limits, and how probable it finds pairs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from regard.errors import DataError
 from regard.models.fingerprint import fingerprint
@@ -14,33 +11,9 @@ from regard.tasks.language_modelling.likelihood import Likelihood, likelihoods, 
 from regard.tasks.text.batches import Batch, collate
 from regard.tasks.text.codec import Codec
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.text.words import is_spaced, lengthens
 from regard.tasks.translation.alignments import AlignmentOf
 from regard.tasks.translation.made_model import Model
 from regard.tasks.translation.search_job import Searcher
-
-
-class TokenKinds(NamedTuple):
-    """The tensors (V,) of the same names of `regard.tasks.generation.filters.WholeWords`."""
-
-    begins: Tensor
-    lengthens: Tensor
-    closes: Tensor
-
-    @classmethod
-    def of(cls, codec: Codec, size: int) -> "TokenKinds":
-        (anchor,) = codec.encode_batch(["a"])
-        base = len(codec.decode(anchor))
-        pieces = [codec.decode([*anchor, token])[base:] for token in range(min(len(codec), size))]
-        pieces += [""] * (size - len(pieces))
-        # U+FFFD is a part of a character, which may be a letter.
-        first = torch.tensor([lengthens(piece) or piece.startswith("\ufffd") for piece in pieces])
-        last = torch.tensor([is_spaced(f"a{piece}") or piece.endswith("\ufffd") for piece in pieces])
-        prints = torch.tensor([bool(piece) for piece in pieces])
-        begins = prints & ~first
-        begins[codec.marks.end_id] = True
-        return cls(begins, first, prints & ~last)
-
 
 BATCH_PLACES = 4_096
 """The most tokens of a batch, with the padding and counted for each hypothesis of a beam."""
@@ -82,11 +55,6 @@ class TranslationModel:
         """The most tokens that the model or its searcher reads or writes, end mark counted; None for any number."""
         limits = (self.model.max_length, None if self.searcher is None else self.searcher.longest)
         return min((limit for limit in limits if limit is not None), default=None)
-
-    @cached_property
-    def token_kinds(self) -> TokenKinds:
-        """The effect of the target's tokens on words."""
-        return TokenKinds.of(self.target_tokenizer, self.model.output.out_features)
 
     def fingerprint(self) -> str:
         """Thirty-two hexadecimal digits, which differ for models whose weights differ."""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from regard.errors import ArgumentError, DataError
-from regard.models.ensemble import Ensemble
 from regard.tasks.generation.config import Beam
 from regard.tasks.generation.filters import Vocabulary
 from regard.tasks.generation.protocol import Hypothesis
@@ -24,7 +23,6 @@ from regard.tasks.runs.run_folder import RunFolder
 from regard.tasks.telling import Tell, tell_nobody
 from regard.tasks.text.lines import BadLines
 from regard.tasks.text.pair_store import chunks
-from regard.tasks.text.tokenizers import Tokenizer
 from regard.tasks.text.unicode import normalise
 from regard.tasks.training.bleu import BleuTokenize, bleu
 from regard.tasks.training.distributed.devices import find_device
@@ -34,15 +32,12 @@ from regard.tasks.translation.alignments import taught_head
 from regard.tasks.translation.attend import forced_attention
 from regard.tasks.translation.config import TranslationConfig
 from regard.tasks.translation.corpus import load_tokenizers
-from regard.tasks.translation.forced_terms import force_terms
 from regard.tasks.translation.made_model import make_model
-from regard.tasks.translation.memory_file import give_memories
-from regard.tasks.translation.options import Request, TranslationOptions, Written, drafts_of
+from regard.tasks.translation.options import Request, TranslationOptions, drafts_of
 from regard.tasks.translation.presenting import Present
 from regard.tasks.translation.pretrained import load_pretrained
 from regard.tasks.translation.results import Attention, Candidate, Evaluation, Translation
-from regard.tasks.translation.reverse import Rerank, Reverse
-from regard.tasks.translation.searching import AfterSearch, Search
+from regard.tasks.translation.searching import Search
 from regard.tasks.translation.translation_model import TranslationModel
 
 WINDOW_LINES = 1_024
@@ -56,8 +51,8 @@ ALTERNATIVES = 3
 class Translator(TranslationModel):
     """A model with its tokenizers, ready to use.
 
-    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with `reverse` and
-    `aligning` behind each batch), terms (`forced_terms`), and presentation (`presenting`).
+    Sentences go through stages, as drafts: tags and tokens (`drafts`), search (`searching`, with `aligning`
+    behind each batch), and presentation (`presenting`).
     """
 
     @classmethod
@@ -67,8 +62,6 @@ class Translator(TranslationModel):
         *,
         device: str = "auto",
         checkpoint: Literal["best", "last"] = "best",
-        ensemble: Sequence[Path | str] = (),
-        memories: Sequence[Path | str] = (),
     ) -> "Translator":
         """Read a run folder, or a downloaded folder in Hugging Face's format with a translator in it.
 
@@ -76,23 +69,13 @@ class Translator(TranslationModel):
             folder: the folder.
             device: auto, cpu, cuda, cuda:N or mps.
             checkpoint: the best or the last checkpoint of a run.
-            ensemble: run folders whose models translate together with that of `folder`, by the mean of their
-                probabilities (`regard.models.Ensemble`). Alignments and maps are those of `folder`.
-            memories: files of `regard remember`, at most one for each of these models, which it then asks at each step
-                (`regard.models.token_memory`).
 
         Raises:
             RunFolderError: the folder is neither, is cut short, or its parts do not fit together.
-            ArgumentError: this machine does not have the device, a run of the ensemble has other tokenizers, or a
-                memory was made by another model.
-            DataError: a memory is damaged.
+            ArgumentError: this machine does not have the device.
             MissingExtraError: a library that reads the folder's tokenizer is not installed.
         """
-        places = [folder, *ensemble]
-        found = [_loaded(Path(one), device, checkpoint) for one in places]
-        if memories:
-            give_memories([(place, one.model) for place, one in zip(places, found, strict=True)], memories)
-        return _ensemble_of(places, found) if ensemble else found[0]
+        return _loaded(Path(folder), device, checkpoint)
 
     def translate(
         self,
@@ -140,11 +123,7 @@ class Translator(TranslationModel):
         self.check_options(options)
         drafts = drafts_of(self, lines, options)
         for draft, best in zip(drafts, self._search(options)([one.begun for one in drafts]), strict=True):
-            draft.found = [Written(one) for one in best]
-        if options.terms is not None:
-            aligned = replace(options, alignments=options.alignments or self.alignment)
-            one_each = replace(aligned, beam=replace(options.beam, num_best=1))
-            force_terms(drafts, options.terms, self._search(one_each), Align(self, aligned))
+            draft.found = best
         return list(map(Present(self, options), drafts))
 
     def hypotheses(self, lines: Sequence[str], options: TranslationOptions) -> list[list[Hypothesis]]:
@@ -165,18 +144,9 @@ class Translator(TranslationModel):
                 "there are no unknown words to copy: the model's target tokenizer writes any word, piece by piece; "
                 "leave out copy_unknown"
             )
-        if options.reverse is not None and options.beam.size == 1:
-            raise ArgumentError("a reverse translator chooses among hypotheses: give a beam of 2 at least, got 1")
-        if options.terms is not None and options.vocabulary is not None:
-            raise ArgumentError("terms may have words that a vocabulary leaves out: give terms or vocabulary")
 
     def _search(self, options: TranslationOptions) -> Search:
-        align = Align(self, options)
-        if options.reverse is None:
-            return Search(self, options.beam, options.vocabulary, [align], options.max_target_length)
-        every = replace(options.beam, num_best=options.beam.size)
-        after: list[AfterSearch] = [Rerank(self, options.reverse, options.beam), align]
-        return Search(self, every, options.vocabulary, after, options.max_target_length)
+        return Search(self, options.beam, options.vocabulary, [Align(self, options)], options.max_target_length)
 
     def vocabulary(self, texts: Iterable[str]) -> Vocabulary:
         """The tokens of some words or sentences, and the end mark: `translate` can be limited to them.
@@ -199,7 +169,6 @@ class Translator(TranslationModel):
         pairs: Iterable[tuple[str, str | Sequence[str]]],
         *,
         beam: Beam = Beam(),
-        reverse: Reverse | None = None,
         max_length: int | None = None,
         bleu_tokenize: BleuTokenize = "auto",
         tell: Tell = tell_nobody,
@@ -211,7 +180,6 @@ class Translator(TranslationModel):
                 them as sacrebleu does, an exact match equals one of them, and the loss is taken over all of them. If
                 the translator writes lower case, case does not count.
             beam: as for `translate`.
-            reverse: as for `translate`.
             max_length: the most tokens of a translation; see `TranslationOptions.max_target_length`.
             bleu_tokenize: sacrebleu's tokenizer; see `regard.tasks.training.bleu`.
             tell: is called with what is done, how many sentences are done, and of how many.
@@ -223,7 +191,7 @@ class Translator(TranslationModel):
         if not sets:
             raise DataError("there are no pairs to evaluate on")
 
-        options = TranslationOptions(beam=beam, reverse=reverse, max_target_length=max_length)
+        options = TranslationOptions(beam=beam, max_target_length=max_length)
         found = self.translate_whole([source for source, _ in sets], options, tell=tell)
         texts = [one.text for one in found]
         whole = together(self.score((source, target) for source, targets in sets for target in targets))
@@ -308,23 +276,6 @@ def _loaded(folder: Path, device: str, checkpoint: Literal["best", "last"]) -> T
     model = _frozen(filled(make_it, config.sizes, tensors, source=run.path / checkpoint), device)
     longest, alignment = config.max_length, taught_head(config)
     return Translator(model, source_tokenizer, target_tokenizer, longest=longest, alignment=alignment)
-
-
-def _ensemble_of(places: Sequence[Path | str], found: Sequence[Translator]) -> Translator:
-    first = found[0]
-    for place, other in zip(places, found, strict=True):
-        for ours, theirs in ((first.source_tokenizer, other.source_tokenizer),
-                             (first.target_tokenizer, other.target_tokenizer)):  # fmt: skip
-            if not isinstance(ours, Tokenizer) or not isinstance(theirs, Tokenizer):
-                raise ArgumentError("an ensemble is of runs of `regard train`, not of folders in Hugging Face's format")
-            if ours.fingerprint() != theirs.fingerprint():
-                raise ArgumentError(
-                    f"the runs of an ensemble need the same tokenizers, and those of {place} are others than those of "
-                    f"{places[0]}: train it with --warm-start {places[0]}, or on the same data with the same settings"
-                )
-    longest = min((one.longest for one in found if one.longest is not None), default=None)
-    model = Ensemble([one.model for one in found])
-    return Translator(model, first.source_tokenizer, first.target_tokenizer, longest=longest)
 
 
 def _frozen(model: N, device: str) -> N:

@@ -1,1 +1,0 @@
-"""Translation of a sentence before it has ended, word by word."""

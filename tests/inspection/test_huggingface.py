@@ -104,7 +104,7 @@ def test_steps_of_a_generation_are_the_rows_of_the_whole(padding: str | None, ca
     inputs = tokens(padding)
     model, ids, seen = generated("llama", inputs, **settings)
     name = "model.layers.1.self_attn"
-    assert len(seen[name]) == 5
+    assert len(seen.calls_of(name)) == 5
     keep = torch.ones_like(ids[:, :-1])
     if padding:
         keep[1, :4] = 0
@@ -140,19 +140,19 @@ def test_every_mode_of_keeping_under_generate(name: str, keep: regard.Summarize 
 
 def test_steps_share_the_last_keys() -> None:
     _, _, seen = generated("llama", tokens(None))
-    keys = {m.source.call.key.untyped_storage().data_ptr() for m in seen["model.layers.0.self_attn"]}
+    keys = {m.source.call.key.untyped_storage().data_ptr() for m in seen.calls_of("model.layers.0.self_attn")}
     assert len(keys) == 1
 
 
 def test_beams_that_change_places_keep_their_own_keys() -> None:
     _, _, seen = generated("gpt2", tokens(None), num_beams=2)
-    for weights in seen["transformer.h.1.attn"]:
+    for weights in seen.calls_of("transformer.h.1.attn"):
         assert torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
 
 
 def test_generation_with_an_encoder() -> None:
     _, _, seen = generated("bart", tokens())
-    assert len(seen["model.decoder.layers.0.encoder_attn"]) == 5
+    assert len(seen.calls_of("model.decoder.layers.0.encoder_attn")) == 5
     assert seen["model.encoder.layers.0.self_attn"].shape == (2, 4, LENGTH, LENGTH)
 
 

@@ -62,7 +62,7 @@ class ViewCommand(Command):
     terminal: bool = False
     """print the maps in place of writing files, in colours, or as plain tables if the output is a pipe or NO_COLOR is
     set."""
-    scale: Literal["sqrt", "linear", "log", "row"] = "sqrt"
+    scale: ScaleName = "sqrt"
     """which colour a weight gets in the picture and in the terminal; row: each row by its largest weight."""
     device: Device = "auto"
 
@@ -126,7 +126,7 @@ class ViewCommand(Command):
         return [ViewInput(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
 
 
-def _printed(shown: "Panel", scale: str) -> str:
+def _printed(shown: "Panel", scale: ScaleName) -> str:
     from regard.views.labels import printable
     from regard.views.terminal import map_text
 

@@ -27,7 +27,7 @@ from regard.views.figures import (
 )
 from regard.views.fonts import letter
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box, FigureSize, flow
-from regard.views.scales import ColourScale, Numbers
+from regard.views.scales import ColourScale, Numbers, ScaleName
 from regard.views.themes import LIGHT, Theme
 from regard.watching.report import count
 
@@ -133,7 +133,7 @@ def overlay(
     patch: int | None = None,
     ax: "Axes | None" = None,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     strength: float = 0.6,
     upsampling: Upsampling = WHOLE_PATCHES,
@@ -150,7 +150,7 @@ def overlay(
         image: (height, width, 3) or (3, height, width), floats in 0..1 or integers in 0..255; or (height, width) in
             grey, in the proportions of the model's input.
         weights: the map (T, T) of one head, an `AttentionMap`, a tensor or an array; the mean over heads is
-            `seen[layer][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
+            `seen[layer, 0][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
         token: the query: "class" for the first token, "mean" for the mean over all patches, or the index of a patch in
             row-major order.
         extra: the tokens before the patches (`patch_grid` infers it where it can).
@@ -204,7 +204,7 @@ def overlay_grid(
     panels: Sequence[tuple[str, Any]],
     *,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     theme: Theme = LIGHT,
 ) -> "Figure":

@@ -16,6 +16,7 @@ from regard.maps.statistics.by_name import (
     USUAL,
     How,
     Of,
+    StatisticName,
     Summary,
     as_summary,
     by_name,
@@ -331,7 +332,7 @@ class MapStatistics(MapWeights):
 
     def summary(
         self,
-        *names: str,
+        *names: StatisticName,
         k: int | None = None,
         p: float = 0.9,
         rows: int = 256,

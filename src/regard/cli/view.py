@@ -18,6 +18,7 @@ from regard.tasks.viewing.view_input import ViewInput
 if TYPE_CHECKING:
     from regard.tasks.pictures.save import Attends
     from regard.views.drawing import Panel
+    from regard.views.scales import ScaleName
 
 AnyModel = Annotated[
     PositionalPath,
@@ -62,7 +63,7 @@ class ViewCommand(Command):
     terminal: bool = False
     """print the maps in place of writing files, in colours, or as plain tables if the output is a pipe or NO_COLOR is
     set."""
-    scale: ScaleName = "sqrt"
+    scale: Literal["sqrt", "linear", "log", "row"] = "sqrt"
     """which colour a weight gets in the picture and in the terminal; row: each row by its largest weight."""
     device: Device = "auto"
 
@@ -126,7 +127,7 @@ class ViewCommand(Command):
         return [ViewInput(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
 
 
-def _printed(shown: "Panel", scale: ScaleName) -> str:
+def _printed(shown: "Panel", scale: "ScaleName") -> str:
     from regard.views.labels import printable
     from regard.views.terminal import map_text
 

@@ -88,9 +88,9 @@ class Ensemble(nn.Module):
         """The states of all members before the first step."""
         return tuple(member.start(source, source_lengths) for member in self._models())
 
-    def step(self, state: tuple[Any, ...], tokens: Integer[Tensor, " N"]) -> Step:
+    def step(self, state: tuple[Any, ...], ids: Integer[Tensor, " N"]) -> Step:
         """One step of all members; the alignment is the first member's."""
-        taken = [member.step(one, tokens) for member, one in zip(self._models(), state, strict=True)]
+        taken = [member.step(one, ids) for member, one in zip(self._models(), state, strict=True)]
         logits, alignments, after = zip(*taken, strict=True)
         return Step(log_mean(logits), alignments[0], after)
 

@@ -76,17 +76,17 @@ class TokenMemory(nn.Module):
     def __init__(
         self,
         keys: Float[Tensor, "E D"],
-        tokens: Integer[Tensor, " E"],
+        ids: Integer[Tensor, " E"],
         pairs: Integer[Tensor, " E"],
         texts: Sequence[tuple[str, str]] = (),
         lists: KeyLists | None = None,
     ) -> None:
         super().__init__()
         self.texts = texts
-        if keys.dim() != 2 or not len(keys) or tokens.shape != keys.shape[:1] or pairs.shape != keys.shape[:1]:
+        if keys.dim() != 2 or not len(keys) or ids.shape != keys.shape[:1] or pairs.shape != keys.shape[:1]:
             raise ShapeError(
                 "a memory needs keys (E, D), tokens (E,) and pairs (E,) of one E that is at least 1, got "
-                f"{tuple(keys.shape)}, {tuple(tokens.shape)} and {tuple(pairs.shape)}"
+                f"{tuple(keys.shape)}, {tuple(ids.shape)} and {tuple(pairs.shape)}"
             )
         if lists is not None and (
             lists.centres.shape != (len(lists.sizes), keys.shape[1]) or int(lists.sizes.sum()) != len(keys)
@@ -98,7 +98,7 @@ class TokenMemory(nn.Module):
         self.register_buffer("centres", None if lists is None else lists.centres.float())
         self.register_buffer("sizes", None if lists is None else lists.sizes.long())
         self.register_buffer("keys", keys.float())
-        self.register_buffer("tokens", tokens.long())
+        self.register_buffer("tokens", ids.long())
         self.register_buffer("pairs", pairs.int())
         self.register_buffer("_half_squares", 0.5 * self.keys.square().sum(-1), persistent=False)
 

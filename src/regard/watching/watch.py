@@ -105,8 +105,8 @@ def watch(
 class Seen(Displayed):
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
-    `seen["encoder.0"]` is the map of a module called once; `seen[name, 2]` is the map of its third call, and
-    `seen.calls_of(name)` the list of all. `print(seen.report())` lists the seen calls, and the missed ones with reasons.
+    `seen["encoder.0"]` is the map of a module called once, `seen[name, 2]` that of a third call, and
+    `seen.calls_of(name)` the list of all. `print(seen.report())` lists the seen calls, and the missed with reasons.
     """
 
     def __init__(self, record: Record) -> None:

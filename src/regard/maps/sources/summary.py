@@ -11,7 +11,7 @@ from regard.call.shapes import UNNAMED, Dimensions
 from regard.errors import ArgumentError, NotKeptError
 from regard.maps.sources.source import NamedSource, Part, Scratch, Source, Statistic
 from regard.maps.statistics import definitions as st
-from regard.maps.statistics.by_name import USUAL, Answers, How, StatisticName, by_name, check_names
+from regard.maps.statistics.by_name import USUAL, Answers, How, by_name, check_names
 from regard.maps.statistics.pooling import Grid
 from regard.maps.statistics.tiles import ask_all
 
@@ -41,7 +41,7 @@ class Summarize:
 
     def __init__(
         self,
-        *names: StatisticName,
+        *names: str,
         k: int = 4,
         p: float = 0.9,
         rows: int = 128,

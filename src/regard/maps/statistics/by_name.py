@@ -18,12 +18,11 @@ How = Literal["mean", "sum", "max"]
 Of = Literal["value", "size"]
 Summary = dict[str, Tensor | TopKeys]
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
-StatisticName = Literal[
+STATISTICS = (
     "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",
     "top_p_count", "pooled", "pooled_mean", "pooled_sum", "pooled_max",
-]  # fmt: skip
-STATISTICS: tuple[StatisticName, ...] = get_args(StatisticName)
-USUAL: tuple[StatisticName, ...] = ("received", "entropy", "top_keys", "pooled")
+)  # fmt: skip
+USUAL = ("received", "entropy", "top_keys", "pooled")
 
 
 def check_names(names: Sequence[str], where: str) -> None:

@@ -16,7 +16,6 @@ from regard.maps.statistics.by_name import (
     USUAL,
     How,
     Of,
-    StatisticName,
     Summary,
     as_summary,
     by_name,
@@ -332,7 +331,7 @@ class MapStatistics(MapWeights):
 
     def summary(
         self,
-        *names: StatisticName,
+        *names: str,
         k: int | None = None,
         p: float = 0.9,
         rows: int = 256,

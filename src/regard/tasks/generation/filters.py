@@ -93,13 +93,13 @@ class Vocabulary:
     """True for allowed tokens: in all answers (V), or in the answer to each source (B, V)."""
 
     @classmethod
-    def of(cls, tokens: Sequence[int], vocab_size: int) -> "Vocabulary":
+    def of(cls, ids: Sequence[int], vocab_size: int) -> "Vocabulary":
         """The constraint to these tokens in all answers; raises ArgumentError for no tokens, or one outside the
         vocabulary."""
-        if not tokens:
+        if not ids:
             raise ArgumentError("a vocabulary needs at least one token that may come")
         mask = torch.zeros(vocab_size, dtype=torch.bool)
-        for token in tokens:
+        for token in ids:
             _require_token(token, vocab_size)
             mask[token] = True
         return cls(mask)
@@ -316,15 +316,15 @@ class WholeWords:
                 self._ban(free[row], tokens[max(length - 1, 0) :], list(word), behind=length > 0)
         return free
 
-    def _ban(self, free: Tensor, tokens: list[int], word: list[int], *, behind: bool) -> None:
+    def _ban(self, free: Tensor, ids: list[int], word: list[int], *, behind: bool) -> None:
         """Ban the end of a word; `tokens` are those generated, after one of the prefix if `behind`."""
         lengthens = self.lengthens.to(free.device)
         can_be_longer = bool(lengthens.any()) and not bool(self.closes[word[-1]])
         done = word if can_be_longer else word[:-1]
-        at = len(tokens) - len(done)
-        if at < int(behind) or tokens[at:] != done:
+        at = len(ids) - len(done)
+        if at < int(behind) or ids[at:] != done:
             return
-        before = tokens[at - 1] if at else None
+        before = ids[at - 1] if at else None
         is_apart = bool(self.begins[word[0]]) or before is None or bool(self.closes[before])
         if not is_apart:
             return

@@ -94,19 +94,19 @@ class _Lane:
         tokens, end = self.hypothesis.tokens, self.model.target_tokenizer.marks.end_id
         return tokens[:-1] if tokens[-1:] == [end] else tokens
 
-    def _place(self, one: Occurrence, tokens: list[int], pieces: list[str]) -> tuple[int, list[int], str]:
+    def _place(self, one: Occurrence, ids: list[int], pieces: list[str]) -> tuple[int, list[int], str]:
         """Where a term belongs, its tokens as they are written there, and the words it replaces."""
         spaced, plain = _forms(one.term.target, self.model.target_tokenizer)
-        for place in range(self.fixed, len(tokens)):
+        for place in range(self.fixed, len(ids)):
             for form in (spaced, plain):
-                if self._stands(form, tokens, pieces, place):
+                if self._stands(form, ids, pieces, place):
                     return place, form, ""
         alignment = self.hypothesis.alignment
         assert alignment is not None
         place, end = place_of(alignment, self._columns(one), [*pieces, ""], self.fixed)
         text = "".join(pieces[:place])
-        begins_word = place < len(tokens) and pieces[place][:1].isspace()
-        at_end = place == len(tokens) and bool(text) and not text[-1].isspace() and _takes_space(text)
+        begins_word = place < len(ids) and pieces[place][:1].isspace()
+        at_end = place == len(ids) and bool(text) and not text[-1].isspace() and _takes_space(text)
         is_spaced_form = begins_word or at_end or is_spaced(text)
         return place, spaced if is_spaced_form else plain, "".join(pieces[place:end])
 
@@ -124,15 +124,15 @@ class _Lane:
         found = [n for n, (begin, end) in enumerate(places) if begin < one.end and one.begin < end]
         return found or [0]
 
-    def _stands(self, form: Sequence[int], tokens: Sequence[int], pieces: Sequence[str], place: int) -> bool:
+    def _stands(self, form: Sequence[int], ids: Sequence[int], pieces: Sequence[str], place: int) -> bool:
         """Whether a form of a term stands at a place, as whole words."""
         end = place + len(form)
-        if list(tokens[place:end]) != list(form) or self.model.target_tokenizer.unknown_id in form:
+        if list(ids[place:end]) != list(form) or self.model.target_tokenizer.unknown_id in form:
             return False
         if place not in begins_of_units(pieces, self.fixed) and not pieces[place].isspace():
             return False
         is_word = is_spaced("".join(pieces[place:end]))
-        return end == len(tokens) or not is_word or bool(self.model.token_kinds.begins[tokens[end]])
+        return end == len(ids) or not is_word or bool(self.model.token_kinds.begins[ids[end]])
 
     def _banned(self) -> list[list[int]]:
         """The forms of the terms of which none is left to come."""

@@ -170,12 +170,12 @@ class Interpreter:
                     found[row].append(token)
         return [tokens[:most] for tokens, most in zip(found, own, strict=True)]
 
-    def _has_enough(self, state: Interpreted, tokens: list[int]) -> bool:
+    def _has_enough(self, state: Interpreted, ids: list[int]) -> bool:
         """Whether the words that may be written are there, with the token behind them, which shows that they end."""
         most = self.policy.most_words(len(state.read))
         if state.has_ended or most is None:
             return False
-        return len(self.translator.target_tokenizer.decode(tokens).split()) > most
+        return len(self.translator.target_tokenizer.decode(ids).split()) > most
 
     def _aligned(
         self, states: Sequence[Interpreted], source: Tensor, lengths: Tensor, written: Sequence[Sequence[int]]
@@ -193,29 +193,29 @@ class Interpreter:
             answers.append([min(bisect_right(state.tokens_read, column), len(state.read) - 1) for column in best])
         return answers
 
-    def _accepted(self, state: Interpreted, tokens: list[int], aligned: list[int]) -> Interpreted:
+    def _accepted(self, state: Interpreted, ids: list[int], aligned: list[int]) -> Interpreted:
         """Add the words that may be written to a sentence, up to the first that may not."""
-        is_cut_off = state.has_ended and tokens[-1:] != [self.translator.target_tokenizer.marks.end_id]
+        is_cut_off = state.has_ended and ids[-1:] != [self.translator.target_tokenizer.marks.end_id]
         state = replace(state, is_cut_off=is_cut_off)
         most = self.policy.most_words(len(state.read))
-        for first, end, text in self._words(state, tokens):
+        for first, end, text in self._words(state, ids):
             is_free = state.has_ended
             within = most is None or len(state.written) < most
             if not is_free and not (within and self.policy.accepts(aligned[first:end], len(state.read))):
                 break
-            delays, kept = (*state.delays, len(state.read)), (*state.tokens, *tokens[first:end])
+            delays, kept = (*state.delays, len(state.read)), (*state.tokens, *ids[first:end])
             state = replace(state, written=(*state.written, text), delays=delays, tokens=kept)
         return state
 
-    def _words(self, state: Interpreted, tokens: list[int]) -> Iterator[tuple[int, int, str]]:
+    def _words(self, state: Interpreted, ids: list[int]) -> Iterator[tuple[int, int, str]]:
         """The complete words that tokens add to a translation: first token, token behind the last, and text.
 
         A word is complete where the next token begins with a space, and at the end mark. The end of a search that was
         cut off completes a word only if the source has ended.
         """
         codec, end_id = self.translator.target_tokenizer, self.translator.target_tokenizer.marks.end_id
-        is_whole = tokens[-1:] == [end_id]
-        added = tokens[:-1] if is_whole else tokens
+        is_whole = ids[-1:] == [end_id]
+        added = ids[:-1] if is_whole else ids
         begun = codec.decode(state.tokens)
         texts = [codec.decode([*state.tokens, *added[: n + 1]]) for n in range(len(added))]
         first, before = 0, begun

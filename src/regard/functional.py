@@ -19,7 +19,7 @@ from regard.call.shapes import as_autocast, canonical, restore, without_autocast
 from regard.errors import ArgumentError, ShapeError
 from regard.kernels import BACKENDS, choose_backend, execute
 from regard.kernels.as_sdpa import as_sdpa
-from regard.kernels.base import Backend, Call
+from regard.kernels.base import Backend, BackendName, Call
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
 from regard.maps.loop import one_loop
@@ -29,8 +29,12 @@ from regard.maps.sources.call_factors import GivenFactors, needs_gradient, tenso
 from regard.tensors.guards import State, has_values, is_overridden, is_recorded, look
 from regard.tensors.tensor_tree import tensors_mapped
 
-AnyScore = Score | Callable[[Tensor, Tensor], Tensor] | type[Score] | str
-AnyNormalization = Normalization | type[Normalization] | str
+ScoreName = Literal[
+    "scaled dot", "dot", "cosine", "gaussian", "laplacian", "boxcar", "epanechnikov", "triangular", "constant"
+]
+NormalizationName = Literal["softmax", "sparsemax", "entmax15", "sigmoid", "unnormalized", "softpick"]
+AnyScore = Score | Callable[[Tensor, Tensor], Tensor] | type[Score] | ScoreName
+AnyNormalization = Normalization | type[Normalization] | NormalizationName
 RECURRENT: set[object] = set()
 """`linear_attention`, once it is loaded: a watch looks for it here."""
 TOLERANCE = 0.05
@@ -60,21 +64,21 @@ Attended.__new__ = _of_parts  # type: ignore[method-assign, assignment]
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
-    backend: str | None = ..., return_weights: Literal[False] = ...,
+    backend: BackendName | None = ..., return_weights: Literal[False] = ...,
     keep_values: bool = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
-    backend: str | None = ..., return_weights: Literal[True],
+    backend: BackendName | None = ..., return_weights: Literal[True],
     keep_values: bool = ...,
 ) -> Attended: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, score: AnyScore = ..., normalization: AnyNormalization = ...,
     mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ..., dropout: float = ...,
-    backend: str | None = ..., return_weights: bool,
+    backend: BackendName | None = ..., return_weights: bool,
     keep_values: bool = ...,
 ) -> Tensor | Attended: ...  # fmt: skip
 def attention(
@@ -87,7 +91,7 @@ def attention(
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
-    backend: str | None = None,
+    backend: BackendName | None = None,
     return_weights: bool = False,
     keep_values: bool = False,
 ) -> Tensor | Attended:
@@ -161,7 +165,7 @@ def run_call(
     call: Call,
     values: Tensor,
     value: Tensor,
-    backend: str | None,
+    backend: BackendName | None,
     *,
     return_weights: bool,
     keep_values: bool,
@@ -276,7 +280,7 @@ def explain(
     mask: Mask | Tensor | None = None,
     bias: Bias | Tensor | None = None,
     dropout: float = 0.0,
-    backend: str | None = None,
+    backend: BackendName | None = None,
 ) -> Explanation:
     """The plan of `attention` for the same arguments, without computing it.
 

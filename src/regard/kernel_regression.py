@@ -20,7 +20,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("scikit-learn", extra="learn") from error
 
-KERNELS: dict[str, type[Score]] = {
+KernelName = Literal["gaussian", "laplacian", "boxcar", "epanechnikov", "triangular", "constant"]
+KERNELS: dict[KernelName, type[Score]] = {
     "gaussian": Gaussian,
     "laplacian": Laplacian,
     "boxcar": Boxcar,
@@ -60,7 +61,7 @@ class NadarayaWatson(RegressorMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        kernel: str = "gaussian",
+        kernel: KernelName = "gaussian",
         width: float | Literal["loo"] = 1.0,
         widths: ArrayLike | None = None,
         dtype: Literal["float64", "float32"] = "float64",

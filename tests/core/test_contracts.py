@@ -19,21 +19,21 @@ from tests.core.random_calls import DTYPES, EVERYDAY, Case, cases
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_output_and_weights_are_the_formula(backend: str, dtype: torch.dtype, case: Case, device: torch.device) -> None:
+def test_output_and_weights_are_the_formula(backend: Any, dtype: torch.dtype, case: Case, device: torch.device) -> None:
     contracts.output_and_weights_are_the_formula(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_weights_times_value_is_the_output(backend: str, dtype: torch.dtype, case: Case, device: torch.device) -> None:
+def test_weights_times_value_is_the_output(backend: Any, dtype: torch.dtype, case: Case, device: torch.device) -> None:
     """Contract 1."""
     contracts.weights_times_value_is_the_output(case.to(dtype, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_asking_for_the_weights_changes_nothing(backend: str, case: Case, device: torch.device) -> None:
+def test_asking_for_the_weights_changes_nothing(backend: Any, case: Case, device: torch.device) -> None:
     """Contract 2: the same bits, the same gradients, the same random state."""
     contracts.asking_for_the_weights_changes_nothing(case.to(torch.float32, device), backend)
 
@@ -95,7 +95,7 @@ def test_the_fused_kernel_is_the_one_that_torch_runs() -> None:
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
 def test_rows_sum_to_one_or_are_exactly_zero(
-    backend: str, dtype: torch.dtype, case: Case, device: torch.device
+    backend: Any, dtype: torch.dtype, case: Case, device: torch.device
 ) -> None:
     """Contract 3, with finite gradients."""
     contracts.rows_sum_to_one_or_are_exactly_zero(case.to(dtype, device), backend)
@@ -103,19 +103,19 @@ def test_rows_sum_to_one_or_are_exactly_zero(
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_gradients_are_those_of_the_formula(backend: str, case: Case, device: torch.device) -> None:
+def test_gradients_are_those_of_the_formula(backend: Any, case: Case, device: torch.device) -> None:
     """Of the output and, through the map, of the weights; in float64."""
     contracts.gradients_are_those_of_the_formula(case.to(torch.float64, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
 @given(case=cases())
-def test_the_order_of_keys_does_not_matter(backend: str, case: Case, device: torch.device) -> None:
+def test_the_order_of_keys_does_not_matter(backend: Any, case: Case, device: torch.device) -> None:
     contracts.the_order_of_keys_does_not_matter(case.to(torch.float64, device), backend)
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
-def test_gradcheck(backend: str) -> None:
+def test_gradcheck(backend: Any) -> None:
     q, k, v = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5))
     k, v = k[:, :1].detach().requires_grad_(), v[:, :1].detach().requires_grad_()
     mask = regard.causal(1) & regard.lengths(torch.tensor([0, 4]))
@@ -129,7 +129,7 @@ def test_gradcheck(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", None])
-def test_gradgradcheck(backend: str | None) -> None:
+def test_gradgradcheck(backend: Any) -> None:
     q, k, v = (torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4))
     mask = regard.causal(-1)
     assert torch.autograd.gradgradcheck(
@@ -161,7 +161,7 @@ def test_fused_refuses_a_second_derivative_by_name() -> None:
 
 
 @pytest.mark.parametrize("backend", EVERYDAY)
-def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend: str) -> None:
+def test_the_state_of_a_row_with_no_key_is_minus_infinity(backend: Any) -> None:
     """Contract 3: the kernels have conventions of their own (0.0 on CPU); the map must not see them."""
     q = torch.randn(2, 3, 5, 4)
     mask = regard.causal(0) & regard.padding(torch.tensor([[False, True, True, True, True], [False] * 5]))

@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("backend", [None, "tiled", "reference"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_attention_and_its_gradients(name: str, backend: str | None) -> None:
+def test_attention_and_its_gradients(name: str, backend: Any) -> None:
     q, k, v = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3))
     with NoDoubles():
         regard.attention(q, k, v, backend=backend, **OPTIONS[name]).sum().backward()

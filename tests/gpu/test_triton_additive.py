@@ -39,7 +39,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def attend(*tensors: Tensor, mask: Any, backend: str | None) -> tuple[Tensor, ...]:
+def attend(*tensors: Tensor, mask: Any, backend: Any) -> tuple[Tensor, ...]:
     """Output, weights, and the gradients of all tensors through both."""
     leaves = [t.detach().requires_grad_() for t in tensors]
     query, key, value, vector, query_weight, key_weight = leaves

@@ -112,7 +112,7 @@ def mean_over(values: Tensor, counted: Tensor) -> Tensor:
 def test_the_numbers_of_every_head(name: str, queries: int) -> None:
     maps = maps_of(MASKS[name], 2, queries=queries)
     tokens = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 1, 4, 5, 4, 2, 2], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3]])
-    table = head_table(maps, tokens)
+    table = head_table(maps, ids=tokens)
     assert table.layers == ("0", "1")
     place = torch.arange(queries) + 13 - queries
     keys = torch.arange(13)
@@ -140,15 +140,26 @@ def test_the_numbers_of_every_head(name: str, queries: int) -> None:
         expect("duplicate", (dense * equals).sum(-1), live & equals.any(-1))
 
 
+def test_tokens_are_strings_and_ids_are_their_numbers() -> None:
+    maps = maps_of(MASKS["causal"], 1, queries=13)
+    rows = [list("abcabcaadedbb"), list("aaaabcdefghib")]
+    ids = torch.tensor([[ord(one) for one in row] for row in rows])
+    for tokens, numbers in ((rows, ids), (rows[0], ids[0])):
+        ours, theirs = head_table(maps, tokens), head_table(maps, ids=numbers)
+        assert not ours["induction"].isnan().any()
+        for column in ("induction", "duplicate"):
+            torch.testing.assert_close(ours[column], theirs[column], rtol=0, atol=0)
+
+
 def test_a_head_that_looks_up_what_came_last_time_has_an_induction_of_1() -> None:
     tokens = torch.randperm(20).repeat(2)
     target = torch.where(torch.arange(40) >= 20, torch.arange(40) - 19, 0)
     q, k = 30.0 * torch.eye(40)[target], 30.0 * torch.eye(40)
     weights = regard.attention(q, k, k, mask=regard.causal(), return_weights=True).weights
-    table = head_table(weights, tokens)
+    table = head_table(weights, ids=tokens)
     assert table["induction"].item() == pytest.approx(1.0, abs=1e-4)
     assert table["previous"].item() < 0.1
-    assert head_table(weights, torch.arange(40))["induction"].isnan().all()
+    assert head_table(weights, ids=torch.arange(40))["induction"].isnan().all()
 
 
 # -- watched models --------------------------------------------------------------------------------------
@@ -172,7 +183,7 @@ def test_models_of_hugging_face(name: str) -> None:
     dense = [one.dense().double() for one in seen.maps]
     expected = rolled_out(dense, 0.5, torch.ones(4).double())
     torch.testing.assert_close(rollout(seen, [0, 6]).double(), expected[:, [0, 6]], rtol=0, atol=1e-6)
-    table = head_table(seen, inputs["input_ids"])
+    table = head_table(seen, ids=inputs["input_ids"])
     assert table.layers == tuple(name for name, _ in seen)
     assert table["entropy"].shape == (2, 4)
     live = dense[1].sum(-1) > 0
@@ -199,7 +210,7 @@ def test_a_model_of_our_own_by_its_parts() -> None:
     encoder = [one for (name, _), one in seen.items() if name.startswith("encoder")]
     expected = rolled_out([one.dense().double() for one in encoder], 0.5, torch.ones(2).double())
     torch.testing.assert_close(rollout(encoder, [3]).double(), expected[:, [3]], rtol=0, atol=1e-6)
-    table = head_table(seen, source)
+    table = head_table(seen, ids=source)
     assert table["induction"].shape == (4, 2)
     assert table["entropy"].isfinite().all()
 
@@ -210,7 +221,7 @@ def test_nothing_of_t_times_t() -> None:
     maps = [regard.attention(q * n, q, q, mask=regard.causal(), return_weights=True).weights for n in (1, 2)]
     with Largest() as largest:
         rollout(maps, [-1, 5])
-        head_table(maps, torch.randint(0, 9, (length,)))
+        head_table(maps, ids=torch.randint(0, 9, (length,)))
         compare(maps[:1], maps[1:])
         agreement(maps[0]), agreement(maps[0], "jensen-shannon")
     assert largest.elements <= 1 << 20 < length * length
@@ -246,8 +257,11 @@ def test_layers_of_other_widths_share_a_table() -> None:
         (lambda m: rollout(m, 0, heads=[1.0]), ArgumentError, "one weight for each of 4"),
         (lambda m: rollout([], 0), ArgumentError, "no maps"),
         (lambda m: head_table(cast(Any, [np.ones((3, 3))])), ArgumentError, "got ndarray"),
-        (lambda m: head_table(m, torch.ones(5)), ShapeError, r"one for each key of the maps .*; got \(5,\)"),
-        (lambda m: head_table(m, cast(Any, ["a", "b"])), ShapeError, "a tensor of ids, .*; got list"),
+        (lambda m: head_table(m, ids=torch.ones(5)), ShapeError, r"for each key of the maps .*; got \(5,\)"),
+        (lambda m: head_table(m, ["a", "b"]), ShapeError, r"for each key of the maps .*; got \(2,\)"),
+        (lambda m: head_table(m, cast(Any, torch.ones(13))), ArgumentError, "Numbers go by ids="),
+        (lambda m: head_table(m, "thirteen letter"), ArgumentError, "tokens are strings, one for each key"),
+        (lambda m: head_table(m, ["a"] * 13, ids=torch.ones(13)), ArgumentError, "leave one of them out"),
         (lambda m: head_table(m)["entropi"], ArgumentError, "columns distance, entropy.*got 'entropi'"),
         (lambda m: agreement(m[0][0, 0]), ShapeError, r"heads of a map .* got \(13, 13\)"),
         (lambda m: agreement(m[0], cast(Any, "kl")), ArgumentError, "got 'kl'"),
@@ -275,7 +289,7 @@ def test_each_sequence_is_read_with_its_own_tokens_in_every_tile(monkeypatch: py
     monkeypatch.setattr("regard.maps.statistics.tile_groups.TILE_ELEMENTS", 200)
     q, tokens = torch.randn(4, 2, 20, 3), torch.randint(0, 5, (4, 20))
     weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    dense, table = weights.dense(), head_table(weights, tokens)
+    dense, table = weights.dense(), head_table(weights, ids=tokens)
     for name, back in (("induction", 1), ("duplicate", 0)):
         expected, has_keys = torch.zeros(4, 2, 20), torch.zeros(4, 20, dtype=torch.bool)
         for b, row in enumerate(tokens.tolist()):

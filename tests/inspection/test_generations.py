@@ -247,7 +247,7 @@ def test_two_segments_of_whisper_are_two_maps() -> None:
             seen.joined(path)
         maps = seen.generations(path)
         assert len(maps) > 1
-        assert sum(one.shape[-2] for one in maps) == len(seen[path])
+        assert sum(one.shape[-2] for one in maps) == len(seen.calls_of(path))
         for one in maps:
             torch.testing.assert_close(one.dense().sum(-1), torch.ones(one.shape[:-1]))
 
@@ -449,7 +449,7 @@ def test_assisted_decoding_keeps_the_rows_that_were_accepted() -> None:
     written, seen = generated(model, {"input_ids": ids}, steps=12, assistant_model=assistant)
     # The assistant runs inside the model's own `generate`, and its calls are filed under the model itself.
     for path, expected in zip(names_of(seen, "layers"), whole(family, {"input_ids": ids}, written), strict=True):
-        assert any(one.shape[-2] > 1 for one in seen[path][1:])
+        assert any(one.shape[-2] > 1 for one in seen.calls_of(path)[1:])
         found = seen.joined(path).dense()
         length = min(found.shape[-2], expected.shape[-2])
         same(found[..., :length, :length], expected[..., :length, :length])

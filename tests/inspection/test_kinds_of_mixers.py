@@ -71,7 +71,7 @@ def test_a_convolution_in_a_generation() -> None:
     calls = [call for call in seen.calls if call.name == path]
     assert all(isinstance(call.error, float) and call.error < 1e-6 for call in calls)
     filters = seen.modules[path].conv.weight[:, 0]
-    prefill, *steps = seen[path]
+    prefill, *steps = seen.calls_of(path)
     assert prefill.shape[-2:] == (9, 9)
     assert len(steps) == 3
     for step in steps:

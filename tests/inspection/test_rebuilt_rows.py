@@ -157,7 +157,7 @@ def test_a_map_that_is_not_that_of_its_call_refuses_with_both_elements(
     with torch.no_grad(), regard.watch(model, **options) as seen:
         for _ in range(4):  # (The last row of a causal call sees all keys.)
             model(*given)
-    assert all(one.shape == (B, H, T, T) for one in seen["first"])
+    assert all(one.shape == (B, H, T, T) for one in seen.calls_of("first"))
     with pytest.raises(NotSeenError, match=r"rebuilt wrongly: .* an element -?\d.* give\s+-?\d"):
         seen["second"]
     report = str(seen.report())
@@ -323,7 +323,7 @@ def test_learned_queries_and_masks_are_marked(what: str) -> None:
             model(k, v).square().sum().backward()
             torch.optim.AdamW(model.parameters(), lr=1.0, fused=True).step()
             model.zero_grad()
-    for found, truth in zip(seen[""], truths, strict=True):
+    for found, truth in zip(seen.calls_of(""), truths, strict=True):
         try:
             read = found.dense()
         except OverwrittenError:

@@ -131,7 +131,8 @@ def test_every_mask_in_every_context(name: str, context: type[Any], monkeypatch:
     assert bool(seen.record.policy.dense_masks) == (name not in RECOGNISED)
     assert len(seen.record.policy.dense_masks) <= 1
     live = (expected.sum(-1) > 0).sum()
-    assert ((seen["first"].source.state > -torch.inf).sum() == live).all()
+    source: Any = seen["first"].source
+    assert ((source.state > -torch.inf).sum() == live).all()
     close(seen["first"].received().sum(), live.double(), 1e-4)
 
 
@@ -162,7 +163,8 @@ def test_the_lowest_number_under_the_causal_flag_hides_a_key_only_beside_others(
 def test_low_numbers_say_who_may_attend(low: float) -> None:
     """They are not held as a bias of T x S numbers."""
     seen = watched(Attend(), x(), attn_mask=torch.zeros(T, T).masked_fill(~torch.ones(T, T).tril().bool(), low))
-    call = seen[""].source.call
+    source: Any = seen[""].source
+    call = source.call
     assert call.bias is None
     assert "causal" in str(call.mask)
 
@@ -178,7 +180,8 @@ def test_grouped_heads() -> None:
     model, inputs = Attend(heads=4, kv_heads=2), torch.randn(B, T, 20)
     seen = watched(model, inputs, enable_gqa=True, is_causal=True)
     close(seen[""].dense(), dense(model, inputs, causal=True).detach())
-    assert seen[""].source.call.key.shape[1] == 2
+    source: Any = seen[""].source
+    assert source.call.key.shape[1] == 2
 
 
 class Raw(nn.Module):
@@ -264,7 +267,7 @@ def test_order_and_number_of_calls() -> None:
         model(x()[:, :4])
     assert list(seen) == [("0", 0), ("1", 0), ("0", 1), ("1", 1)] == seen.keys()
     assert [m.shape[-1] for m in seen.maps] == [7, 7, 4, 4]
-    assert [m.shape[-1] for m in seen["1"]] == [7, 4]
+    assert [m.shape[-1] for m in seen.calls_of("1")] == [7, 4]
     assert seen["1", 1] is seen.maps[3] is seen["1", -1]
     assert len(seen) == 4
     assert "1" in seen
@@ -538,7 +541,8 @@ def test_views_of_much_more_are_copied() -> None:
     # Query, key and value are views of one tensor: keeping two of them would keep the third.
     held = B * T * H * D * 4
     assert seen.report().held_bytes == 2 * held + B * T * H * 4
-    assert seen[""].source.call.query.untyped_storage().nbytes() == held
+    source: Any = seen[""].source
+    assert source.call.query.untyped_storage().nbytes() == held
 
 
 def test_nothing_of_the_model_is_kept_after_the_watch_is_gone() -> None:
@@ -923,7 +927,8 @@ def test_keep_cpu_and_autocast() -> None:
         with regard.watch(model, keep="cpu", verify=True) as seen:
             assert torch.equal(model(inputs), expected)
     weights = seen["first"]
-    assert weights.source.call.query.dtype == torch.bfloat16
+    source: Any = weights.source
+    assert source.call.query.dtype == torch.bfloat16
     assert weights.dtype == torch.float32
     close(weights.dense().sum(-1), torch.ones(B, H, T), 1e-4)
     assert max(call.error for call in seen.calls) < 2e-2

@@ -125,7 +125,8 @@ def test_dropout_and_autocast() -> None:
     assert seen.calls[0].error == "dropout"
     with torch.autocast("cpu", torch.bfloat16):
         seen, _ = watched(module, x, x, x, context=torch.enable_grad)
-    assert seen[""].source.call.query.dtype == torch.bfloat16
+    source: Any = seen[""].source
+    assert source.call.query.dtype == torch.bfloat16
     assert seen.calls[0].error < 2e-2
 
 

@@ -203,7 +203,7 @@ def test_wrong_settings_are_refused_at_the_door() -> None:
     with pytest.raises(ArgumentError, match="k, rows and columns of at least 1"):
         regard.Summarize("top_keys", k=0)
     with pytest.raises(ArgumentError, match=r"factors, cpu, summary or a Summarize\(\.\.\.\); got 'all'"):
-        regard.watch(Attend(), keep="all")
+        regard.watch(Attend(), keep="all")  # type: ignore[arg-type]
 
 
 class Steps(nn.Module):

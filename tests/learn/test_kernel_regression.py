@@ -38,7 +38,7 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_predictions_and_weights_are_the_formula(
-    name: str, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    name: Any, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
     x, y, new, weight = data
     u = np.linalg.norm(new[:, None] - x[None], axis=-1) / 1.3
@@ -56,7 +56,7 @@ def test_predictions_and_weights_are_the_formula(
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 @pytest.mark.parametrize("width", [1.5, 0.1, 0.003])
 def test_leaving_one_out_is_fitting_without_it(
-    name: str, offset: float, width: float, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    name: Any, offset: float, width: float, data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
     """Also of points without a near neighbour, where the weight of the others is a difference of rounding."""
     x, y, _, weight = data

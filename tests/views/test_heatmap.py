@@ -171,7 +171,7 @@ def test_a_grid_of_sentences_keeps_panels_apart() -> None:
 
 
 @pytest.mark.parametrize("scale", ["sqrt", "linear", "log", "row"])
-def test_figures_without_titles_of_axes_say_which_way_they_are_read(scale: str) -> None:
+def test_figures_without_titles_of_axes_say_which_way_they_are_read(scale: Any) -> None:
     weights = torch.from_numpy(softmax(2, 2))
     for figure in (heatmap_grid([weights], scale=scale), model_grid([weights[None, None]], scale=scale)):
         drawn(figure)

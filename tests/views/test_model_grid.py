@@ -103,7 +103,7 @@ def test_labels_go_where_they_fit() -> None:
         (lambda m: model_grid(m, sequence=2), ShapeError, r"in \[0, 2\), got 2"),
         (lambda m: model_grid([]), ArgumentError, "no maps"),
         (lambda m: model_grid(m, cells=0), ArgumentError, "cells must be at least 1"),
-        (lambda m: model_grid(m, scale="cubic"), ArgumentError, "'cubic'"),
+        (lambda m: model_grid(m, scale=cast(Any, "cubic")), ArgumentError, "'cubic'"),
         (lambda m: model_grid(m, limits=(1, 0)), ArgumentError, "1.0 and 0.0"),
         (lambda m: model_grid(m, how=cast(Any, "sum")), ArgumentError, "'sum'"),
         (lambda m: model_example(m, ["a"]), ShapeError, "1 labels came for maps of 20 tokens"),

@@ -261,7 +261,7 @@ def test_the_statistics_of_the_page_are_those_of_the_head_table() -> None:
     for length in (30, 150):
         weights, words = causal(length, heads=3), [f"w{n % 11}" for n in range(length)]
         (entry,) = embedded(page([Example("", {"0": Map(weights, words, words)})]).text)["examples"][0]["maps"]
-        table = regard.watching.head_table([weights], torch.arange(length) % 11)
+        table = regard.watching.head_table([weights], ids=torch.arange(length) % 11)
         for name in ("distance", "entropy", "self", "previous", "first", "induction", "duplicate"):
             np.testing.assert_allclose(entry["statistics"][name][:3], table[name][0], rtol=1e-3, atol=1e-6)
 

@@ -241,7 +241,7 @@ def test_every_query_whose_strongest_key_is_a_token_is_found(tab: Tab) -> None:
     assert len(lookers) > 1
     assert f"strongest key of {len(lookers)} queries: {', '.join(map(str, lookers))}" in found["text"]
     tokens = torch.arange(200) % 50
-    score = regard.watching.head_table([weights], tokens)["induction"][0]
+    score = regard.watching.head_table([weights], ids=tokens)["induction"][0]
     assert found["order"] == score.argsort(descending=True).tolist()
 
 
@@ -537,7 +537,7 @@ def test_research_at_4096_tokens_and_144_heads(browser: Chromium, research: tupl
     assert path.stat().st_size <= 8e6
     browser.size(1280, 800)
     tab = Tab(browser, path).again("sort=induction&theme=light")
-    score = regard.watching.head_table([one[None] for one in maps[:12]], torch.tensor([int(w[1:]) for w in words]))
+    score = regard.watching.head_table([one[None] for one in maps[:12]], ids=torch.tensor([int(w[1:]) for w in words]))
     expected = score["induction"].flatten().argsort(descending=True).tolist()
     found = tab.run("""
       const thumbs = [...root.querySelectorAll(".thumb")];

@@ -14,7 +14,7 @@ from regard.views import DARK, LIGHT, Panel, Theme, heatmap, heatmap_grid, model
 from regard.views.scales import SCALES, Limits, scale_of
 from tests.views.written_dates import softmax
 
-NAMES = list(SCALES)
+NAMES: list[Any] = list(SCALES)
 
 
 def luminance(colour: Any) -> float:
@@ -70,7 +70,7 @@ def test_small_weights_are_seen(theme: Theme) -> None:
 
 @pytest.mark.parametrize("scale", NAMES)
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_colours_read_back_are_the_weights(scale: str, theme: Theme) -> None:
+def test_colours_read_back_are_the_weights(scale: Any, theme: Theme) -> None:
     weights = softmax(12, 12) * np.linspace(0.2, 1, 12)[:, None]
     ax = heatmap(weights, scale=scale, theme=theme)
     ramp = np.rint(np.array(theme.colours()) * 255)
@@ -84,7 +84,7 @@ def test_colours_read_back_are_the_weights(scale: str, theme: Theme) -> None:
 
 @pytest.mark.parametrize("scale", NAMES)
 @pytest.mark.parametrize("limits", [Limits(0.001, 0.3), Limits(0.02, 4.0)])
-def test_places_and_numbers_are_inverse(scale: str, limits: Limits) -> None:
+def test_places_and_numbers_are_inverse(scale: Any, limits: Limits) -> None:
     chosen, shares = scale_of(scale), np.linspace(0, 1, 21)
     np.testing.assert_allclose(chosen.shares(chosen.values(shares, limits), limits), shares, atol=1e-9)
     assert chosen.shares([limits.low, limits.high], limits).tolist() == pytest.approx([0, 1])
@@ -92,7 +92,7 @@ def test_places_and_numbers_are_inverse(scale: str, limits: Limits) -> None:
 
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt", "row"])
-def test_signs_have_two_sides(scale: str) -> None:
+def test_signs_have_two_sides(scale: Any) -> None:
     ax = heatmap(np.array([[-0.2, 0.0, 0.1]]), scale=scale)
     colours = cell_colours(ax)[0].astype(int)
     assert ax.get_images()[0].get_clim() == ((-1, 1) if scale == "row" else (-0.2, 0.2))
@@ -126,7 +126,7 @@ def test_limits_are_those_of_the_data_and_are_printed() -> None:
         ("sqrt", (0, 0.0371), [0, 0.01, 0.02, 0.0371]),
     ],
 )
-def test_ticks_are_round(scale: str, limits: tuple[float, float], ticks: list[float]) -> None:
+def test_ticks_are_round(scale: Any, limits: tuple[float, float], ticks: list[float]) -> None:
     assert scale_of(scale).ticks(Limits(*limits)) == pytest.approx(ticks)
 
 

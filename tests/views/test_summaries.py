@@ -25,7 +25,7 @@ WHAT = regard.Summarize("entropy", "top_keys", "pooled", "pooled_max", rows=CELL
 Watched = tuple[Seen, Seen]
 
 
-def seen_by(*keeps: str | regard.Summarize, length: int = LENGTH) -> list[Seen]:
+def seen_by(*keeps: Any, length: int = LENGTH) -> list[Seen]:
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

@@ -2,6 +2,7 @@
 
 import io
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def plain(text: str) -> list[str]:
 @pytest.mark.parametrize("scale", ["sqrt", "linear", "log", "row"])
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 @pytest.mark.parametrize("rows", [6, 7])
-def test_colours_read_back_are_the_weights(scale: str, theme: regard.views.Theme, rows: int) -> None:
+def test_colours_read_back_are_the_weights(scale: Any, theme: regard.views.Theme, rows: int) -> None:
     weights = softmax(rows, 7)
     text = map_text(weights, LABELS[:rows], LABELS, printing=HalfBlocks(120, theme), scale=scale)
     found = colours(text)

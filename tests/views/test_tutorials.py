@@ -89,7 +89,7 @@ def f(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_d2l_the_shapes_of_kernels(kernel: str) -> None:
+def test_d2l_the_shapes_of_kernels(kernel: Any) -> None:
     score, formula = KERNELS[kernel]
     x = torch.arange(-2.5, 2.5, 0.1)
     steps = arithmetic_of_row(torch.zeros(1, 1), x[:, None], x[:, None], 0, score=score(1.0))
@@ -98,7 +98,7 @@ def test_d2l_the_shapes_of_kernels(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_d2l_nadaraya_watson_regression_and_its_weights(kernel: str) -> None:
+def test_d2l_nadaraya_watson_regression_and_its_weights(kernel: Any) -> None:
     x_train, _ = torch.sort(torch.rand(40) * 5)
     y_train, x_val = f(x_train) + torch.randn(40), torch.arange(0, 5, 0.1)
     k = KERNELS[kernel][1](x_train[:, None] - x_val[None])

@@ -18,6 +18,7 @@ from regard.tasks.viewing.view_input import ViewInput
 if TYPE_CHECKING:
     from regard.tasks.pictures.save import Attends
     from regard.views.drawing import Panel
+    from regard.views.scales import ScaleName
 
 AnyModel = Annotated[
     PositionalPath,
@@ -126,7 +127,7 @@ class ViewCommand(Command):
         return [ViewInput(text, tokens or None, self.target, self.image, self.audio) for text in texts or [None]]
 
 
-def _printed(shown: "Panel", scale: str) -> str:
+def _printed(shown: "Panel", scale: "ScaleName") -> str:
     from regard.views.labels import printable
     from regard.views.terminal import map_text
 

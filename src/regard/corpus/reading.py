@@ -119,11 +119,11 @@ def _of_layers(
 
 
 def _numbers(
-    measure: MeasureSettings, weights: AttentionMap, tokens: Tensor, most: int
+    measure: MeasureSettings, weights: AttentionMap, ids: Tensor, most: int
 ) -> tuple[Any, Mapping[str, QueryValues], TopOfQueries | None, list[list[int]] | None]:
     """Numbers (H, statistics) of a map (H, T, S), values by query and the `most` largest weights, and the top keys."""
     names = [name for name in MEANS if name in measure.statistics]
-    by_query, top = query_values_and_top(weights, tokens, names, most)
+    by_query, top = query_values_and_top(weights, ids, names, most)
     means = {name: one.mean() for name, one in by_query.items()}
     keys = None
     if not {"received", "top_keys"}.isdisjoint(measure.statistics):
@@ -134,7 +134,7 @@ def _numbers(
             keys = order[:, : measure.keys].tolist()
     for name in measure.numbers:
         if name not in means:
-            own = own_function(name)(weights, tokens)
+            own = own_function(name)(weights, ids)
             if own.dim() == 2:
                 by_query = {**by_query, name: QueryValues(own, torch.ones_like(own, dtype=torch.bool))}
                 own = own.mean(-1)

@@ -10,7 +10,7 @@ from regard.call.biases.combined import added
 from regard.call.masks.base import And, Mask, render
 from regard.functional import Attended, run_call
 from regard.kernels import choose_backend
-from regard.kernels.base import Call
+from regard.kernels.base import BackendName, Call
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import ScaledSource, SumSource, row_sums
 from regard.maps.sources.source import Source
@@ -97,7 +97,7 @@ class EditedWeights:
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def run(self, values: Tensor, value: Tensor, backend: str | None = None) -> "EditedCall":
+    def run(self, values: Tensor, value: Tensor, backend: BackendName | None = None) -> "EditedCall":
         """Attend with these weights to canonical values; `value` are the same as the model gave them."""
         chosen = choose_backend(self.call, backend)
         attended = run_call(self.call, values, value, backend, return_weights=True, keep_values=False)

@@ -19,7 +19,7 @@ from regard.edits.call_place import CallPlace
 from regard.edits.edited_weights import EditedCall, EditedWeights
 from regard.errors import ArgumentError
 from regard.functional import Attended, attention, make_call
-from regard.kernels.base import Call
+from regard.kernels.base import BackendName, Call
 from regard.maps.attention_map import AttentionMap
 from regard.tensors.guards import autocast_of, is_transformed
 from regard.watching.kept.evidence import Evidence
@@ -122,7 +122,7 @@ class ReadyCall:
     """The sequences of queries and keys; None if unknown."""
     heads_unknown: str = ""
     """Why heads and batch rows are not separable; empty if they are."""
-    backend: str | None = None
+    backend: BackendName | None = None
 
 
 ArgumentReader = Callable[[ThreadState, Func, Args, Kwargs, RetentionPolicy], ReadyCall]

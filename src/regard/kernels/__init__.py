@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.kernels.base import Backend, Call
+from regard.kernels.base import Backend, BackendName, Call
 from regard.kernels.fused import Fused
 from regard.kernels.reference import Reference
 from regard.kernels.tiled import Tiled
@@ -43,7 +43,7 @@ def row_state(call: Call) -> Tensor:
         return execute(choose_backend(call, None), call, key)[1]
 
 
-def choose_backend(call: Call, name: str | None, state: State | None = None) -> Backend:
+def choose_backend(call: Call, name: BackendName | None, state: State | None = None) -> Backend:
     """The named backend, or the first one able to run the call in this state, by default that of its query.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from regard.tensors.tensor_tree import UNSAVED
 if TYPE_CHECKING:
     from regard.tensors.captures import Captures
 
+BackendName = Literal["fused", "tiled", "reference"]
 BACKWARD = "its backward pass"
 OWN_TENSORS = (Causal, Lengths)
 """Masks that own their tensors when bound, of whatever size."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from os import PathLike
 from os.path import realpath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from regard.errors import ArgumentError, BackendError, DataError
 from regard.files.atomic import write_atomically
 from regard.files.untrusted import open_tensors, safetensors_library
 from regard.kernels import BACKENDS, choose_backend
-from regard.kernels.base import Backend, Call
+from regard.kernels.base import Backend, BackendName, Call
 from regard.maps.file_tree import as_json_and_tensors, check_fields, from_json_and_tensors, spelled
 from regard.maps.sources.call import CallSource
 from regard.maps.sources.call_factors import GivenFactors
@@ -193,7 +193,7 @@ def _write(path: str | PathLike[str], tensors: dict[str, Tensor], header: dict[s
 
 def _backend(name: str | None, call: Call) -> Backend:
     try:
-        return choose_backend(call, name if name in BACKENDS else None)
+        return choose_backend(call, cast(BackendName, name) if name in BACKENDS else None)
     except BackendError:
         return choose_backend(call, None)
 

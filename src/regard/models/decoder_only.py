@@ -64,7 +64,7 @@ class DecoderOnly(OneStack):
         self.config = config
 
     def forward(
-        self, tokens: Integer[Tensor, "B T"], *, loss: OutputLoss | None = None
+        self, ids: Integer[Tensor, "B T"], *, loss: OutputLoss | None = None
     ) -> Float[Tensor, "B T V"] | tuple[Tensor, Tensor]:
         """Logits of the token after each token. Padding at the end has logits too, and does not change other logits.
 
@@ -74,12 +74,12 @@ class DecoderOnly(OneStack):
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self.run(self.embed(tokens), causal(), None, "decoder"), loss)
+        return self.read_out(self.run(self.embed(ids), causal(), None, "decoder"), loss)
 
-    def attend(self, tokens: Integer[Tensor, "B T"]) -> dict[str, AttentionMap]:
+    def attend(self, ids: Integer[Tensor, "B T"]) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: decoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self.run(self.embed(tokens), causal(), maps.__setitem__, "decoder")
+        self.run(self.embed(ids), causal(), maps.__setitem__, "decoder")
         return maps
 
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> DecoderOnlyState:
@@ -109,9 +109,9 @@ class DecoderOnly(OneStack):
         aligned = tuple(None if cache is None else cache.shift(first) for cache in caches)
         return DecoderOnlyState(aligned, source_lengths, first)
 
-    def step(self, state: DecoderOnlyState, tokens: Integer[Tensor, " N"]) -> Step:
+    def step(self, state: DecoderOnlyState, ids: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token."""
-        caches, x = self._extend(tokens[:, None], state.caches, _mask(state), state.position)
+        caches, x = self._extend(ids[:, None], state.caches, _mask(state), state.position)
         return Step(self.read_out(x)[:, 0], None, replace(state, caches=caches, position=state.position + 1))
 
     def reorder(self, state: DecoderOnlyState, index: Integer[Tensor, " N"]) -> DecoderOnlyState:
@@ -124,10 +124,10 @@ class DecoderOnly(OneStack):
         return DecoderOnlyState(caches, state.position[index], state.padding[index])
 
     def _extend(
-        self, tokens: Tensor, caches: tuple[MixerCache | None, ...], mask: Mask, offset: int | Tensor
+        self, ids: Tensor, caches: tuple[MixerCache | None, ...], mask: Mask, offset: int | Tensor
     ) -> tuple[tuple[MixerCache, ...], Tensor]:
         """Read tokens after those of the caches: the longer caches, and the output of the last layer."""
-        x, bias, longer = self.embed(tokens, offset), shared_bias(self.relative), []
+        x, bias, longer = self.embed(ids, offset), shared_bias(self.relative), []
         for layer, cache in zip(self.each_layer(), caches, strict=True):
             x, extended = layer.extend(x, cache, mask, bias, offset)
             longer.append(extended)

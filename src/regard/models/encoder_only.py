@@ -39,7 +39,7 @@ class EncoderOnly(OneStack):
 
     def forward(
         self,
-        tokens: Shaped[Tensor, "B ..."],
+        ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
         *,
@@ -48,7 +48,7 @@ class EncoderOnly(OneStack):
         """Logits of the token at each position. Padding is never attended to.
 
         Args:
-            tokens: token ids (B, T), or the input of another front end: images (B, C, height, width) for `Patches`.
+            ids: token ids (B, T), or the input of another front end: images (B, C, height, width) for `Patches`.
             token_lengths: the number of real tokens in each sequence; by default there is no padding.
             segments: the segment of each token, for a model with segments; by default the first.
             loss: called instead of the output layer, with the input of that layer and the layer.
@@ -56,26 +56,26 @@ class EncoderOnly(OneStack):
         Raises:
             ArgumentError: a sequence is longer than the learned positions.
         """
-        return self.read_out(self._last(tokens, token_lengths, segments), loss)
+        return self.read_out(self._last(ids, token_lengths, segments), loss)
 
     def encode(
         self,
-        tokens: Shaped[Tensor, "B ..."],
+        ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The vector of each token after the last layer; see `forward`."""
-        return self.final_norm(self._last(tokens, token_lengths, segments))
+        return self.final_norm(self._last(ids, token_lengths, segments))
 
     def attend(
         self,
-        tokens: Shaped[Tensor, "B ..."],
+        ids: Shaped[Tensor, "B ..."],
         token_lengths: Integer[Tensor, " B"] | None = None,
         segments: Integer[Tensor, "B T"] | None = None,
     ) -> dict[str, AttentionMap]:
         """Every attention map of a pass, by name: encoder.n, each (B, H, T, T)."""
         maps: dict[str, AttentionMap] = {}
-        self._last(tokens, token_lengths, segments, maps.__setitem__)
+        self._last(ids, token_lengths, segments, maps.__setitem__)
         return maps
 
     def _last(

@@ -53,7 +53,7 @@ class Seq2Seq(Protocol):
         """Read the source, and return the state before the first step."""
         ...
 
-    def step(self, state: Any, tokens: Integer[Tensor, " N"]) -> Step:
+    def step(self, state: Any, ids: Integer[Tensor, " N"]) -> Step:
         """Read one token for each sequence. The step may reuse the buffers of the given state."""
         ...
 

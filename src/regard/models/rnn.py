@@ -214,9 +214,9 @@ class RNNSeq2Seq(nn.Module):
         sources = torch.arange(len(source), device=source.device)
         return RNNState(hidden, torch.zeros_like(hidden), annotations, projected, source_lengths, sources)
 
-    def step(self, state: RNNState, tokens: Integer[Tensor, " N"]) -> Step:
+    def step(self, state: RNNState, ids: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token, and the attention of the step."""
-        features, _, after, attended = self.decoder.step(state, self.target_embedding(tokens.long()), self.aligner)
+        features, _, after, attended = self.decoder.step(state, self.target_embedding(ids.long()), self.aligner)
         return Step(self.output(self.decoder.read(features)), attended.weights.with_heads(), after)
 
     def reorder(self, state: RNNState, index: Integer[Tensor, " N"]) -> RNNState:

@@ -262,12 +262,12 @@ class Transformer(nn.Module):
         padded = None if padding_mask(source_lengths, encoded) is None else source_lengths.long()
         return TransformerState((None,) * len(memory), memory, padded, sources, 0)
 
-    def step(self, state: TransformerState, tokens: Integer[Tensor, " N"]) -> Step:
+    def step(self, state: TransformerState, ids: Integer[Tensor, " N"]) -> Step:
         """Logits after one more token; the alignment is the last layer's.
 
         Without recorded gradients, the caches are written in place: the given state must not be used again.
         """
-        x = self.target_norm(self.target_positions(self.target_embedding(tokens[:, None]), offset=state.position))
+        x = self.target_norm(self.target_positions(self.target_embedding(ids[:, None]), offset=state.position))
         mask = None if state.source_lengths is None else lengths(state.source_lengths)
         bias, last = shared_bias(self.decoder_bias), len(state.memory) - 1
         caches, weights = list[KeyValue](), list[AttentionMap]()
@@ -276,7 +276,7 @@ class Transformer(nn.Module):
             x, longer = layer.step(x, cache, memory, mask, bias, weights.append if number == last else None)
             caches.append(longer)
         logits = self.output(self.decoder_norm(x))[:, 0]
-        alignment = weights[0] if weights[0].shape[0] == len(tokens) else SharedAlignment(weights[0])
+        alignment = weights[0] if weights[0].shape[0] == len(ids) else SharedAlignment(weights[0])
         return Step(logits, alignment, replace(state, caches=tuple(caches), position=state.position + 1))
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:

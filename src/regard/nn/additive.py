@@ -11,6 +11,7 @@ from regard.call.scores.additive import Additive
 from regard.call.shapes import require_dense
 from regard.errors import ShapeError
 from regard.functional import Attended, attention
+from regard.kernels.base import BackendName
 from regard.nn.arguments import require_dropout, require_sizes
 
 
@@ -61,17 +62,17 @@ class AdditiveAttention(nn.Module):
     @overload
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[False] = ...,
+        backend: BackendName | None = ..., return_weights: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[True],
+        backend: BackendName | None = ..., return_weights: Literal[True],
     ) -> Attended: ...  # fmt: skip
     @overload
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: bool,
+        backend: BackendName | None = ..., return_weights: bool,
     ) -> Tensor | Attended: ...  # fmt: skip
     def forward(
         self,
@@ -80,7 +81,7 @@ class AdditiveAttention(nn.Module):
         value: Float[Tensor, "*batch S E"] | None = None,
         *,
         mask: Mask | Tensor | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend from query to key and value.
@@ -113,17 +114,17 @@ class AdditiveAttention(nn.Module):
     @overload
     def attend(
         self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[False] = ...,
+        backend: BackendName | None = ..., return_weights: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def attend(
         self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[True],
+        backend: BackendName | None = ..., return_weights: Literal[True],
     ) -> Attended: ...  # fmt: skip
     @overload
     def attend(
         self, query: Tensor, projected: Tensor, value: Tensor, *, mask: Mask | Tensor | None = ...,
-        backend: str | None = ..., return_weights: bool,
+        backend: BackendName | None = ..., return_weights: bool,
     ) -> Tensor | Attended: ...  # fmt: skip
     def attend(
         self,
@@ -132,7 +133,7 @@ class AdditiveAttention(nn.Module):
         value: Float[Tensor, "*batch S E"],
         *,
         mask: Mask | Tensor | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend to projected keys; the rest is as in `forward`."""

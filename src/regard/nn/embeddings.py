@@ -69,10 +69,10 @@ class TokenEmbedding(nn.Module):
             with torch.no_grad():
                 self.weight[self.pad_id].zero_()
 
-    def forward(self, tokens: Integer[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
-        if tokens.is_floating_point():
-            raise ShapeError(f"tokens must be ids, whole numbers below {len(self.weight)}; got {tokens.dtype}")
-        return nn.functional.embedding(tokens.long(), self.weight, padding_idx=self.pad_id) * self.scale
+    def forward(self, ids: Integer[Tensor, "*batch T"]) -> Float[Tensor, "*batch T D"]:
+        if ids.is_floating_point():
+            raise ShapeError(f"tokens must be ids, whole numbers below {len(self.weight)}; got {ids.dtype}")
+        return nn.functional.embedding(ids.long(), self.weight, padding_idx=self.pad_id) * self.scale
 
 
 class SinusoidalPositions(Displayed, nn.Module):

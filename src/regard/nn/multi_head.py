@@ -17,6 +17,7 @@ from regard.call.scores.base import ScaledDot, Score
 from regard.call.shapes import require_dense
 from regard.errors import ArgumentError, ShapeError
 from regard.functional import AnyNormalization, Attended, attention
+from regard.kernels.base import BackendName
 from regard.nn.arguments import require_dropout, require_one_of, require_sizes
 from regard.nn.cache import KeyValue
 from regard.nn.head_norms import AcrossHeads, HeadNorm, norm_of_heads, normed
@@ -194,17 +195,17 @@ class MultiHeadAttention(nn.Module):
     @overload
     def forward(
         self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: Literal[False] = ...,
+        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
         self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: Literal[True],
+        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: Literal[True],
     ) -> Attended: ...  # fmt: skip
     @overload
     def forward(
         self, query: Tensor, key: Tensor | None = ..., value: Tensor | None = ..., *, mask: Mask | Tensor | None = ...,
-        bias: Bias | Tensor | None = ..., backend: str | None = ..., return_weights: bool,
+        bias: Bias | Tensor | None = ..., backend: BackendName | None = ..., return_weights: bool,
     ) -> Tensor | Attended: ...  # fmt: skip
     def forward(
         self,
@@ -214,7 +215,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend from query to key and value.
@@ -256,17 +257,17 @@ class MultiHeadAttention(nn.Module):
     @overload
     def attend(
         self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[False] = ...,
+        backend: BackendName | None = ..., return_weights: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def attend(
         self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        backend: str | None = ..., return_weights: Literal[True],
+        backend: BackendName | None = ..., return_weights: Literal[True],
     ) -> Attended: ...  # fmt: skip
     @overload
     def attend(
         self, query: Tensor, key_value: KeyValue, *, mask: Mask | Tensor | None = ..., bias: Bias | Tensor | None = ...,
-        backend: str | None = ..., return_weights: bool,
+        backend: BackendName | None = ..., return_weights: bool,
     ) -> Tensor | Attended: ...  # fmt: skip
     def attend(
         self,
@@ -275,7 +276,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
         return_weights: bool = False,
     ) -> Tensor | Attended:
         """Attend to projected keys and values; the rest is as in `forward`."""
@@ -290,7 +291,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = causal(),  # noqa: B008  (frozen, without state)
         bias: Bias | Tensor | None = None,
         offset: int | Integer[Tensor, "*batch"] | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Self-attention of the positions after those of a cache.
 
@@ -335,7 +336,7 @@ class MultiHeadAttention(nn.Module):
         key_value: KeyValue,
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
-        backend: str | None,
+        backend: BackendName | None,
         return_weights: bool,
     ) -> Tensor | Attended:
         attended = attention(

@@ -284,10 +284,10 @@ class ServedTranslator(Served):
             translator.searcher = None
         return translator.hypotheses([text], own)[0][0].tokens
 
-    def _forced(self, tokens: list[int], ids: Sequence[int]) -> TextMaps:
+    def _forced(self, written: list[int], ids: Sequence[int]) -> TextMaps:
         one = self.translator
         return forced_attention(
-            one.model, one.source_tokenizer, one.target_tokenizer, ids, tokens, alternatives=ALTERNATIVES
+            one.model, one.source_tokenizer, one.target_tokenizer, ids, written, alternatives=ALTERNATIVES
         )
 
 

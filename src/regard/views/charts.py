@@ -24,7 +24,7 @@ from regard.views.figures import (
 from regard.views.heatmap import ALONE, draw_maps, size_of
 from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, GAP, MARGIN, NARROWEST, Box
-from regard.views.scales import ColourScale, numeral
+from regard.views.scales import ColourScale, ScaleName, numeral
 from regard.views.themes import LIGHT, Theme
 from regard.watching.analysis.head_table import head_table
 from regard.watching.analysis.tables import Maps
@@ -48,7 +48,7 @@ def alignment(
     columns: Sequence[str] | None = None,
     *,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     theme: Theme = LIGHT,
 ) -> "Figure":
     r"""Draw one map with two margins: the received weight of each key below it, and the entropy of each query beside

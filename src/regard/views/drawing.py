@@ -16,7 +16,7 @@ from regard.views.axis_text import AxisLabel, measured
 from regard.views.labels import right_to_left
 from regard.views.masked import Cells, hidden_cells
 from regard.views.reading_order import visual_order
-from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, scale_of
+from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, checked_limits, scale_of
 from regard.views.themes import Theme
 from regard.views.values import Picture, Pooling, picture
 from regard.watching.analysis.tables import named
@@ -55,7 +55,7 @@ class Colouring:
 
     @classmethod
     def chosen(
-        cls, scale: str | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
+        cls, scale: ScaleName | ColourScale, limits: Any, without_sink: bool, theme: Theme, colour_map: Any
     ) -> "Colouring":
         """The look for the arguments of a view; raises ArgumentError if one is out of its range."""
         rule = scale_of(scale)

@@ -29,7 +29,7 @@ from regard.views.figures import (
 )
 from regard.views.fonts import letter
 from regard.views.layout import COLOUR_BAR, Box, FigureSize, Sides, flow, panel_size
-from regard.views.scales import ColourScale, Limits
+from regard.views.scales import ColourScale, Limits, ScaleName
 from regard.views.themes import LIGHT, Theme
 from regard.views.values import Pooling
 
@@ -54,7 +54,7 @@ def heatmap(
     *,
     ax: "Axes | None" = None,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     mask: Any = None,
@@ -145,7 +145,7 @@ def heatmap_grid(
     *,
     title: str = "",
     across: int | None = None,
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     colour_bar: bool = True,

@@ -26,7 +26,7 @@ from regard.views.heatmap import key_of_masked
 from regard.views.layer_names import short_names
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box
 from regard.views.masked import Cells, hidden_cells
-from regard.views.scales import ColourScale, Numbers
+from regard.views.scales import ColourScale, Numbers, ScaleName
 from regard.views.themes import LIGHT, Theme
 from regard.watching.analysis.tables import Maps, named
 
@@ -49,7 +49,7 @@ def model_grid(
     sequence: int = 0,
     cells: int = 128,
     how: DotPooling = "max",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     title: str = "",

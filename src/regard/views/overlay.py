@@ -27,7 +27,7 @@ from regard.views.figures import (
 )
 from regard.views.fonts import letter
 from regard.views.layout import COLOUR_BAR, MARGIN, NARROWEST, Box, FigureSize, flow
-from regard.views.scales import ColourScale, Numbers
+from regard.views.scales import ColourScale, Numbers, ScaleName
 from regard.views.themes import LIGHT, Theme
 from regard.watching.report import count
 
@@ -73,7 +73,7 @@ class PatchGrid(NamedTuple):
         return self.extra + self.rows * self.columns
 
 
-def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None, patch: int | None = None) -> PatchGrid:
+def patch_grid(count: int, image: tuple[int, int], *, extra: int | None = None, patch: int | None = None) -> PatchGrid:
     """Find the patches among the tokens of an image model.
 
     Patches are squares in row-major order after the class token and the registers. Without `extra` and `patch`, the
@@ -81,7 +81,7 @@ def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None,
     come first, if their patch count fits exactly.
 
     Args:
-        tokens: the tokens of the model.
+        count: the tokens of the model.
         image: the height and the width of the image in pixels, as the model saw it.
         extra: the tokens before the patches: 1 for ViT and DINOv2, 5 for DINOv2 with four registers, 0 for models that
             pool their patches. None infers it.
@@ -97,16 +97,16 @@ def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None,
     """
     try:
         height, width = image
-        require_whole(tokens=tokens, height=height, width=width)
+        require_whole(count=count, height=height, width=width)
     except (TypeError, ValueError) as error:
-        given = f"{tokens!r:.80} and {image!r:.80}"
-        raise ArgumentError(f"tokens and image must be a number and two numbers, got {given}") from error
-    if min(tokens, height, width) < 1 or (extra is not None and extra < 0) or (patch is not None and patch < 1):
+        given = f"{count!r:.80} and {image!r:.80}"
+        raise ArgumentError(f"count and image must be a number and two numbers, got {given}") from error
+    if min(count, height, width) < 1 or (extra is not None and extra < 0) or (patch is not None and patch < 1):
         raise ArgumentError(
-            f"tokens, image and patch must be at least 1, extra at least 0; got {tokens}, {image}, {patch} and {extra}"
+            f"count, image and patch must be at least 1, extra at least 0; got {count}, {image}, {patch} and {extra}"
         )
     sizes = [patch] if patch is not None else list(range(1, min(height, width) + 1))
-    grids = [PatchGrid(height // size, width // size, tokens - (height // size) * (width // size)) for size in sizes]
+    grids = [PatchGrid(height // size, width // size, count - (height // size) * (width // size)) for size in sizes]
     fitting = [
         grid for size, grid in zip(sizes, grids, strict=True)
         if min(grid.rows, grid.columns) > 0
@@ -116,7 +116,7 @@ def patch_grid(tokens: int, image: tuple[int, int], *, extra: int | None = None,
     if not fitting:
         told = f"{'any number of' if extra is None else extra} other tokens"
         raise ShapeError(
-            f"{tokens} tokens are no patches of an image of {height} x {width} pixels"
+            f"{count} tokens are no patches of an image of {height} x {width} pixels"
             f"{'' if patch is None else f' in squares of {patch}'} and {told}: pass extra= (class token and registers) "
             "and patch= (pixels), and the size of the image that the model saw"
         )
@@ -133,7 +133,7 @@ def overlay(
     patch: int | None = None,
     ax: "Axes | None" = None,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     strength: float = 0.6,
     upsampling: Upsampling = WHOLE_PATCHES,
@@ -150,7 +150,7 @@ def overlay(
         image: (height, width, 3) or (3, height, width), floats in 0..1 or integers in 0..255; or (height, width) in
             grey, in the proportions of the model's input.
         weights: the map (T, T) of one head, an `AttentionMap`, a tensor or an array; the mean over heads is
-            `seen[layer][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
+            `seen[layer, 0][0].average()`. Or the weights of one query, (T,), such as a row of `rollout`.
         token: the query: "class" for the first token, "mean" for the mean over all patches, or the index of a patch in
             row-major order.
         extra: the tokens before the patches (`patch_grid` infers it where it can).
@@ -204,7 +204,7 @@ def overlay_grid(
     panels: Sequence[tuple[str, Any]],
     *,
     title: str = "",
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     theme: Theme = LIGHT,
 ) -> "Figure":

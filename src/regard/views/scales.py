@@ -7,7 +7,7 @@ a linear scale draws most as white: the default is the square root.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -181,12 +181,13 @@ class RowScale(ColourScale):
         return LinearScale().values(shares, limits)
 
 
+ScaleName = Literal["linear", "sqrt", "log", "row"]
 SCALES: dict[str, ColourScale] = {
     scale.name: scale for scale in (LinearScale(), SquareRootScale(), LogScale(), RowScale())
 }
 
 
-def scale_of(scale: str | ColourScale) -> ColourScale:
+def scale_of(scale: ScaleName | ColourScale) -> ColourScale:
     """The named scale, or the scale itself.
 
     >>> scale_of("sqrt")

@@ -16,7 +16,7 @@ from regard.views.colours import Colour, hexadecimal
 from regard.views.drawing import ordered
 from regard.views.labels import printable, width
 from regard.views.masked import Cells, hidden_cells
-from regard.views.scales import ColourScale, Limits, Numbers, checked_limits, numeral, scale_of
+from regard.views.scales import ColourScale, Limits, Numbers, ScaleName, checked_limits, numeral, scale_of
 from regard.views.themes import DARK, Theme
 from regard.views.values import Pooling, picture
 
@@ -170,7 +170,7 @@ def map_text(
     columns: Sequence[str] | None = None,
     *,
     printing: Printing | None = None,
-    scale: str | ColourScale = "sqrt",
+    scale: ScaleName | ColourScale = "sqrt",
     limits: tuple[float, float] | None = None,
     without_sink: bool = False,
     mask: Any = None,

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, overload
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ def watch(
     model: nn.Module,
     names: Names = None,
     *,
-    keep: str | Summarize = "factors",
+    keep: Where | Summarize = "factors",
     verify: bool = False,
     copy: bool = False,
     grad: bool = False,
@@ -105,8 +105,8 @@ def watch(
 class Seen(Displayed):
     """The maps a watch has seen: a mapping from (module path, number of its call) to maps, in call order.
 
-    `seen["encoder.0"]` is the map of a module called once, or the list of its maps; `seen[name, 2]`
-    is the map of its third call. `print(seen.report())` lists the seen calls, and the missed ones with reasons.
+    `seen["encoder.0"]` is the map of a module called once, `seen[name, 2]` that of a third call, and
+    `seen.calls_of(name)` the list of all. `print(seen.report())` lists the seen calls, and the missed with reasons.
     """
 
     def __init__(self, record: Record) -> None:
@@ -117,7 +117,7 @@ class Seen(Displayed):
         """Raise ArgumentError: a watch is neither pickled nor copied."""
         raise ArgumentError(
             "what a watch has seen is bound to its model and can be neither copied nor pickled: copy or save its maps, "
-            "as in copy.deepcopy(dict(seen.items())) or seen[name].save(path)"
+            "as in copy.deepcopy(dict(seen.items())) or seen[name, 0].save(path)"
         )
 
     @property
@@ -155,18 +155,41 @@ class Seen(Displayed):
     def maps(self) -> list[AttentionMap]:
         return [call.map for call in self.calls if call.map is not None]
 
-    @overload
-    def __getitem__(self, key: Key) -> AttentionMap: ...
-    @overload
-    def __getitem__(self, key: str) -> AttentionMap | list[AttentionMap]: ...
-    def __getitem__(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
-        """The map of a (module path, call number); or for a path its only map, or the list of its maps.
+    def __getitem__(self, key: Key | str) -> AttentionMap:
+        """The map of a (module path, call number); or for a path alone, the map of its only call.
 
         Raises:
             NotSeenError: the call was not seen, or could not be read; the message says why.
-            ArgumentError: the key is neither a path nor a path with a number.
+            ArgumentError: the key is neither a path nor a path with a number, or that module was called several times.
         """
         name, index = _name_and_number(key)
+        if index is not None:
+            return self._maps_of(name, index)[0]
+        maps = self._maps_of(name)
+        if len(maps) > 1:
+            raise ArgumentError(
+                f"{name!r} has maps of {len(maps)} calls: seen.calls_of({name!r}) is their list, and "
+                f"seen[{name!r}, {self.record.count[name] - 1}] the last"
+            )
+        return maps[0]
+
+    def calls_of(self, name: str) -> list[AttentionMap]:
+        """The maps of all calls of one module, in their order; those of a generation are joined by `joined`.
+
+        Raises:
+            NotSeenError: nothing of that name was seen, or a call could not be read; the message says why.
+
+        >>> import torch
+        >>> layer = nn.MultiheadAttention(4, 2, batch_first=True)
+        >>> with torch.no_grad(), watch(layer) as seen:
+        ...     outputs = [layer(x, x, x) for x in torch.randn(3, 1, 5, 4)]
+        >>> [one.shape for one in seen.calls_of("")]
+        [torch.Size([1, 2, 5, 5]), torch.Size([1, 2, 5, 5]), torch.Size([1, 2, 5, 5])]
+        """
+        require(name, str, "name", "the path of a module")
+        return self._maps_of(name)
+
+    def _maps_of(self, name: str, index: int | None = None) -> list[AttentionMap]:
         calls = [call for call in self.calls if call.name == name]
         if index is not None:
             calls = [call for call in calls if call.index == (index if index >= 0 else self.record.count[name] + index)]
@@ -177,27 +200,22 @@ class Seen(Displayed):
             raise NotSeenError(
                 f"{name!r} was seen but could not be read: {next(c for c in calls if c.map is None).notes[0]}"
             )
-        return maps[0] if index is not None or len(maps) == 1 else list(maps)
+        return maps
 
-    @overload
-    def softmax(self, key: Key) -> AttentionMap: ...
-    @overload
-    def softmax(self, key: str) -> AttentionMap | list[AttentionMap]: ...
-    def softmax(self, key: Key | str) -> AttentionMap | list[AttentionMap]:
+    def softmax(self, key: Key | str) -> AttentionMap:
         """The softmax of written-out attention, before a mask, a gate, a mix of heads or dropout.
 
         `seen[key]` has the weights before the product with the values. Without a change between, it is the same map.
 
         Raises:
-            NotSeenError: the call was not seen, or could not be read; the message says why.
+            NotSeenError, ArgumentError: as `seen[key]`.
             NotKeptError: only statistics were recorded, and of the weights alone.
         """
         found = self[key]
         if self.record.policy.where == "summary":
             raise NotKeptError(f"the softmax of {key!r} was not kept: watch with keep='factors'")
-        beside = {id(call.map): call.softmax for call in self.calls if call.softmax is not None}
-        softmaxes = [beside.get(id(one), one) for one in ([found] if isinstance(found, AttentionMap) else found)]
-        return softmaxes[0] if isinstance(found, AttentionMap) else softmaxes
+        softmax = next(call.softmax for call in self.calls if call.map is found)
+        return found if softmax is None else softmax
 
     def over_tokens(self, name: str, index: int = -1) -> AttentionMap:
         r"""The map of a call with tokens for keys, where some keys are blocks of tokens (DeepSeek-V4): [A | B] becomes
@@ -241,10 +259,8 @@ class Seen(Displayed):
             ShapeError: the calls are not those of one generation; the message lists the sequences and the reasons.
             NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
-        require(name, str, "name", "the path of a module")
-        maps = self[name]
-        sequences = self.record.sequences.of[name]
-        if isinstance(maps, list) and len(sequences) > 1:
+        self.calls_of(name)
+        if len(sequences := self.record.sequences.of[name]) > 1:
             raise ShapeError(separate(name, sequences))
         return self.generations(name)[0]
 
@@ -294,8 +310,7 @@ class Seen(Displayed):
             ShapeError: the parent rows of a step are ambiguous.
             NotKeptError: only statistics of the steps were recorded, none of them joinable.
         """
-        maps = self[name]
-        by_call = dict(enumerate(maps)) if isinstance(maps, list) else {0: maps}
+        by_call = dict(enumerate(self.calls_of(name)))
         sequences = self.record.sequences.of
         others = OfRuns(sequence for found in sequences.values() for sequence in found)
         return [joined_map(name, sequence, by_call, others) for sequence in sequences[name]]

@@ -8,12 +8,13 @@ from hypothesis import assume, note
 from torch import Tensor
 
 import regard
+from regard.kernels.base import BackendName
 from tests.fuzz.core.bounds import output_error, require_close, unit, weight_error
 from tests.fuzz.core.calls import Call, Dense, answers, require_reasonable
 from tests.fuzz.core.parts import Sides
 from tests.fuzz.drawing import Drawn
 
-BACKENDS = (None, "reference", "tiled", "fused")
+BACKENDS: tuple[BackendName | None, ...] = (None, "reference", "tiled", "fused")
 
 
 def check_values(call: Call, drawn: Drawn) -> None:
@@ -29,7 +30,7 @@ def check_values(call: Call, drawn: Drawn) -> None:
                 _check_bits(call, found, backend)
 
 
-def _check_one(call: Call, dense: Dense, found: regard.Attended, error: Tensor | None, backend: str) -> None:
+def _check_one(call: Call, dense: Dense, found: regard.Attended, error: Tensor | None, backend: Any) -> None:
     weights = found.weights.dense()
     assert found.output.dtype == call.dtype
     assert weights.dtype == (torch.float64 if call.dtype == torch.float64 else torch.float32)
@@ -49,7 +50,7 @@ def _check_one(call: Call, dense: Dense, found: regard.Attended, error: Tensor |
     require_close(f"{backend}: output", found.output, call.laid_out(dense.output), call.laid_out(bound))
 
 
-def _check_bits(call: Call, found: regard.Attended, backend: str | None) -> None:
+def _check_bits(call: Call, found: regard.Attended, backend: Any) -> None:
     vectors, given = call.as_given(call.leaves())
     plain = regard.attention(*vectors, **given, backend=backend)
     assert torch.equal(plain, found.output), f"{backend}: asking for the weights changes the output"

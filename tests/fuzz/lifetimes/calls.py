@@ -167,10 +167,8 @@ def attention(drawn: Drawn) -> Subject:
     # The gradients of leaves are torch's own matter: it keeps them, and misses writes that count no version.
     shapes = ((2, HEADS, queries, DIM), (2, HEADS, keys, DIM), (2, HEADS, keys, DIM))
     leaves = [nn.Parameter(drawn.normal(*shape)) for shape in shapes]
-    mode, backend = (
-        drawn.of(["leaves", "results", "packed", "no_grad", "inference"]),
-        drawn.of([None, "tiled", "reference"]),
-    )
+    mode = drawn.of(["leaves", "results", "packed", "no_grad", "inference"])
+    backend: Any = drawn.of([None, "tiled", "reference"])
     note(f"{queries} x {keys}, {mode}, {backend}")
     if mode == "leaves":
         parts.subject.parameters += leaves[:2]

@@ -47,11 +47,11 @@ def lengths(valid: Integer[Tensor, "..."] | int, *, per_query: bool = False) -> 
     return Lengths(tensor, per_query)
 
 
-def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
+def padding(ids: Tensor, pad_id: int | None = None) -> Mask:
     """Attend to real tokens only.
 
     Args:
-        tokens: (batch..., S); bool with True = a real token, or token ids together with `pad_id`.
+        ids: (batch..., S); bool with True = a real token, or token ids together with `pad_id`.
         pad_id: the id of the padding token.
 
     Raises:
@@ -60,12 +60,12 @@ def padding(tokens: Tensor, pad_id: int | None = None) -> Mask:
     >>> padding(torch.tensor([[5, 7, 0]]), pad_id=0).dense(Sizes((1,), 1, 1, 1, 3, False)).squeeze()
     tensor([ True,  True, False])
     """
-    require(tokens, Tensor, "tokens", "a bool tensor or ids with pad_id=")
+    require(ids, Tensor, "tokens", "a bool tensor or ids with pad_id=")
     if pad_id is not None:
-        return Padding(counted(tokens) != pad_id)
-    if tokens.dtype != torch.bool:
-        raise ShapeError(f"padding() takes a bool tensor (True = keep) or ids with pad_id=, got {tokens.dtype}")
-    return Padding(tokens)
+        return Padding(counted(ids) != pad_id)
+    if ids.dtype != torch.bool:
+        raise ShapeError(f"padding() takes a bool tensor (True = keep) or ids with pad_id=, got {ids.dtype}")
+    return Padding(ids)
 
 
 def causal(offset: int | Integer[Tensor, " B"] | None = None) -> Mask:

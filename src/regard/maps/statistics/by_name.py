@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def by_name(
 ) -> dict[str, Statistic]:
     """The statistics of those names, for a map of so many queries and keys. See `AttentionMap.summary`."""
 
-    def picture(kind: str) -> Statistic:
+    def picture(kind: How) -> Statistic:
         return pooled(rows, columns, queries, keys, kind)
 
     makers: dict[str, Callable[[], Statistic]] = {
@@ -49,13 +49,13 @@ def by_name(
         "top_keys": lambda: top_weights(k, keys),
         "top_p_count": lambda: top_p_count(p),
         "pooled": lambda: picture(how),
-        **{f"pooled_{kind}": partial(picture, kind) for kind in ("mean", "sum", "max")},
+        **{f"pooled_{kind}": partial(picture, kind) for kind in get_args(How)},
     }
     check_names(names, "summary()")
     return {name: makers[name]() for name in names}
 
 
-def is_by_value(of: str) -> bool:
+def is_by_value(of: Of) -> bool:
     """Whether weights are read as they are, and not by their sizes."""
     if of not in ("value", "size"):
         raise ArgumentError(f"of must be 'value' or 'size', got {of!r}")
@@ -89,7 +89,7 @@ def top_p_count(p: float) -> Statistic:
     return st.TopPCount(float(p))
 
 
-def pooled(rows: int, columns: int, queries: int, keys: int, how: str) -> Statistic:
+def pooled(rows: int, columns: int, queries: int, keys: int, how: How) -> Statistic:
     """A picture of at most rows x columns blocks."""
     if how not in ("mean", "sum", "max"):
         raise ArgumentError(f"how must be 'mean', 'sum' or 'max', got {how!r}")

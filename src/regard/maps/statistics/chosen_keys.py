@@ -111,13 +111,13 @@ class OfEqualTokens(SumsOfKeys):
         return "the weights on equal tokens"
 
 
-def place_before(tokens: Tensor) -> Tensor:
+def place_before(ids: Tensor) -> Tensor:
     """For each position (sequences, S) the last earlier one of the same token; -1 for the first of its kind.
 
     >>> place_before(torch.tensor([[7, 8, 7, 7]]))
     tensor([[-1, -1,  0,  2]])
     """
-    order = tokens.argsort(stable=True, dim=-1)
-    ordered = tokens.gather(-1, order)
+    order = ids.argsort(stable=True, dim=-1)
+    ordered = ids.gather(-1, order)
     same = torch.nn.functional.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0), value=False)
     return torch.empty_like(order).scatter_(-1, order, order.roll(1, -1).where(same, -1))

@@ -93,13 +93,13 @@ class Vocabulary:
     """True for allowed tokens: in all answers (V), or in the answer to each source (B, V)."""
 
     @classmethod
-    def of(cls, tokens: Sequence[int], vocab_size: int) -> "Vocabulary":
+    def of(cls, ids: Sequence[int], vocab_size: int) -> "Vocabulary":
         """The constraint to these tokens in all answers; raises ArgumentError for no tokens, or one outside the
         vocabulary."""
-        if not tokens:
+        if not ids:
             raise ArgumentError("a vocabulary needs at least one token that may come")
         mask = torch.zeros(vocab_size, dtype=torch.bool)
-        for token in tokens:
+        for token in ids:
             _require_token(token, vocab_size)
             mask[token] = True
         return cls(mask)

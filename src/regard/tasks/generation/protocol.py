@@ -19,7 +19,7 @@ class Decodable(Protocol):
     def start(self, source: Integer[Tensor, "B S"], source_lengths: Integer[Tensor, " B"]) -> Any:
         """Read the source, and return the state before the first step."""
 
-    def step(self, state: Any, tokens: Integer[Tensor, " N"]) -> Any:
+    def step(self, state: Any, ids: Integer[Tensor, " N"]) -> Any:
         """Add one token to each sequence, and return (logits (N, V), alignment, state). The alignment is None or has a
         method `dense()` with a result of shape (N, H, 1, S). The given state must not be used again: the new state may
         use its buffers."""

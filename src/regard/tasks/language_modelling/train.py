@@ -143,17 +143,17 @@ def masked_job(config: MaskedLanguageModelConfig, folder: RunFolder, fabric: Any
 
     validate = _validation(config, masked_loss, model, windows, fabric)
 
-    def attend(tokens: Tensor) -> Mapping[str, AttentionMap]:
-        return model.attend(tokens, torch.tensor([tokens.shape[1]] * len(tokens), device=tokens.device))
+    def attend(ids: Tensor) -> Mapping[str, AttentionMap]:
+        return model.attend(ids, torch.tensor([ids.shape[1]] * len(ids), device=ids.device))
 
     look = look_at_text(model, corpus, config.pictures, config.block_length, attend)
     logged = attend_to_text(model, corpus, config.block_length, attend)
     return TrainingJob(model, batches, masked_loss, _optimizer(config, model), validate, look=look, attend=logged)
 
 
-def _plan(config: TextConfig, tokens: Any, fabric: Any, *, overlap: int) -> BlockPlan:
+def _plan(config: TextConfig, ids: Any, fabric: Any, *, overlap: int) -> BlockPlan:
     return BlockPlan(
-        tokens,
+        ids,
         length=config.block_length,
         overlap=overlap,
         batch_tokens=config.batch_tokens,

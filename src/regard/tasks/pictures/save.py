@@ -26,7 +26,7 @@ from regard.views.html.contents import Example, Map
 from regard.views.html.page import page
 from regard.views.overlay import overlay_grid
 from regard.views.pixels import pixels
-from regard.views.scales import ColourScale
+from regard.views.scales import ColourScale, ScaleName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ def look_at(
 
 
 def save_pictures(
-    seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: str | ColourScale = "sqrt"
+    seen: Sequence[SeenText], files: PictureFiles, *, title: str, scale: ScaleName | ColourScale = "sqrt"
 ) -> list[Path]:
     """Write a picture (one map for each sentence) and a page (every layer and head).
 
@@ -126,7 +126,7 @@ def save_pictures(
     return files.paths
 
 
-def _figure(seen: Sequence[SeenText], title: str, scale: str | ColourScale) -> "Figure":
+def _figure(seen: Sequence[SeenText], title: str, scale: ScaleName | ColourScale) -> "Figure":
     """A map for each sentence; of an image, every head over it."""
     for one in seen:
         if one.image is not None and (rows := _on_patches(one.attention, one.image)) is not None:

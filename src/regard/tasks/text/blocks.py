@@ -75,7 +75,7 @@ class BlockPlan:
 
     def __init__(
         self,
-        tokens: Integers,
+        ids: Integers,
         *,
         length: int,
         overlap: int,
@@ -84,14 +84,14 @@ class BlockPlan:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if len(tokens) < length + overlap:
+        if len(ids) < length + overlap:
             raise ArgumentError(
-                f"the text has {len(tokens)} tokens, and a block needs {length + overlap}: give more text or lower "
+                f"the text has {len(ids)} tokens, and a block needs {length + overlap}: give more text or lower "
                 "--block-length"
             )
-        self.tokens, self.length, self.overlap = tokens, length, overlap
+        self.tokens, self.length, self.overlap = ids, length, overlap
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.rows = min(max(batch_tokens // length, 1), (len(tokens) - overlap) // length)
+        self.rows = min(max(batch_tokens // length, 1), (len(ids) - overlap) // length)
         if not 0 <= rank < world_size or self.rows < world_size:
             raise ArgumentError(
                 f"expected rank {rank} to be one of {world_size} and each to get a block of every batch, but a batch "
@@ -154,23 +154,23 @@ def mask_tokens(blocks: TextBlocks, *, vocab_size: int, mask_id: int) -> TextBat
     return _batch(np.stack([row.tokens for row in rows]), np.stack([row.targets for row in rows]))
 
 
-def masked_windows(tokens: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
+def masked_windows(ids: Integers, *, length: int, vocab_size: int, mask_id: int) -> Iterator[TextWindow]:
     """Consecutive windows of at most `length` tokens, masked as in training, but always in the same places."""
-    for begin in range(0, len(tokens), length):
-        row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+    for begin in range(0, len(ids), length):
+        row = np.asarray(ids[begin : begin + length]).astype(np.int64)
         yield _masked(row, begin, vocab_size=vocab_size, mask_id=mask_id)
 
 
-def one_masked_windows(tokens: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
+def one_masked_windows(ids: Integers, *, length: int, mask_id: int, every: int = 1) -> Iterator[TextWindow]:
     """One window for each token (or each `every`-th token): only this token is masked in its window.
 
     >>> [window.tokens.tolist() for window in one_masked_windows(np.array([1, 5, 6, 2]), length=4, mask_id=9)]
     [[1, 9, 6, 2], [1, 5, 9, 2]]
     """
-    for place in range(0, len(tokens), every):
-        if tokens[place] > EOS:
+    for place in range(0, len(ids), every):
+        if ids[place] > EOS:
             begin = place - place % length
-            row = np.asarray(tokens[begin : begin + length]).astype(np.int64)
+            row = np.asarray(ids[begin : begin + length]).astype(np.int64)
             targets = np.full_like(row, UNPREDICTED)
             targets[place - begin], row[place - begin] = row[place - begin], mask_id
             yield TextWindow(row, targets)
@@ -187,9 +187,7 @@ def _masked(row: Integers, seed: int, *, vocab_size: int, mask_id: int) -> TextW
     return TextWindow(tokens, np.where(chosen, row, UNPREDICTED))
 
 
-def next_token_windows(
-    tokens: Integers, *, length: int, stride: int, begin_id: int | None = None
-) -> Iterator[TextWindow]:
+def next_token_windows(ids: Integers, *, length: int, stride: int, begin_id: int | None = None) -> Iterator[TextWindow]:
     """Windows of at most `length` tokens that predict every token but the first exactly once.
 
     A window begins `stride` tokens after the last one, and predicts the tokens after the last one's end. A smaller
@@ -202,13 +200,13 @@ def next_token_windows(
     if not 1 <= stride <= length:
         raise ArgumentError(f"the stride must be from 1 to {length}, the length of a window, got {stride}")
     done = 1
-    for begin in range(0, len(tokens), stride):
-        end = min(begin + length, len(tokens) - 1)
+    for begin in range(0, len(ids), stride):
+        end = min(begin + length, len(ids) - 1)
         if end < done:
             return
-        targets = np.asarray(tokens[begin + 1 : end + 1]).astype(np.int64)
+        targets = np.asarray(ids[begin + 1 : end + 1]).astype(np.int64)
         targets[: done - begin - 1] = UNPREDICTED
-        yield TextWindow(np.asarray(tokens[begin:end]).astype(np.int64), _without_marks(targets, begin_id))
+        yield TextWindow(np.asarray(ids[begin:end]).astype(np.int64), _without_marks(targets, begin_id))
         done = end + 1
 
 
@@ -240,6 +238,6 @@ def _without_marks(targets: Integers, begin_id: int | None) -> Integers:
     return targets if begin_id is None else np.where(targets == begin_id, UNPREDICTED, targets)
 
 
-def _batch(tokens: Integers, targets: Integers) -> TextBatch:
-    lengths = torch.full((len(tokens),), tokens.shape[1])
-    return TextBatch(torch.from_numpy(tokens), torch.from_numpy(targets), lengths)
+def _batch(ids: Integers, targets: Integers) -> TextBatch:
+    lengths = torch.full((len(ids),), ids.shape[1])
+    return TextBatch(torch.from_numpy(ids), torch.from_numpy(targets), lengths)

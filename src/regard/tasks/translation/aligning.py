@@ -45,8 +45,8 @@ class Align:
             return True
         return asked.copy_unknown and self.model.target_tokenizer.unknown_id in one.tokens
 
-    def _gains(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> list[Tensor | None]:
+    def _gains(self, batch: Batch, written: Sequence[Sequence[int]]) -> list[Tensor | None]:
         """The log-probability of each token of some targets, given the source and the tokens before it."""
         logits = self.model.model(batch.source, batch.source_lengths, batch.target_input)
         everything = precise(logits).log_softmax(-1).cpu()
-        return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, tokens, strict=True)]
+        return [row[torch.arange(len(ids)), ids] for row, ids in zip(everything, written, strict=True)]

@@ -99,13 +99,13 @@ def _write(pieces: list[str], first: int, end: int, given: str) -> None:
         pieces[first:end] = [text.replace(text.strip(), given.strip(), 1), *[""] * (end - first - 1)]
 
 
-def copies(tokens: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Sequence[str]) -> list[str]:
+def copies(ids: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: Sequence[str]) -> list[str]:
     """For each unknown token of a translation, the text of the source token it attends to most.
 
     Marks and spaces are never copied: their columns are ignored, whatever their weight.
 
     Args:
-        tokens: the tokens of the translation.
+        ids: the tokens of the translation.
         unknown_id: the token to replace.
         alignment: (T, S), one row for each token; columns beyond the surfaces belong to marks.
         surfaces: the text that each of the source's tokens stands for.
@@ -121,6 +121,6 @@ def copies(tokens: Sequence[int], unknown_id: int, alignment: Tensor, surfaces: 
     columns = [column for column, surface in enumerate(surfaces) if surface.strip()]
     if not columns:
         return []
-    rows = [row for row, token in enumerate(tokens) if token == unknown_id]
+    rows = [row for row, token in enumerate(ids) if token == unknown_id]
     best = alignment[rows][:, columns].argmax(-1).tolist()
     return [surfaces[columns[column]] for column in best]

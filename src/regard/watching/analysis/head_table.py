@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sources.combined import shares_of_sizes
 from regard.maps.sources.linear import LinearSource
@@ -21,9 +21,13 @@ from regard.watching.module_names import Names
 from regard.watching.observed import Record
 from regard.watching.report import given_up, layers_of, maps_of_layers
 
+TokenStrings = Sequence[str] | Sequence[Sequence[str]]
+
 
 @torch.no_grad()
-def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) -> HeadTable:
+def head_table(
+    maps: Maps, tokens: TokenStrings | None = None, *, ids: Tensor | None = None, skip: Names = ()
+) -> HeadTable:
     r"""Compute statistics of every head, each a mean over the queries with a key and over the batch.
 
     Query i is at position p = S - T + i, as under a causal mask with a cache.
@@ -40,7 +44,9 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
 
     Args:
         maps: the result of `regard.watch`, a model with its inputs, or maps or tensors (batch..., H, T, S).
-        tokens: the ids of the tokens, (batch..., S) or (S,), for induction and duplicate.
+        tokens: the tokens as strings, one for each key, for induction and duplicate; or a list of them for each
+            sequence of the batch.
+        ids: the same as numbers, (batch..., S) or (S,), such as the inputs of a model.
         skip: the modules of a watched model that the table need not cover, as `names` of `regard.watch`.
 
     Returns:
@@ -55,7 +61,8 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     and "participation_ratio" must be recorded too: it marks the queries with keys.
 
     Raises:
-        ShapeError: the tokens fit none of the maps.
+        ShapeError: the tokens or ids fit none of the maps.
+        ArgumentError: `tokens` are no strings, or came with `ids`.
         NotSeenError: modules of the watched model besides those in `skip` mix positions and were not read.
         NotKeptError: a map's statistics give none of the columns, or do not mark the queries with keys.
 
@@ -65,12 +72,12 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
     >>> import regard
     >>> q = torch.zeros(1, 2, 3, 1)
     >>> weights = regard.attention(q, q, q, mask=regard.causal(), return_weights=True).weights
-    >>> print(head_table(weights, torch.tensor([7, 8, 7])))
+    >>> print(head_table(weights, ["so", "and", "so"]))
     layer  head  distance  entropy     self  previous    first  induction  duplicate
     0         0      0.50     0.60     0.61      0.42     0.42       0.33       0.33
     0         1      0.50     0.60     0.61      0.42     0.42       0.33       0.33
     """
-    maps = watched(maps)
+    maps, ids = watched(maps), ids if tokens is None else _ids_of(tokens, ids)
     rest, record = given_up(maps, skip, "head_table()"), getattr(maps, "record", None)
     crosses: list[bool] = []
     if isinstance(record, Record):
@@ -78,14 +85,30 @@ def head_table(maps: Maps, tokens: Tensor | None = None, *, skip: Names = ()) ->
         crosses = [not call.is_of_positions for call in calls]
         maps = maps_of_layers(maps)
     found = named(maps)
-    if tokens is not None and not any(_fits(tokens, one) for _, one in found):
+    if ids is not None and not any(_fits(ids, one) for _, one in found):
         shapes = ", ".join(dict.fromkeys(str(tuple(one.shape)) for _, one in found))
-        got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise ShapeError(f"tokens must be a tensor of ids, one for each key of the maps {shapes}; got {got}")
-    numbers = [_numbers(one, tokens) for _, one in found]
+        got = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise ShapeError(f"one token or id is needed for each key of the maps {shapes}; got {got}")
+    numbers = [_numbers(one, ids) for _, one in found]
     for own in (own for own, cross in zip(numbers, crosses, strict=False) if cross):
         own |= {name: torch.full_like(own[name], torch.nan) for name in OF_ONE_SEQUENCE & own.keys()}
     return table([name for name, _ in found], numbers, rest)
+
+
+def _ids_of(tokens: TokenStrings, ids: Tensor | None) -> Tensor:
+    """A number for each string, the same for equal ones."""
+    if ids is not None:
+        raise ArgumentError("tokens and ids are the same, as strings and as numbers: leave one of them out")
+    given: list[Any] = [] if isinstance(tokens, str | Tensor) else list(tokens)
+    rows = [list(one) for one in given] if given and not isinstance(given[0], str) else [given]
+    if not given or not all(isinstance(one, str) for row in rows for one in row) or len(set(map(len, rows))) > 1:
+        raise ArgumentError(
+            f"tokens are strings, one for each key, or such a list for each sequence; got {tokens!r:.60}. "
+            "Numbers go by ids="
+        )
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(one for row in rows for one in row))}
+    found = torch.tensor([[numbers[one] for one in row] for row in rows])
+    return found[0] if isinstance(given[0], str) else found
 
 
 @torch.no_grad()
@@ -156,14 +179,14 @@ BY_QUERY = ("distance", "entropy", *OF_POSITIONS, *OF_TOKENS, "top_weight")
 
 
 @torch.no_grad()
-def query_values(weights: AttentionMap, tokens: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
+def query_values(weights: AttentionMap, ids: Tensor | None, names: Collection[str]) -> dict[str, QueryValues]:
     """The numbers of `head_table` before their means, for names of `BY_QUERY`; "top_weight" is the largest weight.
     Without tokens that fit, "induction" and "duplicate" count no query."""
-    return query_values_and_top(weights, tokens, names, 0)[0]
+    return query_values_and_top(weights, ids, names, 0)[0]
 
 
 def query_values_and_top(
-    weights: AttentionMap, tokens: Tensor | None, names: Collection[str], k: int
+    weights: AttentionMap, ids: Tensor | None, names: Collection[str], k: int
 ) -> tuple[dict[str, QueryValues], TopOfQueries | None]:
     """See `query_values`; with the k largest weights behind these numbers, from the same pass; None for k = 0."""
     if isinstance(weights.source, LinearSource):
@@ -175,7 +198,7 @@ def query_values_and_top(
         wanted["entropy"] = Entropy()
     if "distance" in names:
         wanted["distance"] = Distance(offset)
-    chosen = _chosen_keys(weights, tokens, names)
+    chosen = _chosen_keys(weights, ids, names)
     ranked = [TopWeights(min(k, weights.shape[-1]))] if k else []
     # All are read in one pass over the weights.
     answers = ask_all(source, [*wanted.values(), *chosen.values(), *ranked])
@@ -187,11 +210,11 @@ def query_values_and_top(
     return {name: values[name] for name in BY_QUERY if name in names}, top
 
 
-def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
+def _numbers(weights: AttentionMap, ids: Tensor | None) -> dict[str, Tensor]:
     queries, keys = weights.shape[-2:]
     if weights.source.has_blocks:
-        names = [name for name in BY_QUERY[:-1] if tokens is not None or name not in OF_TOKENS]
-        return {name: one.mean() for name, one in query_values(weights, tokens, names).items()}
+        names = [name for name in BY_QUERY[:-1] if ids is not None or name not in OF_TOKENS]
+        return {name: one.mean() for name, one in query_values(weights, ids, names).items()}
     live = _live(weights)
     numbers = {}
     if weights.source.keeps(Distance(keys - queries)):
@@ -202,9 +225,9 @@ def _numbers(weights: AttentionMap, tokens: Tensor | None) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def patterns(weights: AttentionMap, tokens: Tensor | None, live: Tensor) -> dict[str, Tensor]:
+def patterns(weights: AttentionMap, ids: Tensor | None, live: Tensor) -> dict[str, Tensor]:
     """The columns of `head_table` that name positions or tokens, each (H,), over `live`, the queries with a key."""
-    chosen = _chosen_keys(weights, tokens, (*OF_POSITIONS, *OF_TOKENS) if tokens is not None else OF_POSITIONS)
+    chosen = _chosen_keys(weights, ids, (*OF_POSITIONS, *OF_TOKENS) if ids is not None else OF_POSITIONS)
     answers = ask_all(weights.source, list(chosen.values()))
     return {name: one.mean() for name, one in _of_chosen_keys(weights, live, chosen, answers).items()}
 
@@ -227,7 +250,7 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _chosen_keys(
-    weights: AttentionMap, tokens: Tensor | None, names: Collection[str]
+    weights: AttentionMap, ids: Tensor | None, names: Collection[str]
 ) -> dict[tuple[str, ...], SumsOfKeys]:
     """The statistics of the keys that the names choose, by the names of their answers."""
     queries, keys = weights.shape[-2:]
@@ -238,7 +261,7 @@ def _chosen_keys(
         chosen[of_positions] = AtPlaces(torch.stack([of_names[name] for name in of_positions]))
     if not set(names).isdisjoint(OF_TOKENS):
         # Tokens that fit no map are all different: no query has an equal one.
-        fit = tokens if tokens is not None and _fits(tokens, weights) else torch.arange(keys)
+        fit = ids if ids is not None and _fits(ids, weights) else torch.arange(keys)
         fit = fit.to(weights.device).expand(*weights.leading[:-1], keys)
         chosen[OF_TOKENS] = OfEqualTokens(fit.reshape(-1, keys), weights.leading[-1], keys - queries, queries)
     return chosen
@@ -260,6 +283,6 @@ def _of_chosen_keys(
     return values
 
 
-def _fits(tokens: Tensor, weights: AttentionMap) -> bool:
+def _fits(ids: Tensor, weights: AttentionMap) -> bool:
     shapes = (weights.shape[-1],), (*weights.leading[:-1], weights.shape[-1])
-    return isinstance(tokens, Tensor) and tuple(tokens.shape) in shapes
+    return isinstance(ids, Tensor) and tuple(ids.shape) in shapes

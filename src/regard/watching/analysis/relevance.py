@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError, TooLargeError, require
 from regard.lazy import Displayed, displayed
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indexing import positions
+from regard.maps.indexing import positions as checked_positions
 from regard.maps.weights_of_map import DENSE_LIMIT_BYTES
 from regard.tensors.byte_size import human
 from regard.watching.module_names import Names
@@ -97,7 +97,7 @@ class Relevance(Displayed):
 
     def rows(
         self,
-        tokens: int | Sequence[int] | Tensor,
+        positions: int | Sequence[int] | Tensor,
         *,
         to: str | None = None,
         of: str | None = None,
@@ -106,7 +106,7 @@ class Relevance(Displayed):
         """The relevance of all tokens of one stream for chosen tokens of another, or of the same.
 
         Args:
-            tokens: the position of one token, or of N tokens; a negative one counts from the end.
+            positions: the position of one token, or of N tokens; a negative one counts from the end.
             to: the stream of these tokens; None is the last one, such as the decoder.
             of: the queried stream; None is the first one, such as the encoder.
             limit_bytes: of R, if it has to be whole.
@@ -124,8 +124,8 @@ class Relevance(Displayed):
         """
         to, of = self._stream(to, -1), self._stream(of, 0)
         device = self._layers[0][0].map.device
-        places = torch.as_tensor(tokens, device=device)
-        where = positions(places.reshape(-1), self.lengths[to], "token", device)
+        places = torch.as_tensor(positions, device=device)
+        where = checked_positions(places.reshape(-1), self.lengths[to], "token", device)
         assert isinstance(where, Tensor)
         if _are_mutual(self._layers):
             found = self.dense(to=to, of=of, limit_bytes=limit_bytes)[..., where, :]
@@ -176,10 +176,10 @@ class _RowsOfR:
     def __init__(self, layers: Layers, lengths: dict[str, int], of: str) -> None:
         self.layers, self.lengths, self.of = layers, lengths, of
 
-    def through(self, to: str, tokens: Tensor) -> Tensor:
+    def through(self, to: str, places: Tensor) -> Tensor:
         """The rows of some tokens as columns, (batch..., S, N)."""
         mean = self.layers[0][0].map
-        row = torch.nn.functional.one_hot(tokens, self.lengths[to]).to(mean.dtype).mT.expand(*mean.leading, -1, -1)
+        row = torch.nn.functional.one_hot(places, self.lengths[to]).to(mean.dtype).mT.expand(*mean.leading, -1, -1)
         rows, found = {to: row}, row.new_zeros(*mean.leading, self.lengths[self.of], row.shape[-1])
         for number in reversed(range(len(self.layers))):
             after = dict(rows)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indexing import positions
+from regard.maps.indexing import positions as checked_positions
 from regard.maps.sources.combined import shares_of_sizes
 from regard.watching.analysis.tables import Maps, named
 from regard.watching.module_names import Names
@@ -23,7 +23,7 @@ SEVERAL = (
 
 def rollout(
     maps: Maps,
-    tokens: int | Sequence[int] | Tensor,
+    positions: int | Sequence[int] | Tensor,
     *,
     residual: float = 0.5,
     heads: Sequence[float] | Tensor | None = None,
@@ -38,7 +38,7 @@ def rollout(
     Args:
         maps: the self-attention of the layers, first to last: the result of `regard.watch`, or maps
             (batch..., H, T, T).
-        tokens: the position of one token of the last layer, or of N tokens; a negative one counts from the end.
+        positions: the position of one token of the last layer, or of N tokens; a negative one counts from the end.
         residual: r, the share of the residual connection, in [0, 1].
         heads: a weight for each head, divided by the sum of all; None for equal weights.
         skip: the modules of a watched model that it need not go through, as `names` of `regard.watch`. Without these it
@@ -74,8 +74,8 @@ def rollout(
     layers = [_without_signs(one) if signs == "size" else one for _, one in named(maps)]
     _check(layers)
     length, first = layers[0].shape[-1], layers[0]
-    places = torch.as_tensor(tokens, device=first.device)
-    where = positions(places.reshape(-1), length, "token", first.device)
+    places = torch.as_tensor(positions, device=first.device)
+    where = checked_positions(places.reshape(-1), length, "token", first.device)
     assert isinstance(where, Tensor)
     paths = torch.nn.functional.one_hot(where, length).to(first.dtype).mT.expand(*first.leading[:-1], length, -1)
     ones = torch.ones(length, 1, dtype=first.dtype, device=first.device)

@@ -37,9 +37,9 @@ class LazyTokens(Protocol):
 class PrunedTokens:
     """The kept tokens (B, K) of the model's T, while the rest of its layers run."""
 
-    def __init__(self, layers: Sequence[nn.Module], names: dict[int, str], tokens: int) -> None:
+    def __init__(self, layers: Sequence[nn.Module], names: dict[int, str], count: int) -> None:
         self._names = names
-        self._tokens = tokens
+        self._tokens = count
         self._kept: Tensor | None = None
         self.planned: tuple[nn.Module, Tensor] | None = None
         """The running layer, and the tokens (B, K) to which its output is pruned."""

@@ -158,7 +158,7 @@ class PrunedCaches:
         """True if keys of this cache were dropped."""
         return any(self._dropped.get(layer) for layer in cache.layers)
 
-    def prepare(self, given: dict[str, Any], tokens: int, device: torch.device) -> None:
+    def prepare(self, given: dict[str, Any], count: int, device: torch.device) -> None:
         """Correct `position_ids` and a mask (B, columns) of padding beside a cache; raises FunctionError if tokens
         repeat."""
         cache = cache_in(given)
@@ -170,7 +170,7 @@ class PrunedCaches:
         seen, last = self.seen(cache), self._last.get(cache)
         if positions is None:
             start = torch.full((1, 1), seen) if last is None else last + 1
-            given["position_ids"] = positions = start.to(device) + torch.arange(tokens, device=device)
+            given["position_ids"] = positions = start.to(device) + torch.arange(count, device=device)
         elif last is not None and positions.dim() == 2 and len(last) in (1, len(positions)):
             again = last.to(positions.device) + 1 - positions[:, :1]
             if bool((again > 0).any()):
@@ -182,7 +182,7 @@ class PrunedCaches:
         self.remember(cache, positions)
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            new = mask[:, mask.shape[1] - tokens :]
+            new = mask[:, mask.shape[1] - count :]
             held = new.new_ones(len(new), int(cache.get_seq_length()))
             given["attention_mask"] = None if bool(new.all()) else torch.cat([held, new], dim=1)
 
@@ -198,19 +198,19 @@ class PrunedCaches:
             self._last.pop(cache, None)
 
 
-def mask_of_layer(mask: Any, held: int, tokens: int, name: str) -> Any:
+def mask_of_layer(mask: Any, held: int, count: int, name: str) -> Any:
     """The mask of a layer with another number of keys than the mask's layer: all its old keys are visible, and of the
     new ones those in the mask. Raises FunctionError for block masks with several queries."""
-    if mask is None or mask.shape[-1] == held + tokens:
+    if mask is None or mask.shape[-1] == held + count:
         return mask
-    if tokens == 1:
+    if count == 1:
         return None
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise FunctionError(
             f"{name!r} holds {held} keys and other layers another number, for which a {type(mask).__name__} cannot be "
             "made: run the tokens one by one, or use attn_implementation='sdpa'"
         )
-    new = mask[..., mask.shape[-1] - tokens :]
+    new = mask[..., mask.shape[-1] - count :]
     every = new.new_ones if new.dtype == torch.bool else new.new_zeros
     return torch.cat([every(*new.shape[:-1], held), new], dim=-1)
 

@@ -14,9 +14,9 @@ class Meter:
     tokens: float = 0.0
     places: float = 0.0
 
-    def add(self, tokens: float, places: float) -> None:
+    def add(self, token_count: float, places: float) -> None:
         self.steps += 1
-        self.tokens += tokens
+        self.tokens += token_count
         self.places += places
 
     def pause(self, seconds: float) -> None:

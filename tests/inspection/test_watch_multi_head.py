@@ -373,7 +373,7 @@ def test_steps_of_our_decoder_are_named_though_they_are_methods() -> None:
         for _ in range(3):
             state = model.step(state, tokens).state
     names = {name for name, _ in seen}
-    own = seen["decoder.1.self_attention"]
+    own = seen.calls_of("decoder.1.self_attention")
     assert [m.shape[-1] for m in own] == [1, 2, 3]
     close(seen.joined("decoder.1.self_attention").dense().sum(-1), torch.ones(3, 3, 3))
     assert all(name.split(".")[-1] in ("self_attention", "cross_attention") for name in names), names

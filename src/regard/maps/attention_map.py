@@ -51,7 +51,7 @@ class AttentionMap(TensorLike):
     True
     """
 
-    def __getitem__(self, index: Any) -> "AttentionMap | Tensor":
+    def __getitem__(self, index: Any) -> Any:  # a checker cannot tell a map's dimensions from an index
         """The same index of the tensor: a map if queries and keys stay, else a tensor. See the class.
 
         Raises:

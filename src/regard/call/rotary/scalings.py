@@ -45,7 +45,7 @@ class PositionInterpolation(Scaling):
     tensor([0.5000, 0.0050], dtype=torch.float64)
     """
 
-    factor: float
+    factor: float | Tensor
     """s, at least 1."""
 
     def __post_init__(self) -> None:
@@ -254,7 +254,7 @@ def _is_number(setting: object) -> bool:
     return setting is None or isinstance(setting, int | float)
 
 
-def require_factor(name: str, factor: float) -> None:
+def require_factor(name: str, factor: float | Tensor) -> None:
     """Refuse a factor below 1: it would shorten the context."""
     if factor < 1.0:
         raise ArgumentError(f"{name} stretches the context by a factor of at least 1, got {factor}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -16,7 +16,8 @@ from regard.maps.statistics.pooling import Grid
 
 How = Literal["mean", "sum", "max"]
 Of = Literal["value", "size"]
-Summary = dict[str, Tensor | TopKeys]
+Summary = dict[str, Any]
+"""A tensor by each name; of top_keys, a `TopKeys`."""
 Answers = Mapping[Statistic, tuple[Tensor, ...]]
 STATISTICS = (
     "received", "entropy", "participation_ratio", "distance", "top_weight", "top_key", "top_keys",

@@ -47,7 +47,7 @@ class BPEDropout:
     >>> ids = np.array(tokenizer.encode("unrelated"))
     >>> for probability in (0.0, 0.3, 1.0):
     ...     [cut] = BPEDropout(tokenizer, probability)([ids], np.array([13], np.uint64))
-    ...     print([tokenizer.decode([i]) for i in cut], tokenizer.decode(cut))
+    ...     print([tokenizer.decode([i]) for i in cut], tokenizer.decode(cut.tolist()))
     ['unrelated'] unrelated
     ['u', 'n', 'rela', 'ted'] unrelated
     ['u', 'n', 'r', 'e', 'l', 'a', 't', 'e', 'd'] unrelated

@@ -1,0 +1,81 @@
+"""The examples have no type errors that regard makes: mypy --strict and pyright read README, pages, docstrings."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import regard
+from tests import ROOT
+from tests.core import house
+from tests.docs.examples import write_modules
+
+PYRIGHT = ROOT / "node_modules/pyright/index.js"
+MYPY = """[mypy]
+strict = True
+follow_imports = silent
+ignore_missing_imports = True
+allow_redefinition_new = True
+local_partial_types = True
+warn_unused_ignores = False
+warn_return_any = False
+disable_error_code = no-untyped-def, no-untyped-call, type-arg, misc, import-untyped
+"""
+"""Strict, but for the annotations that an example leaves out."""
+OURS = {
+    one.name for tree in house.python_files(Path(regard.__file__).parent).values()
+    for one in tree.body if getattr(one, "name", "_")[0].isupper()
+}  # fmt: skip
+UNAVOIDABLE = {
+    "None": "a result that was asked for is there, and its type says that it may not be",
+    r"\*\*dict": "settings in a dictionary of numbers",
+    r'(expected|parameter "(input|tensors|other)" of type) "?(tuple\[)?Tensor': "a map in torch's own functions",
+    r'type "int" cannot be assigned to parameter "(beam|constraints)"': "the same, as pyright says it",
+}
+
+
+def by_mypy(folder: Path) -> list[str]:
+    (folder / "mypy.ini").write_text(MYPY)
+    files = [path.name for path in folder.glob("*.py")]
+    program = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", *files]
+    found = subprocess.run(program, cwd=folder, capture_output=True, text=True, env={"MYPYPATH": str(ROOT / "src")})
+    assert found.returncode < 2, found.stdout[-2000:] + found.stderr[-2000:]
+    return [line for line in found.stdout.splitlines() if ": error:" in line]
+
+
+def by_pyright(folder: Path) -> list[str]:
+    if not PYRIGHT.is_file() or (node := shutil.which("node")) is None:
+        pytest.skip("pyright is not installed: make browser")
+    python = {"venvPath": str(ROOT), "venv": ".venv", "extraPaths": [str(ROOT / "src")]}
+    (folder / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "typeCheckingMode": "standard", **python}))
+    program = [node, str(PYRIGHT), "--project", str(folder), "--outputjson"]
+    found = json.loads(subprocess.run(program, capture_output=True, text=True).stdout)
+    errors = [one for one in found["generalDiagnostics"] if one["severity"] == "error"]
+    return [f"{Path(one['file']).name}:{one['range']['start']['line'] + 1}: {one['message']}" for one in errors]
+
+
+def faults(errors: list[str]) -> list[str]:
+    """The errors of the README, and of other pages those that name a type of regard."""
+    named = re.compile(rf"\b({'|'.join(sorted(OURS))})\b")
+    left = [one for one in errors if not any(re.search(known, one) for known in UNAVOIDABLE)]
+    return [one for one in left if one.startswith("page_readme") or named.search(one.partition(" ")[2])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [by_mypy, by_pyright])
+def test_examples_have_no_type_errors_of_ours(check: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    assert len(write_modules(tmp_path)) > 200
+    (tmp_path / "planted.py").write_text(
+        "import regard, torch\n"
+        "with regard.watch(torch.nn.Identity()) as seen: ...\n"
+        "seen.calls_of('').top_keys(5)\n"
+        "regard.attention(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), backend='fusde')\n"
+    )
+    errors = check(tmp_path)
+    assert {one.split(":")[1] for one in errors if one.startswith("planted")} == {"3", "4"}
+    assert faults([one for one in errors if not one.startswith("planted")]) == []

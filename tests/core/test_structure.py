@@ -17,7 +17,7 @@ from tests.core import house
 # raises them by what it needs, with its reason beside the number.
 MOST_LINES = 71_553
 MOST_LINES_OF_THE_LIBRARY = 48_361  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 65_493
+MOST_LINES_OF_TESTS = 65_208
 LONGEST_FILE = 417
 MOST_ROOMS, MOST_ARROWS = 23, 120
 

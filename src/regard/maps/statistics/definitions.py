@@ -20,9 +20,9 @@ from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.precision import widest_dtype
 
 LOWEST_LOG = -1e4
+"""Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
 NO_KEY = -1e20
 """The logarithms of a row without keys are below this."""
-"""Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
 SORTED = 64
 """Keys sorted first to find a share of the mass: most rows need no more."""
 ROUNDED = 1024

@@ -1,6 +1,6 @@
 """A million documents through a model of 7B, on paper: time, money and bytes. python -m benchmarks.corpus_plan
 
-Each number of the table is computed from those of `ASSUMED`. tests/docs/test_corpus_plan.py compares docs/scale.md.
+Each number of the table is computed from those of `ASSUMED`.
 """
 
 from typing import NamedTuple

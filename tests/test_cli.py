@@ -334,7 +334,7 @@ def test_help_shows_the_flags_of_a_first_run(call: Call, task: str) -> None:
     assert "--help-all shows all" in " ".join(out.split())
     whole = call("train", task, "--help-all")[1]
     assert set(flags) < set(re.findall(r"^│ (--[a-z.-]+)", whole, re.M))
-    assert call("train", task, "--seed", "3", "--qk-clip", "1", "-h")[1] == out
+    assert call("train", task, "--seed", "3", "--muon-rate", "1", "-h")[1] == out
 
 
 def test_help_of_all_is_that_of_a_command_without_settings(call: Call) -> None:

@@ -15,11 +15,11 @@ from tests.core import house
 
 # Lines of Python, as many as there are. A deletion lowers them to what it leaves; a change that brings a new capability
 # raises them by what it needs, with its reason beside the number.
-MOST_LINES = 71_906
-MOST_LINES_OF_THE_LIBRARY = 48_437  # without the toolkit: tasks/, corpus/, serving/ and cli/
-MOST_LINES_OF_TESTS = 65_822
+MOST_LINES = 71_144
+MOST_LINES_OF_THE_LIBRARY = 48_242  # without the toolkit: tasks/, corpus/, serving/ and cli/
+MOST_LINES_OF_TESTS = 65_055
 LONGEST_FILE = 417
-MOST_ROOMS, MOST_ARROWS = 23, 120
+MOST_ROOMS, MOST_ARROWS = 23, 118
 
 SOURCE, TESTS = Path(regard.__file__).parent, Path(__file__).parents[1]
 PAGE, WIDGET = SOURCE / "views" / "html", SOURCE / "views" / "widget"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import regard
 from regard.errors import ArgumentError, NotSeenError, OverwrittenError
 from regard.models import DecoderOnly, DecoderOnlyConfig
-from regard.tasks.training.qk_clip import QKClip
 from regard.watching import head_table, rollout
 from regard.watching.kept.kept_recurrence import KeptRecurrence
 
@@ -162,14 +161,6 @@ def test_analyses_of_a_hybrid(qwen: tuple[nn.Module, str]) -> None:
     with regard.on_attention(model, lambda name, *_: asked.append(name)):
         model(ids)
     assert asked == ["model.layers.1.self_attn"]
-
-
-def test_a_clip_of_logits_passes_recurrences_by() -> None:
-    model = DecoderOnly(DecoderOnlyConfig(dim=16, num_heads=2, num_layers=2, layers="gated_delta, full"), vocab_size=9)
-    clip = QKClip(model, tau=1e-6)
-    with clip.watching():
-        model(torch.randint(3, 9, (1, 5)))
-    assert list(clip.step()) == ["layers.1.self_attention"]
 
 
 @torch.no_grad()

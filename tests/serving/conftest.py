@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import uvicorn
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.guard import allowed_hosts
-from regard.serving.jobs import jobs_of
 from regard.serving.served import Served
 from regard.serving.server import load_model, load_models
 from regard.serving.settings import Entrance, RequestLimits
@@ -65,15 +63,12 @@ class Running:
 
 
 @contextmanager
-def serving(
-    models: Mapping[str, Served], *, token: str | None = None, jobs: Path | None = None, **limits: Any
-) -> Iterator[Running]:
+def serving(models: Mapping[str, Served], *, token: str | None = None, **limits: Any) -> Iterator[Running]:
     """A server of some models."""
     with ExitStack() as stack:
         desk = Desk(models, RequestLimits(**limits), version="test")
         stack.callback(desk.close)
-        kept = None if jobs is None else stack.enter_context(jobs_of(jobs, desk))
-        app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token), kept)
+        app = application(desk, Entrance(hosts=allowed_hosts("127.0.0.1", ["example.org"]), token=token))
         yield stack.enter_context(running(app, desk))
 
 

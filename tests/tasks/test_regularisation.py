@@ -36,7 +36,7 @@ def settings(task: str, folder: Path, **changes: Any) -> Any:
     [
         ("translation", {"bpe_dropout": 0.3, "batch_tokens": 900}),
         ("recurrent translation", {"bpe_dropout": 0.3, "optimizer": "muon"}),
-        ("translation", {"optimizer": "muon", "muon_rate": 2.0, "qk_clip": 1.0}),
+        ("translation", {"optimizer": "muon", "muon_rate": 2.0}),
         ("language model", {"optimizer": "muon"}),
     ],
 )

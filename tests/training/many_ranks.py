@@ -10,17 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.nn import MultiHeadAttention
 from regard.tasks.training import tensor_files
 from regard.tasks.training.checkpoints import Checkpoints
 from regard.tasks.training.distributed.devices import start_fabric
 from regard.tasks.training.fit_config import FitConfig
 from regard.tasks.training.loop import fit
 from regard.tasks.training.optimizers import adamw
-from regard.tasks.training.qk_clip import QKClip
 from regard.tasks.training.random_state import seed_everything
 from regard.tasks.training.reporting.logs import MetricsFile
 from regard.tasks.training.schedules import inverse_square_root
@@ -99,33 +96,6 @@ def train_on_a_full_disk(folder: Path, **options: Any) -> None:
         (folder / f"told-{here}.txt").write_text(str(error))
 
 
-def two_attentions() -> nn.ModuleDict:
-    """Of which one has grouped heads."""
-    seed_everything(3)
-    return nn.ModuleDict({"each": MultiHeadAttention(16, 4), "last": MultiHeadAttention(16, 4, num_kv_heads=2)})
-
-
-def look_of(rank: int) -> Tensor:
-    """What a rank attends to: each has its largest logits in other heads."""
-    return torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(rank)) * 3
-
-
-def clip_heads(folder: Path) -> None:
-    """Heads are bounded by the largest logits of all ranks; the last module is run by the last rank alone."""
-    fabric = start_fabric("cpu", "float32")
-    model, rank = two_attentions(), fabric.global_rank
-    clip = QKClip(model, 1.0)
-    with clip.watching():
-        model["each"](look_of(rank))
-        if rank == fabric.world_size - 1:
-            model["last"](look_of(rank))
-    clip.step()
-    folder.mkdir(parents=True, exist_ok=True)
-    logits = {f"largest {name}": largest for name, largest in clip.largest.items()}
-    save_file({**model.state_dict(), **logits}, folder / f"clipped-{rank}.safetensors")
-    fabric.barrier()
-
-
 def main() -> None:
     """Every job has a name in `act`, a folder, perhaps a folder that is copied to it first, and options."""
     for job in json.loads(sys.argv[1]):
@@ -134,5 +104,5 @@ def main() -> None:
             if os.environ["RANK"] == "0":
                 shutil.copytree(source, folder)
             start_fabric("cpu", "float32").barrier()
-        acts = {"train": train, "full disk": train_on_a_full_disk, "clip": clip_heads}
+        acts = {"train": train, "full disk": train_on_a_full_disk}
         acts[job.pop("act", "train")](folder, **job)

@@ -160,25 +160,3 @@ def test_a_model_without_attention_is_refused_before_the_first_step() -> None:
     assert told == []
     log(Validated(step=2, metrics={"loss": 1.0}, is_best=True, patience_used=0))
     assert [type(event) for event in told] == [HeadsMeasured]
-
-
-@pytest.mark.parametrize("tau", [-1.0, float("nan"), float("inf")])
-def test_qk_clip_of_no_bound_is_refused(tau: float, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="qk_clip must be at least 0, got"):
-        next_token(tmp_path, qk_clip=tau)
-
-
-def test_qk_clip_bounds_the_logits_of_a_run(tmp_path: Path) -> None:
-    largest = {}
-    for tau in (0.0, 0.05):
-        (tmp_path / str(tau)).mkdir()
-        config = next_token(tmp_path / str(tau), steps=4, validate_every=4, log_attention=True, qk_clip=tau)
-        run_language_model(config)
-        line = lines(config.out, "attention")[-1]
-        largest[tau] = max(max(heads) for heads in line["largest_logit"].values())
-    assert largest[0.05] < 0.2 < largest[0.0]
-
-
-def test_qk_clip_refuses_a_model_of_additive_scores(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no projections of queries and keys in RNNSeq2Seq"):
-        run_translation(recurrent(tmp_path, steps=2, qk_clip=10.0))

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from regard.tasks.training.checkpoints import Checkpoints
-from regard.tasks.training.qk_clip import QKClip
 from tests.forked import run_ranks
-from tests.training.many_ranks import look_of, train, two_attentions
+from tests.training.many_ranks import train
 
 
 def launch(ranks: int, *jobs: dict[str, Any]) -> None:
@@ -46,7 +44,6 @@ def pairs(runs: Path) -> Path:
         {"folder": runs / "dropping-4", "steps": 4, "dropout": 0.3},
         {"folder": runs / "dropping-4", "steps": 8, "dropout": 0.3},
         {"folder": runs / "full", "copy_of": runs / "four-8", "steps": 12, "act": "full disk"},
-        {"folder": runs / "clipped", "act": "clip"},
     )
     return runs
 
@@ -85,26 +82,6 @@ def test_one_rank_goes_on_from_four(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "four-8", tmp_path / "run")
     train(tmp_path / "run", steps=12)
     check_same(tmp_path / "run", runs / "one")
-
-
-def test_heads_are_bounded_by_the_largest_logits_of_both_ranks(pairs: Path) -> None:
-    """As one process that saw what both saw; also in the module that only one of them ran."""
-    model = two_attentions()
-    clip, before = QKClip(model, 1.0), {name: value.clone() for name, value in model.state_dict().items()}
-    with clip.watching():
-        for rank in (0, 1):
-            model["each"](look_of(rank))
-        model["last"](look_of(1))
-    assert set(clip.step()) == {"each", "last"}
-    for rank in (0, 1):
-        found = load_file(pairs / "clipped" / f"clipped-{rank}.safetensors")
-        for name, largest in clip.largest.items():
-            torch.testing.assert_close(found.pop(f"largest {name}"), largest, rtol=1e-5, atol=1e-5)
-        assert set(found) == set(before)
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert {name.partition(".")[0] for name in changed} == {"each", "last"}
 
 
 def test_the_first_rank_writes_and_tied_weights_once(runs: Path) -> None:

@@ -29,7 +29,7 @@ class ServeCommand(Command):
     """Serve models: a page to type into, LibreTranslate's and OpenAI's addresses, and attention as numbers.
 
     It listens on this machine alone, unless told; another address needs a token. SIGTERM ends it, after the answers
-    that are being written. Nothing of a request is kept or logged, but for the documents of --jobs.
+    that are being written. Nothing of a request is kept or logged.
     """
 
     models: Models
@@ -49,9 +49,6 @@ class ServeCommand(Command):
     """seconds that running requests have after SIGTERM."""
     watch_run: bool = False
     """take each new best checkpoint of the runs, while training goes on: requests that run end on the model before."""
-    jobs: Path | None = None
-    """a folder for documents that are translated as jobs: kept there until they are deleted, and gone on with when the
-    server starts again. Unless given, there are no jobs."""
     workers: int | None = None
     """batches of CTranslate2 at a time; unless given, one for each core."""
     log_requests: bool = False
@@ -82,7 +79,7 @@ class ServeCommand(Command):
             from regard.serving.server import CheckpointWatch, ListeningPlace, load_model, load_models, serve_forever
 
         entrance = Entrance(hosts=allowed_hosts(self.host, self.allow_host), token=self._token())
-        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests, self.jobs)
+        place = ListeningPlace(self.host, self.port, self.grace, self.log_requests)
         threads = self.workers or usable_cores()
         load = partial(load_model, device=self.device, limits=self.limits, threads=threads, tell=say)
         models = load_models(self.models, self.languages, load)

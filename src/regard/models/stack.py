@@ -49,8 +49,9 @@ POSITIONS: dict[str, Callable[["StackConfig"], Maker]] = {
 def make_stack(config: StackConfig, attentions: Sequence[MakeAttention], *, sublayers: int = 2) -> StackParts:
     """The makers of a configuration's parts, for layers of so many sublayers with these attentions.
 
-    With pre-norm, the last matrix of each of the n sublayers of a stack begins smaller by the square root of n (as in
-    GPT-2: Radford et al. 2019, section 2.3), which makes the first updates those of a shallow model.
+    With post-norm, the last matrix of each of the n sublayers of a stack begins smaller by the square root of n (the
+    factor of GPT-2: Radford et al. 2019, section 2.3), which makes the first updates those of a shallow model. With
+    pre-norm it begins as it is.
 
     >>> config = StackConfig(dim=8, num_heads=2, norm="rms")
     >>> make_stack(config, [attention_of(config)] * 2).final_norm()

@@ -16,8 +16,7 @@ from starlette.routing import Route
 from regard.serving import shapes
 from regard.serving.asking import Desk
 from regard.serving.completions_api import CompletionsApi
-from regard.serving.guard import JOBS, Guard, refusal
-from regard.serving.jobs import FORMS, Jobs
+from regard.serving.guard import Guard, refusal
 from regard.serving.own_api import ARROW, OwnApi
 from regard.serving.settings import Entrance
 from regard.serving.ticket import Refused
@@ -40,21 +39,18 @@ class Address(NamedTuple):
     gives: Any = None
     takes_as: tuple[str, ...] = (JSON,)
     gives_as: tuple[str, ...] = (JSON,)
-    query: tuple[str, ...] = ()
-    """Texts that the question mark brings; each may be left out."""
-    removes: bool = False
 
     @property
     def method(self) -> str:
         """GET without a question, else POST."""
-        return "DELETE" if self.removes else "GET" if self.takes is None else "POST"
+        return "GET" if self.takes is None else "POST"
 
 
-def served_addresses(desk: Desk, jobs: Jobs | None = None) -> list[Address]:
+def served_addresses(desk: Desk) -> list[Address]:
     """All that programs may ask."""
     translate, completions, own = TranslateApi(desk), CompletionsApi(desk), OwnApi(desk)
     s = shapes
-    found = [
+    return [
         Address("/translate", translate.translate, "Translate", s.TranslateQuestion, s.Translated, (JSON, FORM)),
         Address("/languages", translate.languages, "The languages", None, list[s.Language]),
         Address("/health", translate.health, "Whether the server answers", None, s.Health),
@@ -72,20 +68,11 @@ def served_addresses(desk: Desk, jobs: Jobs | None = None) -> list[Address]:
         Address("/regard/v1/view", own.view, "Data of the page", s.ViewQuestion, dict[str, Any]),
         Address("/regard/v1/view/weights", own.weights, "Weights of a view", s.WeightsQuestion, gives_as=(BYTES,)),
     ]  # fmt: skip
-    if jobs is not None:
-        one = f"{JOBS}/{{id}}"
-        found += [
-            Address(JOBS, jobs.add, "Translate a document", str, s.Job, tuple(FORMS), query=("model",)),
-            Address(one, jobs.state, "How far a job is", None, s.Job),
-            Address(f"{one}/result", jobs.result, "The translations of a job", None, str, gives_as=("text/plain",)),
-            Address(one, jobs.remove, "Forget a job", None, s.Job, removes=True),
-        ]
-    return found
 
 
-def application(desk: Desk, entrance: Entrance, jobs: Jobs | None = None) -> Guard:
+def application(desk: Desk, entrance: Entrance) -> Guard:
     """The ASGI application of a desk, behind its guard."""
-    every = served_addresses(desk, jobs)
+    every = served_addresses(desk)
     described = msgspec.json.encode(openapi(every, desk.version))
 
     async def document(_: Request) -> Response:
@@ -154,8 +141,8 @@ def _operation(one: Address, schema: dict[Any, Any]) -> dict[str, Any]:
     def content(kind: Any, forms: tuple[str, ...]) -> dict[str, Any]:
         return {form: {"schema": schema[kind] if kind is not None and form in (JSON, FORM) else {}} for form in forms}
 
-    words = {400: "a wrong question", 401: "no token", 403: "another origin", 404: "no such model or job",
-             408: "too slow", 409: "not done yet", 413: "too long", 415: "another type of body", 421: "another host",
+    words = {400: "a wrong question", 401: "no token", 403: "another origin", 404: "no such model",
+             408: "too slow", 413: "too long", 415: "another type of body", 421: "another host",
              429: "too many wait", 501: "a library is missing", 503: "too late, or the server ends"}  # fmt: skip
     answers: dict[str, Any] = {"200": {"description": "the answer", "content": content(one.gives, one.gives_as)}}
     problem = {form: {"schema": schema[_problem(one)]} for form in (JSON,)}
@@ -163,11 +150,9 @@ def _operation(one: Address, schema: dict[Any, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"summary": one.summary, "responses": answers}
     if one.takes is not None:
         made["requestBody"] = {"required": True, "content": content(one.takes, one.takes_as)}
-    named = [(name, "path") for name in re.findall(r"\{(\w+)\}", one.path)] + [(name, "query") for name in one.query]
-    if named:
+    if names := re.findall(r"\{(\w+)\}", one.path):
         made["parameters"] = [
-            {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
-            for name, place in named
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     return made
 

@@ -20,8 +20,6 @@ OPEN = ("/", "/live.js", "/live.css", "/health", "/favicon.ico")
 """The addresses that need no token: the page asks its reader for it."""
 BODY_TOKENS = ("/translate", "/languages")
 """The addresses that may have the token in their body, as LibreTranslate's clients send it."""
-JOBS = "/regard/v1/jobs"
-"""The address that takes documents."""
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data: blob:",
@@ -71,7 +69,7 @@ class Guard:
         except Refused as error:
             app = refusal(error)
         try:
-            await app(scope, self._bounded(receive, self._most(scope["path"])), with_headers)
+            await app(scope, self._bounded(receive, self._limits.max_body), with_headers)
         except* (_NoReader, ClientDisconnect):
             pass  # the server closes the connection, because the answer is not whole
 
@@ -84,7 +82,7 @@ class Guard:
         is_foreign = any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins)
         if is_foreign or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and method in CHANGING):
             raise Refused(403, "pages of other origins may not use this server")
-        lengths, most = headers.getlist("content-length"), self._most(scope["path"])
+        lengths, most = headers.getlist("content-length"), self._limits.max_body
         if any(not one.isascii() or not one.isdigit() for one in lengths) or len(set(lengths)) > 1:
             raise Refused(400, "content-length must be one whole number")
         if lengths and (len(lengths[0]) > 15 or int(lengths[0]) > most):
@@ -102,10 +100,6 @@ class Guard:
         """Whether a request with this token may come in."""
         token = self._entrance.token
         return token is None or hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
-
-    def _most(self, path: str) -> int:
-        """The most bytes of a body."""
-        return self._limits.max_document if path == JOBS else self._limits.max_body
 
     def _bounded(self, receive: Any, most: int) -> Any:
         """The channel of a request, whose body is neither longer nor slower than allowed."""

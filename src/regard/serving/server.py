@@ -14,7 +14,6 @@ from regard.errors import ArgumentError, RegardError
 from regard.serving.application import application
 from regard.serving.asking import Desk
 from regard.serving.guard import Guard
-from regard.serving.jobs import jobs_of
 from regard.serving.served import Served, ServedTranslator, served
 from regard.serving.settings import Entrance, RequestLimits
 from regard.tasks.exports.engine import refuse_run, searching_by_ctranslate2
@@ -91,8 +90,6 @@ class ListeningPlace(NamedTuple):
     grace: float
     """Seconds that running requests have after SIGTERM."""
     logs_requests: bool
-    jobs: Path | None = None
-    """The folder of documents."""
 
 
 def load_models(
@@ -187,9 +184,8 @@ def serve_forever(
     with ExitStack() as stack:
         desk = Desk(models, limits, version=__version__)
         stack.callback(desk.close)
-        jobs = None if place.jobs is None else stack.enter_context(jobs_of(place.jobs, desk))
         stack.enter_context(beside(desk))
-        _run(application(desk, entrance, jobs), desk, place, begun)
+        _run(application(desk, entrance), desk, place, begun)
 
 
 def _run(app: Guard, desk: Desk, place: ListeningPlace, begun: Callable[[str], None]) -> None:

@@ -27,11 +27,6 @@ class RequestLimits:
     max_waiting: int = 128
     """the most requests that wait for a model; further ones are answered 429."""
 
-    max_jobs: int = 32
-    """with --jobs, the most documents that are kept; further ones are answered 429."""
-    max_document: int = 2**24
-    """with --jobs, the most bytes of a document."""
-
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not 1 <= value < float("inf"):

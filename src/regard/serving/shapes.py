@@ -151,27 +151,6 @@ class OpenAIProblem(Struct, kw_only=True):
     error: OpenAIError
 
 
-# -- documents ----------------------------------------------------------------------------------------------
-
-JobFormat = Literal["text", "jsonl"]
-"""A sentence on each line, or an object with a `source` or a `text`."""
-
-
-class Job(Struct, kw_only=True):
-    """A document that is translated: `done` of its `total` lines."""
-
-    id: str
-    model: str
-    format: JobFormat
-    created: float
-    """Seconds since 1970."""
-    status: Literal["waiting", "running", "done", "failed"] = "waiting"
-    done: int = 0
-    total: int = 0
-    problem: str | None = None
-    """Why it failed, or the first line that could not be translated, whose answer is an empty line."""
-
-
 # -- ours ---------------------------------------------------------------------------------------------------
 
 

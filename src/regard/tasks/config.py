@@ -48,9 +48,6 @@ class TrainingConfig(ABC):
     """Validation sentences whose attention is drawn for TensorBoard at every validation; 0 draws none."""
     log_attention: bool = False
     """Whether each validation also logs entropy, largest logit and share of the first key of every head."""
-    qk_clip: float = 0.0
-    """The largest logit of attention: a head that exceeds it has its queries and keys scaled down after the step; 0
-    scales none."""
     bad_batches: Literal["stop", "skip"] = "stop"
     """Whether a batch whose loss is NaN or infinite ends the run or is passed over; more than ten in a row end it."""
     seed: int = 0
@@ -72,7 +69,6 @@ class TrainingConfig(ABC):
             raise ArgumentError("warm_start uses the tokenizers of its own run: leave out tokenizers_of")
         require_at_least(1, batch_tokens=self.batch_tokens, threads=1 if self.threads is None else self.threads)
         require_at_least(0, seed=self.seed, pictures=self.pictures, weight_decay=self.weight_decay)
-        require_at_least(0, qk_clip=self.qk_clip)
         require_at_least(1 if self.schedule == "inverse-square-root" else 0, warmup_steps=self.warmup)
         if not re.fullmatch("auto|cpu|mps|cuda(:[0-9]+)?", self.device):
             raise ArgumentError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}")

@@ -279,6 +279,8 @@ def is_readable(*tensors: Tensor) -> bool:
 
     >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
     (True, False)
+    >>> is_readable(torch._neg_view(torch.ones(2)))
+    False
     """
     # The first tensor decides for all plain tensors.
     is_run = not tensors or (type(tensors[0]) in PLAIN and can_look(tensors[0]))

@@ -18,14 +18,11 @@ from regard.maps.sources.source import Piece, Source, Statistic
 from regard.maps.statistics.pooling import Grid
 from regard.tensors.guards import has_values, is_recorded
 from regard.tensors.precision import widest_dtype
-from regard.tensors.topk import Candidates, candidates, largest, places_of
 
 LOWEST_LOG = -1e4
+"""Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
 NO_KEY = -1e20
 """The logarithms of a row without keys are below this."""
-"""Replaces the logarithm of a zero weight, because 0 times -inf would be NaN."""
-RANKED_ROWS = 512
-"""Queries with their candidates ranked together: few calls on many rows are faster."""
 SORTED = 64
 """Keys sorted first to find a share of the mass: most rows need no more."""
 ROUNDED = 1024
@@ -230,67 +227,25 @@ class TopWeights(Statistic):
     def read(self, piece: Piece, tile: Tile) -> tuple[Tensor, Tensor]:
         weights, missing = piece.weights, self.k - piece.weights.shape[-1]
         weights = torch.nn.functional.pad(weights, (0, missing)) if missing > 0 else weights
-        if is_recorded():
-            keys = largest(weights, self.k)
-            return weights.gather(-1, keys), keys + tile.columns.start
-        found = candidates(weights.flatten(0, 1), self.k)
-        # Whole rows as candidates are a view of the tile, and the next tile overwrites its memory.
-        values = found.values.clone() if found.first.shape[-1] == 1 else found.values
-        first = found.first + tile.columns.start
-        # The width is explicit, since -1 is ambiguous for an empty batch.
-        flat_heads, rows = weights.shape[:2]
-        return values.view(flat_heads, rows, values.shape[-1]), first.view(flat_heads, rows, first.shape[-1])
+        values, keys = (weights if is_recorded() else weights.detach()).topk(self.k, -1)
+        return values, keys + tile.columns.start
 
     def add(
-        self, total: "dict[int, _Ranked] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
-    ) -> "dict[int, _Ranked]":
+        self, total: "dict[int, list[tuple[Tensor, ...]]] | None", read: tuple[Tensor, ...], tile: Tile, source: Source
+    ) -> "dict[int, list[tuple[Tensor, ...]]]":
         total = {} if total is None else total
-        total.setdefault(tile.flat_heads.start, _Ranked(self.k)).add(*read)
+        total.setdefault(tile.flat_heads.start, []).append(read)
         return total
 
-    def end(self, total: "dict[int, _Ranked]") -> tuple[Tensor, Tensor]:
-        values, keys = _joined_pairs([ranked.end() for ranked in total.values()], 0)
+    def end(self, total: "dict[int, list[tuple[Tensor, ...]]]") -> tuple[Tensor, ...]:
+        values, keys = _joined_pairs([_joined_pairs(rows, 1) for rows in total.values()], 0)
         return values, keys if self.names_zeros else torch.where(values != 0, keys, -1)
 
     def __str__(self) -> str:
         return f"top_keys({self.k})"
 
 
-class _Ranked:
-    """The k largest weights of the rows so far. Candidates of several tiles wait for one common ranking."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.done: list[tuple[Tensor, Tensor]] = []
-        self.waiting: list[tuple[Tensor, Tensor]] = []
-        self.rows = 0
-
-    def add(self, values: Tensor, first: Tensor) -> None:
-        """Add a tile: its candidates (flat_heads, t, n), and the first keys of their chunks."""
-        if self.waiting and [t.shape[-1] for t in self.waiting[0]] != [values.shape[-1], first.shape[-1]]:
-            self._decide()
-        self.waiting.append((values, first))
-        self.rows += values.shape[0] * values.shape[1]
-        if self.rows >= RANKED_ROWS:
-            self._decide()
-
-    def end(self) -> tuple[Tensor, Tensor]:
-        if self.waiting:
-            self._decide()
-        return _joined_pairs(self.done, 1)
-
-    def _decide(self) -> None:
-        values, first = _joined_pairs(self.waiting, 1)
-        self.waiting, self.rows = [], 0
-        if not values.shape[-1] == first.shape[-1] == self.k:
-            found = Candidates(values.flatten(0, 1), first.flatten(0, 1))
-            where = largest(values, self.k)
-            first = places_of(found, where.flatten(0, 1)).view(where.shape)
-            values = values.gather(-1, where)
-        self.done.append((values, first))
-
-
-def _joined_pairs(pairs: Sequence[tuple[Tensor, Tensor]], dim: int) -> tuple[Tensor, Tensor]:
+def _joined_pairs(pairs: Sequence[tuple[Tensor, ...]], dim: int) -> tuple[Tensor, ...]:
     if len(pairs) == 1:
         return pairs[0]
     first, second = zip(*pairs, strict=True)
@@ -314,7 +269,7 @@ class TopPCount(PerQuery):
         wide = widest_dtype(weights.device)
         goal = self.share * weights.sum(-1, keepdim=True, dtype=wide) * (1 - MISSED)
         few = min(SORTED, weights.shape[-1])
-        mass = weights.gather(-1, largest(weights, few)).cumsum(-1, dtype=wide)
+        mass = weights.topk(few, -1).values.cumsum(-1, dtype=wide)
         count = (mass < goal).sum(-1) + 1
         more = count > few
         if few < weights.shape[-1] and has_values(more) and bool(more.any()):

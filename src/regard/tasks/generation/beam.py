@@ -19,7 +19,6 @@ from regard.tasks.generation.protocol import (
     mean_over_heads,
     worth_leaving,
 )
-from regard.tensors.topk import largest_of_groups
 
 
 @torch.no_grad()
@@ -121,7 +120,8 @@ class _Hypotheses:
         """Choose among all continuations: the tokens and parents of the next rows, none when all sources are done."""
         (running, members), vocab_size = self.live.shape, gains.shape[1]
         # At least K of the 2K candidates do not end: each of the K rows has only one ending continuation.
-        scores, index = _filled_up(*largest_of_groups(gains, self.live, 2 * self.size), 2 * self.size)
+        sums = torch.add(gains.view(running, members, vocab_size), self.live[..., None]).flatten(1)
+        scores, index = _filled_up(*sums.topk(min(2 * self.size, sums.shape[1])), 2 * self.size)
         first = torch.arange(running, device=index.device)[:, None] * members
         parents, chosen = first + index // vocab_size, index % vocab_size
         ends = chosen == self.eos_id

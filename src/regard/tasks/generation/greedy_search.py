@@ -16,7 +16,6 @@ from regard.tasks.generation.protocol import (
     steps,
     worth_leaving,
 )
-from regard.tensors.topk import largest
 
 
 @torch.no_grad()
@@ -58,8 +57,8 @@ def greedy(
 
     def take(logits: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
         gains = log_probabilities(logits, constraints, progress)
-        tokens = largest(gains, 1)
-        return tokens[:, 0], gains.gather(1, tokens)[:, 0]
+        score, tokens = gains.max(-1)
+        return tokens, score
 
     check_source(source, source_lengths, max_steps)
     state = model.start(source, source_lengths)

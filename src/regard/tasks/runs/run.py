@@ -38,7 +38,6 @@ from regard.tasks.training.interrupts import ending_at_once
 from regard.tasks.training.loop import fit
 from regard.tasks.training.losses import Batches, Loss, Validate
 from regard.tasks.training.optimizers import require_muon
-from regard.tasks.training.qk_clip import QKClip
 from regard.tasks.training.random_state import seed_everything
 from regard.tasks.training.reporting.attention_log import Attend, AttentionLog
 from regard.tasks.training.reporting.display import PlainLines, watching
@@ -160,8 +159,6 @@ def _train(
     if config.gradient_checkpointing:
         recompute_layers(job.model)
     seed_everything(config.seed, rank=fabric.global_rank)  # ... and other dropout
-    if config.qk_clip:
-        QKClip(job.model, config.qk_clip).attach(job.optimizer)
     attend = job.attend if config.log_attention else None
     config = _in_steps(config, job)
     with _watchers(folder, fabric, progress, job.look, attend) as (watchers, say):

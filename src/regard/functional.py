@@ -153,7 +153,7 @@ def attention(
     options: dict[str, Any] = {"return_weights": return_weights, "keep_values": keep_values, "state": state}
     if not state.is_cast:
         return run_call(call, values, value, backend, **options)
-    with without_autocast(query):  # Casting is done by now: our kernels compute in the dtypes of their inputs.
+    with without_autocast(query.device):  # Casting is done by now: our kernels compute in the dtypes of their inputs.
         return run_call(call, values, value, backend, **options)
 
 
@@ -358,7 +358,7 @@ def map_of(
     # A given log-sum-exp gets its graph where the map is read.
     call = _settled(call if is_recorded() or lse is not None else _without_gradient(call))
     if lse is None:
-        with without_autocast(query):
+        with without_autocast(query.device):
             return AttentionMap(CallSource(GivenFactors(call, _state_with_graph(call)), call.sizes.leading))
     expected = tuple(call.sizes.map_shape[:-1])
     if tuple(lse.shape) != expected or lse.device != query.device:

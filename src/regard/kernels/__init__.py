@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.call.shapes import without_autocast
 from regard.errors import ArgumentError
 from regard.kernels.base import Backend, Call
 from regard.kernels.flex import Flex
@@ -22,8 +23,9 @@ WAYS: dict[str, Backend] = {**BACKENDS, SHORT_SEQUENCES.name: Fused(Tiled(), SHO
 
 def execute(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
     """The output and the row state of the call's own normalization; the backend itself runs its `base`."""
-    output, state = run(backend, call, value)
-    return output, row_state(call) if state is None else state
+    with without_autocast(call.query.device):
+        output, state = run(backend, call, value)
+        return output, row_state(call) if state is None else state
 
 
 def run(backend: Backend, call: Call, value: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -168,7 +168,11 @@ def test_a_watched_map_with_gradients_is_that_of_the_call_under_autocast(model: 
     given = given[:1] if isinstance(model, torch.nn.TransformerEncoder) else given
     maps = []
     for grad in (False, True):
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16), regard.watch(model, grad=grad) as seen:
+        with (
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", torch.bfloat16),
+            regard.watch(model, grad=grad) as seen,
+        ):
             model(*given)
         maps.append([seen[name].dense().detach() for name in seen])
     assert len(maps[0]) == len(maps[1]) > 0

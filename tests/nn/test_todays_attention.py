@@ -99,7 +99,11 @@ def test_differential_attention() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sink": True}, *({"normalization": n} for n in ("sparsemax", "entmax15", "sigmoid", "softpick", Unnormalized()))],
+    [
+        {},
+        {"sink": True},
+        *({"normalization": n} for n in ("sparsemax", "entmax15", "sigmoid", "softpick", Unnormalized())),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("backend", [None, "tiled", "reference"])

@@ -61,5 +61,6 @@ class RowsLessKeys(SummedBias):
 
     def split(self, sizes: Sizes, device: torch.device, *, causal: bool) -> tuple[Tensor, Tensor | None] | None:
         rows, keys = self.one, self.other
-        assert isinstance(rows, DenseBias) and isinstance(keys, DenseBias)
+        assert isinstance(rows, DenseBias)
+        assert isinstance(keys, DenseBias)
         return keys.tensor, rows.tensor[..., 0]
